@@ -1,0 +1,3 @@
+from razorctl.cli import run
+
+run()

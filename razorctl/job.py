@@ -1,0 +1,88 @@
+"""Job: all that training needs, beside the recipe."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from razorctl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Job:
+    """Model, data set, and SGD with momentum, linear warmup and cosine decay.
+
+    None means the model's measured default, else the one `resolved` names. Raises UsageError for
+    values no training can use.
+
+    epochs: an alternative to steps; fractions are fine.
+    warmup_steps: over which the learning rate rises to `learning_rate`.
+    clip_norm: largest norm of the whole gradient.
+    evaluate_every: steps between two evaluations on the test split; the last step always has one.
+    """
+
+    model: str
+    dataset: str
+    batch_size: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    learning_rate: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    warmup_steps: int | None = None
+    clip_norm: float = 1.0
+    evaluate_every: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("steps and epochs are two ways to say the same; give one of them.")
+        for name in (
+            "batch_size",
+            "steps",
+            "epochs",
+            "learning_rate",
+            "clip_norm",
+            "evaluate_every",
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name.replace('_', ' ')} {value} is not a positive number.")
+        for name in ("momentum", "weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"{name.replace('_', ' ')} {value} is negative or not a number.")
+
+    def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
+        """This job with every None settled, `epochs` as steps, for `examples` training examples.
+
+        Raises UsageError if a batch is larger than the data.
+        """
+        settings = {"batch_size": 64, "steps": 1000, "learning_rate": 0.01, **defaults}
+        if self.epochs is not None:
+            del settings["steps"]
+        unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
+        job = replace(self, **unset)
+        assert job.batch_size is not None
+        if job.batch_size > examples:
+            raise UsageError(
+                f"batch size {job.batch_size} is larger than the {examples} training examples of "
+                f"{job.dataset}; use at most {examples}."
+            )
+        if job.epochs is not None:
+            job = replace(
+                job, epochs=None, steps=math.ceil(job.epochs * (examples // job.batch_size))
+            )
+        assert job.steps is not None
+        warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
+        every = job.evaluate_every or math.ceil(job.steps / 5)
+        return replace(job, warmup_steps=warmup, evaluate_every=every)
+
+    def decay(self, step: int) -> float:
+        """The share of `learning_rate` in effect at a step counted from 0; needs a resolved job."""
+        assert self.steps is not None
+        assert self.warmup_steps is not None
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return 0.5 + 0.5 * math.cos(math.pi * min(1.0, done))

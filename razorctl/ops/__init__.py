@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: each file holds a plain reference, the registered op and its fake."""

@@ -1,0 +1,267 @@
+"""finetune: one visible training loop over any registered model and data set."""
+
+import itertools
+import json
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import tomli_w
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_model
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+
+import razorctl
+from razorctl import data, families
+from razorctl.errors import RazorError, UsageError
+from razorctl.job import Job
+from razorctl.memory import saved_bytes
+from razorctl.recipe import Recipe
+from razorctl.surgery import restore, sparsify
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step; `accuracy` and `test_loss` only where the test split was evaluated."""
+
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    samples_per_second: float
+    accuracy: float | None = None
+    test_loss: float | None = None
+
+
+class Run(Iterator[Step]):
+    """A fine-tuning run: prepared on creation, trained while iterated, summed up by `result`.
+
+    `saved_bytes` and `full_saved_bytes` are what this run and full fine-tuning save for backward.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, out: Path, device: torch.device) -> None:
+        family, source = families.find(job.model), data.find(job.dataset)
+        splits = source.load()
+        self.job = job.resolved(family.defaults, len(splits.train))
+        self.recipe, self.out, self.device = recipe, out, device
+        assert self.job.batch_size is not None
+        self.steps_per_epoch = len(splits.train) // self.job.batch_size
+
+        torch.manual_seed(self.job.seed)
+        self.model, self.logits = family.build(len(splits.classes)).to(device), family.logits
+        transform = family.transform(self.model)
+        loading: dict[str, Any] = {"batch_size": self.job.batch_size}
+        if device.type == "cuda":
+            loading |= {"num_workers": min(8, os.cpu_count() or 1), "pin_memory": True}
+        self.order = torch.Generator()
+        self.train_data = DataLoader(
+            splits.train.with_transform(transform),
+            shuffle=True,
+            drop_last=True,
+            generator=self.order,
+            **loading,
+        )
+        self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
+        example, _ = self._to_device(next(iter(self.train_data)))
+        self.full_saved_bytes = saved_bytes(self.model, example)
+        self.pruned = sparsify(self.model, recipe)
+        self.saved_bytes = saved_bytes(self.model, example)
+
+        self.history: list[Step] = []
+        self.peak_bytes: int | None = None
+        self._steps = self._train()
+        _create(out)
+        (out / "config.toml").write_text(self._config())
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def _train(self) -> Iterator[Step]:
+        job, model = self.job, self.model
+        assert job.steps is not None
+        assert job.learning_rate is not None
+        assert job.evaluate_every is not None
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            job.learning_rate,
+            momentum=job.momentum,
+            weight_decay=job.weight_decay,
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.decay)
+        batches = self._batches()
+        with (self.out / "metrics.jsonl").open("w") as metrics:
+            for step in range(1, job.steps + 1):
+                start = time.perf_counter()
+                self._reset_peak()
+                inputs, labels = next(batches)
+                loss = F.cross_entropy(self.logits(model.train(), inputs), labels)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+                optimizer.step()
+                rate = optimizer.param_groups[0]["lr"]
+                scheduler.step()
+                if not math.isfinite(loss.item()):  # waits for the device, so the time is true
+                    raise RazorError(f"the loss is {loss.item()} at step {step}; lower --lr.")
+                seconds = time.perf_counter() - start
+                self._note_peak()
+                due = step % job.evaluate_every == 0 or step == job.steps
+                self.history.append(
+                    Step(
+                        step=step,
+                        epoch=step / self.steps_per_epoch,
+                        loss=loss.item(),
+                        learning_rate=rate,
+                        grad_norm=norm.item(),
+                        seconds=seconds,
+                        samples_per_second=len(labels) / seconds,
+                        **(self.evaluate() if due else {}),
+                    )
+                )
+                metrics.write(json.dumps(asdict(self.history[-1])) + "\n")
+                metrics.flush()
+                yield self.history[-1]
+        restore(model)
+        self._save()
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """`accuracy` and mean cross-entropy `test_loss` on the test split."""
+        self.model.eval()
+        hits = loss = 0.0
+        for inputs, labels in map(self._to_device, self.test_data):
+            logits = self.logits(self.model, inputs)
+            hits += (logits.argmax(1) == labels).sum().item()
+            loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count = len(self.test_data.dataset)  # type: ignore[arg-type]
+        return {"accuracy": hits / count, "test_loss": loss / count}
+
+    def result(self) -> dict[str, Any]:
+        """The summary of a finished run, under the stable keys of `finetune --json`."""
+        last = self.history[-1]
+        return {
+            "run_dir": str(self.out),
+            "model": self.job.model,
+            "dataset": self.job.dataset,
+            "recipe": asdict(self.recipe),
+            "job": asdict(self.job),
+            "steps": len(self.history),
+            "accuracy": last.accuracy,
+            "loss": last.test_loss,
+            "saved_bytes": self.saved_bytes,
+            "full_saved_bytes": self.full_saved_bytes,
+            "peak_bytes": self.peak_bytes,
+            "step_seconds": median(step.seconds for step in self.history),
+            "epoch_seconds": fmean(step.seconds for step in self.history) * self.steps_per_epoch,
+            "device": _device_name(self.device),
+            "weights": str(self.out / WEIGHTS),
+        }
+
+    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
+        for epoch in itertools.count():
+            # From seed and epoch alone, so that the order of any epoch can be had again.
+            self.order.manual_seed(self.job.seed * 1_000_003 + epoch)
+            yield from map(self._to_device, self.train_data)
+
+    def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
+        moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
+        return moved["inputs"], moved["labels"]
+
+    def _reset_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _note_peak(self) -> None:
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            self.peak_bytes = max(peak, self.peak_bytes or 0)
+
+    def _config(self) -> str:
+        """The settings in the layout of a project's razorctl.toml, to be run again."""
+        tables = {
+            "recipe": asdict(self.recipe),
+            "job": asdict(self.job),
+            "environment": {
+                "device": _device_name(self.device),
+                "python": platform.python_version(),
+                "razorctl": razorctl.__version__,
+                **{name: version(name) for name in ("torch", "timm", "datasets")},
+            },
+        }
+        return tomli_w.dumps(
+            {t: {k: v for k, v in d.items() if v is not None} for t, d in tables.items()}
+        )
+
+    def _save(self) -> None:
+        """Writes the weights under a stock model's names, whole or not at all."""
+        partial = self.out / f"{WEIGHTS}.partial"
+        save_model(self.model, str(partial))
+        partial.replace(self.out / WEIGHTS)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"device {str(name)!r} cannot be used ({reason}); try cpu.") from None
+    return device
+
+
+def _create(out: Path) -> None:
+    """Makes a run directory that can be written; leaves nothing behind where it can't."""
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    try:
+        out.mkdir(parents=True)
+        (out / "metrics.jsonl").touch()
+    except OSError as error:
+        if missing and missing[-1].exists():
+            shutil.rmtree(missing[-1], ignore_errors=True)
+        raise UsageError(
+            f"cannot write {out} ({error.strerror}); name another directory with --out."
+        ) from None
+
+
+def finetune(
+    job: Job,
+    recipe: Recipe | None = None,
+    *,
+    out: Path | str | None = None,
+    device: torch.device | str | None = None,
+) -> Run:
+    """Prepares a run of `job` under `recipe`; iterate over it to train, then ask its `result`.
+
+    `out` is the run directory, made here; it must not exist. None is a new one under runs/.
+    `device` None is CUDA where there is any, else the CPU. Raises RazorError, and leaves nothing
+    behind, for anything that cannot run.
+    """
+    recipe = recipe or Recipe()
+    if out is None:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        out = Path("runs") / f"{job.model}-{job.dataset}-{recipe.method}-{stamp}"
+    if Path(out).exists():
+        raise UsageError(f"{out} exists already; name another directory with --out.")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Run(job, recipe, Path(out), _device(device))

@@ -1,0 +1,108 @@
+"""What a terminal shows: tables on stdout, the live bar and messages on stderr."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from razorctl.trainer import Run
+
+out = Console()
+err = Console(stderr=True)
+
+
+def size(count: int) -> str:
+    """Bytes as GiB, or MiB and KiB below one of them."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):,.2f} {unit}"
+    return f"{count / 1024:,.1f} KiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ms, s or min."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def against(part: int, whole: int) -> str:
+    """How much less than `whole` `part` is, in percent."""
+    return f"{1 - part / whole:.0%} less" if part <= whole else f"{part / whole - 1:.0%} more"
+
+
+def error(message: str) -> None:
+    """One sentence on stderr, on one line however narrow the terminal."""
+    err.print("[bold red]error:[/]", escape(message), highlight=False, soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    # Plain print: rich would wrap and colour what a program is to read.
+    print(json.dumps(document, indent=2))
+
+
+def follow(run: "Run") -> None:
+    """Trains to the end under a live bar; silent where stderr is no terminal."""
+    saved = f"saves {size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+        TextColumn(f"[green]{saved}"),
+        TextColumn("{task.fields[rate]} samples/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task(run.job.model, total=run.job.steps, loss="-", accuracy="-", rate="-")
+        for step in run:
+            bar.update(
+                task,
+                completed=step.step,
+                loss=f"{step.loss:.3f}",
+                rate=f"{step.samples_per_second:,.0f}",
+            )
+            if step.accuracy is not None:
+                bar.update(task, accuracy=f"{step.accuracy:.3f}")
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """The closing table of `finetune`."""
+    recipe = result["recipe"]
+    title = f"{result['model']} on {result['dataset']}: {recipe['method']}"
+    if recipe["method"] != "full":
+        title += f", ratio {recipe['ratio']:g}"
+    if recipe["joint_budget"] < 1:
+        title += f", joint budget {recipe['joint_budget']:g}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(style="dim")
+    saved, full = result["saved_bytes"], result["full_saved_bytes"]
+    table.add_row("saved for backward", size(saved), against(saved, full))
+    table.add_row("full fine-tuning saves", size(full))
+    if result["peak_bytes"] is not None:
+        table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
+    table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
+    table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
+    table.add_row("test accuracy", f"{result['accuracy']:.4f}", f"loss {result['loss']:.4f}")
+    out.print(table)
+    out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)
+
+
+def show_names(groups: dict[str, dict[str, str]]) -> None:
+    """The table of `list`: group -> name -> summary."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for group, names in groups.items():
+        for i, (name, summary) in enumerate(names.items()):
+            table.add_row("" if i else group, name, summary)
+        table.add_section()
+    out.print(table)

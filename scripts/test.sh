@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Everything CI checks: ruff, mypy and pytest in .venv. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh dev
+.venv/bin/ruff format --check .
+.venv/bin/ruff check .
+.venv/bin/mypy
+.venv/bin/pytest "$@"

@@ -1,0 +1,223 @@
+"""The command line as a user meets it: output streams, exit codes, one-sentence errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from razorctl import families, trainer
+from razorctl.cli import app
+from razorctl.recipe import METHODS
+
+QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("RAZORCTL_"):
+            monkeypatch.delenv(name)
+
+
+def razorctl(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+def finetune(*args: str) -> Result:
+    return razorctl("finetune", "vit-micro", "digits", *QUICK, *args)
+
+
+def test_table_goes_to_stdout():
+    result = finetune("--ratio", "0.8")
+    assert result.exit_code == 0, result.stderr
+    assert "vit-micro on digits: prebackrazor, ratio 0.8" in result.stdout
+    for row in ("saved for backward", "full fine-tuning saves", "step", "epoch", "test accuracy"):
+        assert row in result.stdout
+    assert "peak" not in result.stdout  # not measured on a CPU, so not shown
+    assert result.stderr == ""  # no bar without a terminal
+    (run,) = Path("runs").iterdir()
+    assert str(run / "model.safetensors") in result.stdout
+    assert (run / "model.safetensors").exists()
+
+
+def test_json_is_one_document_and_nothing_else():
+    result = finetune("--json", "--out", "here")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["run_dir"] == "here"
+    assert document["recipe"]["method"] == "prebackrazor"
+    assert document["job"]["batch_size"] == 16
+    assert document["steps"] == 3
+    assert result.stderr == ""
+
+
+def test_list_names_everything():
+    table = razorctl("list").stdout
+    groups = json.loads(razorctl("list", "--json").stdout)
+    assert set(groups) == {"models", "data sets", "methods", "gpus"}
+    assert set(groups["methods"]) == set(METHODS)
+    for names in groups.values():
+        assert all(name in table for name in names)
+
+
+BAD = {
+    "unknown model": (["finetune", "vit-mikro", "digits"], 2, "did you mean 'vit-micro'?"),
+    "unknown data set": (["finetune", "vit-micro", "digit"], 2, "did you mean 'digits'?"),
+    "unknown method": (["--method", "backrazer"], 2, "did you mean 'backrazor'?"),
+    "ratio of one": (["--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
+    "negative ratio": (["--ratio", "-0.1"], 2, "ratio -0.1 is outside [0, 1)"),
+    "no ratio at all": (["--ratio", "nan"], 2, "ratio nan is outside [0, 1)"),
+    "joint budget of zero": (["--joint-budget", "0"], 2, "joint budget 0.0 is outside (0, 1]"),
+    "large joint budget": (["--joint-budget", "1.5"], 2, "joint budget 1.5 is outside (0, 1]"),
+    "joint budget of full": (["--method", "full", "--joint-budget", "0.5"], 2, "joint budget 1"),
+    "large batch": (["--batch-size", "1438"], 2, "larger than the 1437 training examples"),
+    "no batch": (["--batch-size", "0"], 2, "not a positive number"),
+    "no steps": (["--steps", "0"], 2, "not a positive number"),
+    "steps and epochs": (["--steps", "1", "--epochs", "1"], 2, "give one of them"),
+    "unusable device": (["--device", "warp"], 2, "try cpu"),
+    "existing directory": (["--out", "taken"], 2, "taken exists already"),
+    "directory in a file": (["--out", "file/run"], 2, "cannot write file/run"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_the_exit_code(case):
+    args, code, sentence = BAD[case]
+    Path("taken").mkdir()
+    Path("file").touch()
+    if args[0] != "finetune":
+        args = ["finetune", "vit-micro", "digits", *args]
+    result = razorctl(*args)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+    assert sorted(p.name for p in Path().iterdir()) == ["file", "taken"]
+
+
+def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
+    micro = families.MODELS["vit-micro"]
+    odd = families.Model(
+        "odd",
+        "for this test",
+        lambda classes: torch.nn.Sequential(torch.nn.Conv2d(1, classes, 28), torch.nn.Flatten()),
+        lambda _: micro.transform(micro.build(2)),
+        micro.logits,
+    )
+    monkeypatch.setitem(families.MODELS, "odd", odd)
+    result = razorctl("finetune", "odd", "digits", *QUICK)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no layer of Sequential can be pruned by")
+    assert "use method 'full'" in result.stderr
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    "args", [["finetune"], ["finetune", "vit-micro", "digits", "--ratio", "much"], ["trainn"]]
+)
+def test_usage_errors_exit_with_2(args):
+    result = razorctl(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), 4, "raise --ratio or lower --batch-size"),
+        (RuntimeError("it broke\nat length"), 1, "it broke (razorctl --debug shows where)"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_failures_in_training(error, code, sentence, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(trainer, "finetune", fail)
+    result = razorctl("finetune", "vit-micro", "digits")
+    assert result.exit_code == code
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+    if code not in (4, 130):
+        assert isinstance(razorctl("--debug", "finetune", "a", "b").exception, type(error))
+
+
+class TestPrecedence:
+    def steps_and_ratio(self, *args: str) -> tuple[int, float]:
+        result = razorctl("finetune", "vit-micro", "digits", "--json", "--device", "cpu", *args)
+        assert result.exit_code == 0, result.stderr
+        document = json.loads(result.stdout)
+        return document["steps"], document["recipe"]["ratio"]
+
+    def test_flag_over_environment_over_project_file(self, monkeypatch):
+        Path("razorctl.toml").write_text("[job]\nsteps = 2\n[recipe]\nratio = 0.5\n")
+        assert self.steps_and_ratio() == (2, 0.5)
+        monkeypatch.setenv("RAZORCTL_RATIO", "0.6")
+        assert self.steps_and_ratio() == (2, 0.6)
+        assert self.steps_and_ratio("--ratio", "0.7", "--steps", "1") == (1, 0.7)
+
+    def test_a_runs_config_repeats_it(self):
+        first = json.loads(finetune("--json", "--seed", "4", "--out", "one").stdout)
+        again = razorctl("--config", "one/config.toml", "finetune", "--json", "--device", "cpu")
+        second = json.loads(again.stdout)
+        for key in ("recipe", "job", "accuracy", "loss", "saved_bytes"):
+            assert first[key] == second[key]
+        assert Path(first["weights"]).read_bytes() == Path(second["weights"]).read_bytes()
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("[job]\nstep = 2", "unknown setting in razorctl.toml 'step'; did you mean 'steps'?"),
+            ("[job", "razorctl.toml is not TOML"),
+            ("job = 3", "job in razorctl.toml is not a table"),
+            ("[job]\nsteps = 'many'", "steps"),
+            ("[recipe]\njoint = 3", "unknown joint '3'"),
+        ],
+    )
+    def test_a_bad_project_file_is_refused(self, text, sentence):
+        Path("razorctl.toml").write_text(text)
+        result = finetune()
+        assert result.exit_code == 2
+        assert sentence in result.stderr
+
+    def test_a_missing_config_is_refused(self):
+        result = razorctl("--config", "nowhere.toml", "list")
+        assert result.exit_code == 2
+        assert "cannot read nowhere.toml" in result.stderr
+
+
+def test_interrupting_ends_with_130_and_keeps_the_metrics():
+    args = [
+        "finetune",
+        "vit-micro",
+        "digits",
+        "--steps",
+        "100000",
+        "--out",
+        "run",
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "razorctl", *args], stderr=subprocess.PIPE, text=True
+    )
+    metrics = Path("run/metrics.jsonl")
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr == "error: interrupted.\n"
+    assert json.loads(metrics.read_text().splitlines()[0])["step"] == 1

@@ -1,0 +1,58 @@
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from razorctl.errors import UsageError
+from razorctl.job import Job
+
+POSITIVE = ("batch_size", "steps", "epochs", "learning_rate", "clip_norm", "evaluate_every")
+
+
+def test_given_values_win_over_the_models_and_those_over_ours():
+    job = Job("m", "d", steps=50).resolved({"steps": 10, "learning_rate": 0.3}, 1000)
+    assert (job.steps, job.learning_rate, job.batch_size) == (50, 0.3, 64)
+    assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == ["epochs"]
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (0.25, 3), (3, 30), (0.001, 1)])
+def test_epochs_become_steps(epochs, steps):
+    job = Job("m", "d", batch_size=100, epochs=epochs).resolved({"steps": 7}, 1050)
+    assert job.steps == steps
+    assert job.epochs is None
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    assert Job("m", "d", batch_size=10).resolved({}, 10).batch_size == 10
+    with pytest.raises(UsageError, match="batch size 11 is larger than the 10 training examples"):
+        Job("m", "d", batch_size=11).resolved({}, 10)
+
+
+@pytest.mark.parametrize("field", POSITIVE)
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_what_must_be_positive(field, value):
+    with pytest.raises(UsageError, match="positive"):
+        Job("m", "d", **{field: value})
+
+
+@pytest.mark.parametrize("field", ["momentum", "weight_decay", "warmup_steps"])
+def test_what_must_not_be_negative(field):
+    Job("m", "d", **{field: 0})
+    with pytest.raises(UsageError, match="negative"):
+        Job("m", "d", **{field: -1})
+
+
+def test_steps_and_epochs_exclude_each_other():
+    with pytest.raises(UsageError, match="one of them"):
+        Job("m", "d", steps=1, epochs=1)
+
+
+def test_schedule_rises_then_falls_to_zero():
+    job = Job("m", "d", steps=100, warmup_steps=10).resolved({}, 1000)
+    shares = [job.decay(step) for step in range(101)]
+    assert shares[:11] == pytest.approx([(i + 1) / 11 for i in range(11)])
+    assert all(a >= b for a, b in pairwise(shares[10:]))
+    assert shares[55] == pytest.approx(0.5)
+    assert shares[100] == pytest.approx(0)
+    constant = Job("m", "d", steps=1, warmup_steps=0).resolved({}, 1000)
+    assert constant.decay(0) == 1

@@ -1,0 +1,135 @@
+"""Saved bytes, to the byte where a formula can be written down."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.families import MODELS
+from razorctl.recipe import METHODS
+
+ROWS, WIDTH, OUT = 40, 96, 32
+
+
+def linear(recipe: Recipe | None = None) -> nn.Linear:
+    layer = nn.Linear(WIDTH, OUT)
+    if recipe is not None:
+        sparsify(layer, recipe)
+    return layer
+
+
+@pytest.mark.parametrize(("autocast", "width"), [(None, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("ratio", [0.5, 0.9])
+def test_bytes_of_a_linear_layer(autocast, width, ratio):
+    x = torch.randn(ROWS, WIDTH)
+
+    def measured(method: str) -> int:
+        return saved_bytes(linear(Recipe(method, ratio)), x, autocast=autocast)
+
+    n, density = ROWS * WIDTH, 1 - ratio
+    columns = round(density * WIDTH)
+    assert measured("full") == n * width
+    assert measured("backrazor") == round(density * n) * width + n // 8
+    assert measured("prebackrazor-") == columns * (ROWS * width + 8)
+    assert measured("prebackrazor") == columns * (ROWS * width + 12)
+
+
+def test_ratio_zero_saves_what_full_saves():
+    x = torch.randn(ROWS, WIDTH)
+    for method in METHODS:
+        assert saved_bytes(linear(Recipe(method, 0)), x) == ROWS * WIDTH * 4
+
+
+def test_equals_what_autograd_holds_in_a_real_step():
+    model = MODELS["vit-micro"].build(10).train()
+    x = torch.randn(4, 1, 28, 28)
+    for method in METHODS:
+        sparsify(model, Recipe(method))
+        held: dict[int, int] = {}
+        resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+        keep = []
+
+        def pack(t, held=held, keep=keep, resident=resident):
+            if t.untyped_storage().data_ptr() not in resident:
+                held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            keep.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            loss = model(x)
+        assert saved_bytes(model, x) == sum(held.values())
+        del loss
+        restore(model)
+
+
+def test_pruning_lowers_what_vit_micro_saves():
+    model = MODELS["vit-micro"].build(10)
+    x = torch.randn(64, 1, 28, 28)
+    full = saved_bytes(model, x)
+    for method in ("backrazor", "prebackrazor-", "prebackrazor"):
+        sparsify(model, Recipe(method, 0.9))
+        saved = saved_bytes(model, x)
+        restore(model)
+        sparsify(model, Recipe(method, 0.9, joint_budget=0.5))
+        joint = saved_bytes(model, x)
+        restore(model)
+        assert joint < saved < 0.7 * full
+    assert saved_bytes(model, x) == full
+
+
+def test_joint_budget_counts_the_widest_blocks():
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=0.5))
+    relu = 10 * 16 * 4
+    assert saved_bytes(net, torch.randn(10, 8)) == relu + 8 * (10 * 4 + 8)
+
+
+def test_nothing_is_changed_or_computed():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).eval()
+    sparsify(model, Recipe("prebackrazor", joint_budget=0.5))
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    saved_bytes(model, torch.randn(4, 8, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(model[0].rule.sampler.p, before[0].rule.sampler.p)
+    assert model[0].blocks.step == 0
+    assert model[0].blocks.handle is not None
+    assert model._forward_pre_hooks
+
+
+def test_a_batch_too_large_for_any_machine():
+    mode = FakeTensorMode()
+    with mode:
+        x = torch.empty(10**9, WIDTH)
+    assert saved_bytes(linear(), x) == 10**9 * WIDTH * 4
+    with mode:
+        layer = nn.Linear(WIDTH, OUT)
+    assert saved_bytes(layer, x) == 10**9 * WIDTH * 4
+
+
+class TwoInputs(nn.Module):
+    def forward(self, a, b):
+        return a * b
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+def test_forms_of_input(form):
+    a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    inputs = (a, b) if form is tuple else {"a": a, "b": b}
+    assert saved_bytes(TwoInputs(), inputs) == 40
+
+
+def test_a_storage_counts_once():
+    class Shares(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y * y[:].detach().sigmoid() + y.square()
+
+    x = torch.randn(100, requires_grad=True)
+    # y for the square and the product, its sigmoid for the product
+    assert saved_bytes(Shares(), x) == 800

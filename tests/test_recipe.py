@@ -1,0 +1,65 @@
+import pytest
+
+from razorctl.errors import UsageError
+from razorctl.layers import SWAPS
+from razorctl.recipe import DEFAULT_METHOD, METHODS, Recipe
+from razorctl.rules import RULES
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_names_known_kinds_and_rules(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert method.summary
+    assert method.source
+    assert set(method.rules) <= {swap.kind for swap in SWAPS.values()}
+    assert set(method.rules.values()) <= set(RULES)
+    assert Recipe(name).method == name
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf"), "0.9", None])
+def test_ratio_outside_its_range_is_refused(ratio):
+    with pytest.raises(UsageError, match=r"outside \[0, 1\)"):
+        Recipe(ratio=ratio)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, 1.01, float("nan"), "all"])
+def test_joint_budget_outside_its_range_is_refused(budget):
+    with pytest.raises(UsageError, match=r"outside \(0, 1\]"):
+        Recipe(joint_budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "nearest"),
+    [
+        ("method", "backrazer", "backrazor"),
+        ("attention", "flsh", "flash"),
+        ("joint", "weigts", "weights"),
+    ],
+)
+def test_unknown_names_get_the_nearest(field, value, nearest):
+    with pytest.raises(UsageError, match=f"did you mean '{nearest}'"):
+        Recipe(**{field: value})
+
+
+def test_toml_round_trip():
+    for recipe in (
+        Recipe(),
+        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, 7),
+    ):
+        assert Recipe.from_toml(recipe.to_toml()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ratio = ", "not TOML"), ("ratoi = 0.9", "did you mean 'ratio'"), ("ratio = 2", "outside")],
+)
+def test_bad_toml_is_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        Recipe.from_toml(text)
+
+
+def test_unbiased_none_is_the_methods_default():
+    assert Recipe().scaled is METHODS[DEFAULT_METHOD].unbiased
+    assert Recipe(unbiased=True).scaled
+    assert not Recipe(unbiased=False).scaled

@@ -1,0 +1,199 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl.sampling import Bandit, Blocks, Proportional, Sampler, project, systematic
+
+SAMPLERS = [Sampler, Bandit, Proportional]
+
+
+def draw(sampler: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
+    return sampler.draw(torch.rand(()))
+
+
+def test_projection_is_feasible_for_a_thousand_cases():
+    generator = torch.Generator().manual_seed(1)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * torch.rand((), generator=generator).item()
+
+    for case in range(1000):
+        size = round(uniform(1, 300))
+        total = round(uniform(1, size))
+        p_min = uniform(0.001, 1) * total / size
+        spread = 10 ** uniform(-3, 3.5)  # up to exp(+-10,000)
+        log_w = torch.randn(size, generator=generator) * spread
+        if case % 10 == 0:
+            log_w[0] = -torch.inf
+        if case % 15 == 0:
+            log_w[-1] = torch.inf
+        p = project(log_w, total, p_min)
+        assert p.sum().item() == pytest.approx(total, rel=1e-8)
+        assert p.min() >= p_min * (1 - 1e-12)
+        assert p.max() <= 1
+
+
+def test_projection_minimises_the_divergence():
+    w = torch.tensor([0.05, 0.4, 1.5, 3.0, 0.2], dtype=torch.float64)
+    p = project(w.log(), 2, 0.1)
+    # Karush-Kuhn-Tucker: one c for all that touch no bound, below it at 1, above it at p_min.
+    inner = (p > 0.1 + 1e-9) & (p < 1 - 1e-9)
+    c = (p / w)[inner]
+    assert inner.any()
+    assert torch.allclose(c, c[0].expand_as(c))
+    assert (w[p >= 1 - 1e-9] * c[0] >= 1 - 1e-9).all()
+    assert (w[p <= 0.1 + 1e-9] * c[0] <= 0.1 + 1e-9).all()
+
+
+@pytest.mark.parametrize(("total", "p_min"), [(5, 0.1), (1, 0.5)])
+def test_infeasible_projection_is_refused(total, p_min):
+    with pytest.raises(ValueError, match="sums to"):
+        project(torch.zeros(4), total, p_min)
+
+
+def test_bounds_of_the_feasible_set():
+    log_w = torch.randn(6)
+    assert torch.equal(project(log_w, 6, 0.3), torch.ones(6, dtype=torch.float64))
+    assert torch.allclose(project(log_w, 3, 0.5), torch.full((6,), 0.5, dtype=torch.float64))
+
+
+def test_systematic_draws_have_the_inclusion_probabilities():
+    p = project(torch.randn(20), 6, 0.05)
+    us = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    hits = torch.zeros(20, dtype=torch.float64)
+    for u in us:
+        index = systematic(p, 6, u)
+        assert len(index.unique()) == 6
+        assert torch.equal(index, index.sort().values)
+        hits[index] += 1
+    assert torch.allclose(hits / len(us), p, atol=2e-4)
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-24])
+def test_systematic_draws_never_leave_the_range(u):
+    for size, count in ((1, 1), (7, 7), (1000, 3), (768, 77)):
+        p = torch.full((size,), count / size, dtype=torch.float64)
+        index = systematic(p, count, torch.tensor(u))
+        assert len(index.unique()) == count
+        assert index.min() >= 0
+        assert index.max() < size
+
+
+@pytest.mark.parametrize("size", [128, 600])
+@pytest.mark.parametrize("sampler", [Bandit, Proportional])
+def test_learning_beats_uniform_on_stationary_norms(sampler, size):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        norms = torch.randn(size).exp()  # log-normal
+        count = size // 10
+        learner = sampler(size, count)
+        for _ in range(300):
+            index, p = draw(learner)
+            noise = (1 + 0.3 * torch.randn(count)).abs()
+            learner.update(index, p, norms[index] * noise)
+        variance = (norms**2 / learner.p).sum()
+        uniform = (norms**2).sum() * size / count
+        optimum = norms.sum() ** 2 / count
+        assert variance < 0.6 * uniform
+        assert variance < 1.5 * optimum
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e30, torch.inf, torch.nan])
+def test_degenerate_gradients_leave_a_feasible_p(sampler, norm):
+    learner = sampler(40, 8)
+    for step in range(20):
+        index, p = draw(learner)
+        norms = torch.rand(8)
+        norms[step % 8 :] = norm
+        learner.update(index, p, norms)
+    assert learner.p.isfinite().all()
+    assert learner.p.sum().item() == pytest.approx(8)
+    for _ in range(300):
+        index, p = draw(learner)
+        learner.update(index, p, torch.rand(8) + 0.1)
+        assert learner.p.sum().item() == pytest.approx(8)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_state_is_all_that_later_draws_depend_on(sampler):
+    def advance(learner: Sampler, steps: int, seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        drawn = []
+        for _ in range(steps):
+            index, p = draw(learner)
+            learner.update(index, p, torch.rand(5))
+            drawn.append(index)
+        return drawn
+
+    first = sampler(30, 5)
+    advance(first, 20, seed=1)
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    second = sampler(30, 5)
+    second.load_state_dict(state)
+    for a, b in zip(advance(first, 20, seed=2), advance(second, 20, seed=2), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="not the state"):
+        sampler(31, 5).load_state_dict(state)
+
+
+def test_sampler_follows_the_device(device):
+    sampler = Bandit(16, 4)
+    index, p = sampler.draw(torch.rand((), device=device))
+    assert index.device.type == p.device.type == sampler.p.device.type == device.type
+    sampler.update(index, p, torch.rand(4, device=device))
+
+
+class TestBlocks:
+    def model(self, budget: float, **options) -> tuple[nn.Module, Blocks]:
+        model = nn.Identity()
+        blocks = Blocks([8] * 10, budget, **options)
+        blocks.attach(model)
+        return model, blocks
+
+    def draws(self, model: nn.Module, blocks: Blocks, steps: int) -> list[set[int]]:
+        drawn = []
+        for _ in range(steps):
+            model(torch.zeros(1))
+            drawn.append(set(blocks.drawn))
+        return drawn
+
+    @pytest.mark.parametrize(("budget", "count"), [(0.5, 5), (0.01, 1), (1.0, 10)])
+    def test_a_fixed_number_is_drawn_per_step(self, budget, count):
+        model, blocks = self.model(budget)
+        drawn = self.draws(model, blocks, 20)
+        assert all(len(d) == count for d in drawn)
+        if count < 10:
+            assert len({frozenset(d) for d in drawn}) > 1
+
+    def test_draws_depend_on_seed_and_step_alone(self):
+        first = self.draws(*self.model(0.3, seed=5), 10)
+        torch.manual_seed(99)
+        assert first == self.draws(*self.model(0.3, seed=5), 10)
+        assert first != self.draws(*self.model(0.3, seed=6), 10)
+
+    def test_evaluation_draws_nothing(self):
+        model, blocks = self.model(0.3)
+        with torch.no_grad():
+            model(torch.zeros(1))
+        model.eval()(torch.zeros(1))
+        assert not blocks.drawn
+        assert blocks.step == 0
+
+    def test_blocks_of_large_gradient_are_drawn_more_often(self):
+        model, blocks = self.model(0.3)
+        for _ in range(200):
+            model(torch.zeros(1))
+            for block, p in blocks.drawn.items():
+                blocks.observe(block, p, torch.full((4,), 10.0 if block < 2 else 1.0))
+        assert blocks.sampler.p[:2].min() > 2 * blocks.sampler.p[2:].max()
+
+    def test_scaling(self):
+        _, plain = self.model(0.5)
+        _, scaled = self.model(0.5, unbiased=True)
+        grad = torch.ones(3)
+        assert torch.equal(plain.observe(0, 0.25, grad), grad)
+        assert torch.equal(scaled.observe(0, 0.25, grad), 4 * grad)
+        assert scaled.seen[0][1].item() == pytest.approx(math.sqrt(3))

@@ -1,0 +1,202 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.layers import SWAPS, RazorLayer
+from razorctl.layers.linear import RazorLinear
+from razorctl.recipe import METHODS
+
+pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.rules])
+
+
+class Subclassed(nn.Linear):
+    pass
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(32, 24), nn.GELU(), nn.Linear(24, 5)
+    )
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(6, 1, 4, 4)
+
+
+@pruning
+def test_swaps_in_place_and_back(method):
+    net = model()
+    before = dict(net.named_parameters())
+    keys, types = list(net.state_dict()), [type(m) for m in net.modules()]
+    calls = []
+    net[2].register_forward_hook(lambda *_: calls.append(1))
+
+    assert sparsify(net, Recipe(method)) == ("2", "4")
+    assert isinstance(net[2], nn.Linear)
+    assert type(net[2]) is RazorLinear
+    assert list(net.state_dict()) == keys
+    assert all(p is before[name] for name, p in net.named_parameters())
+    net(batch()).sum().backward()
+    assert calls == [1]
+
+    restore(net)
+    assert [type(m) for m in net.modules()] == types
+    assert all(p is before[name] for name, p in net.named_parameters())
+    assert not {"rule", "blocks", "block"} & set(vars(net[2]))
+    restore(net)  # nothing to undo is no error
+
+
+@pruning
+def test_an_optimizer_made_before_trains_the_sparsified_model(method):
+    net, x, y = model(), batch(), torch.arange(6) % 5
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    sparsify(net, Recipe(method, ratio=0.5))
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_full_swaps_nothing():
+    net = model()
+    assert sparsify(net, Recipe("full")) == ()
+    assert not any(isinstance(m, RazorLayer) for m in net.modules())
+
+
+@pruning
+def test_only_exact_types_are_swapped(method):
+    net = nn.Sequential(Subclassed(4, 4), nn.Linear(4, 4))
+    assert sparsify(net, Recipe(method)) == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("net", "recipe", "message"),
+    [
+        (nn.Conv2d(1, 1, 1), Recipe("backrazor"), "no layer of Conv2d can be pruned"),
+        (nn.Linear(2, 2), Recipe("full", joint_budget=0.5), "joint budget 1"),
+        (nn.Linear(2, 2), Recipe(joint="branches"), "needs layers"),
+        (nn.Linear(2, 2), Recipe(attention="flash"), "needs layers"),
+    ],
+    ids=["nothing to swap", "joint without pruning", "branches", "attention"],
+)
+def test_what_cannot_be_honoured_is_refused_before_any_change(net, recipe, message):
+    with pytest.raises(UsageError, match=message):
+        sparsify(net, recipe)
+    assert not any(isinstance(m, RazorLayer) for m in net.modules())
+    assert not net._forward_pre_hooks
+
+
+def test_twice_is_refused():
+    net = model()
+    sparsify(net)
+    with pytest.raises(UsageError, match="restore"):
+        sparsify(net)
+
+
+def test_tied_and_shared_weights():
+    tied = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    tied[2].weight = tied[0].weight
+    shared = nn.Linear(8, 8)
+    for net in (tied, nn.Sequential(shared, nn.ReLU(), shared)):
+        x = torch.randn(5, 8)
+        net(x).square().sum().backward()
+        want = net[0].weight.grad.clone()
+        net.zero_grad()
+        sparsify(net, Recipe("backrazor", ratio=0))
+        net(x).square().sum().backward()
+        assert torch.allclose(net[0].weight.grad, want)
+        restore(net)
+        sparsify(net, Recipe("prebackrazor", ratio=0.5))
+        net.zero_grad()
+        net(x).square().sum().backward()
+        assert net[0].weight.grad.isfinite().all()
+
+
+class TestJointBudget:
+    def net(self, budget: float, **options) -> nn.Sequential:
+        layers = [nn.Linear(8, 8) for _ in range(10)]
+        net = nn.Sequential(*layers)
+        sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=budget, **options))
+        return net
+
+    @pytest.mark.parametrize(("budget", "drawn"), [(0.3, 3), (0.01, 1)])
+    def test_undrawn_weights_get_no_gradient_and_save_nothing(self, budget, drawn):
+        net = self.net(budget)
+        for _ in range(5):
+            net.zero_grad()
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, saved=saved: saved.append(t) or t, lambda t: t
+            ):
+                loss = net(torch.randn(4, 8)).sum()
+            loss.backward()
+            with_gradient = [m.weight.grad is not None for m in net]
+            assert sum(with_gradient) == drawn
+            assert all(m.bias.grad is not None for m in net)
+            weights = {m.weight.data_ptr() for m in net}
+            activations = [
+                t for t in saved if t.data_ptr() not in weights and t.is_floating_point()
+            ]
+            assert len(activations) == drawn
+
+    def test_input_gradient_is_exact(self):
+        net = self.net(0.3)
+        x = torch.randn(4, 8, requires_grad=True)
+        net(x).square().sum().backward()
+        got, x.grad = x.grad, None
+        restore(net)
+        net(x).square().sum().backward()
+        assert torch.equal(got, x.grad)
+
+    def test_momentum_leaves_undrawn_weights_alone(self):
+        net = self.net(0.3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        before = [m.weight.detach().clone() for m in net]
+        net(torch.randn(4, 8)).sum().backward()
+        drawn = net[0].blocks.drawn
+        optimizer.step()
+        for i, m in enumerate(net):
+            assert torch.equal(m.weight, before[i]) == (i not in drawn)
+
+    def test_unbiased_scales_by_one_over_p(self):
+        x = torch.randn(4, 8)
+        grads = []
+        for unbiased in (False, True):
+            torch.manual_seed(0)
+            net = self.net(0.3, unbiased=unbiased)
+            net(x).sum().backward()
+            grads.append([m.weight.grad for m in net])
+        for plain, scaled in zip(*grads, strict=True):
+            assert (plain is None) == (scaled is None)
+            if plain is not None:
+                assert torch.allclose(scaled, plain / 0.3)
+
+    def test_copies_draw_for_themselves(self):
+        net = self.net(0.3)
+        for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert twin[0].blocks is twin[9].blocks
+            assert twin[0].blocks is not net[0].blocks
+            twin(torch.randn(4, 8)).sum().backward()
+            assert twin[0].blocks.step == 1
+            assert net[0].blocks.step == 0
+            restore(twin)
+            assert not twin._forward_pre_hooks
+        assert net._forward_pre_hooks
+        restore(net)
+        assert not net._forward_pre_hooks
+
+
+def test_every_swap_is_a_razor_layer_of_its_stock_class():
+    for stock, razor in SWAPS.items():
+        assert issubclass(razor, RazorLayer)
+        assert issubclass(razor, stock)
+        assert razor.kind
