@@ -4,20 +4,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from razorctl.gpus import Gpu
+    from razorctl.job import Job
     from razorctl.memory import saved_bytes
     from razorctl.recipe import Recipe
+    from razorctl.rules import Rule
     from razorctl.surgery import restore, sparsify
+    from razorctl.trainer import Step, finetune
 
 __version__ = "0.1.0"
 
 # Loaded on first use, so that `razorctl --help` imports no torch.
 _HOMES = {
+    "Gpu": "gpus",
+    "Job": "job",
     "Recipe": "recipe",
+    "Rule": "rules",
+    "Step": "trainer",
+    "finetune": "trainer",
     "restore": "surgery",
     "saved_bytes": "memory",
     "sparsify": "surgery",
 }
-__all__ = ["Recipe", "restore", "saved_bytes", "sparsify"]
+__all__ = [
+    "Gpu",
+    "Job",
+    "Recipe",
+    "Rule",
+    "Step",
+    "finetune",
+    "restore",
+    "saved_bytes",
+    "sparsify",
+]
 
 
 def __getattr__(name: str) -> Any:

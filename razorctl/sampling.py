@@ -8,6 +8,7 @@ the columns of an activation, or whole parameter blocks (`Blocks`). Two changes 
 - The paper's feasible set lacks p <= 1, which a probability needs; it is added.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -46,14 +47,13 @@ def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     def p(log_c: Tensor) -> Tensor:
         return (log_w + log_c).clamp(max=0).exp().clamp(min=p_min)
 
-    low = torch.log(torch.tensor(p_min, dtype=log_w.dtype, device=log_w.device)) - log_w.max()
-    high = -log_w.min()
+    low, high = math.log(p_min) - log_w.max(), -log_w.min()
     sections = torch.linspace(0, 1, 33, dtype=log_w.dtype, device=log_w.device)
     for _ in range(8):
         grid = torch.lerp(low, high, sections)
         above = p(grid[:, None]).sum(1) >= total
         above[-1] = True  # by construction of `high`; rounding may deny it
-        first = above.to(torch.uint8).argmax()
+        first = above.to(torch.uint8).argmax(keepdim=True)
         low, high = grid[(first - 1).clamp(min=0)], grid[first]
     return p(high)
 

@@ -181,7 +181,7 @@ class TestPrecedence:
             ("[job]\nstep = 2", "unknown setting in razorctl.toml 'step'; did you mean 'steps'?"),
             ("[job", "razorctl.toml is not TOML"),
             ("job = 3", "job in razorctl.toml is not a table"),
-            ("[job]\nsteps = 'many'", "steps"),
+            ("[job]\nmomentum = 'much'", "momentum"),
             ("[recipe]\njoint = 3", "unknown joint '3'"),
         ],
     )

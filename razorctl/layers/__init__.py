@@ -7,6 +7,7 @@ subclasses its stock class, adds no parameter or buffer, and takes over a module
 
 import importlib
 import pkgutil
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -42,9 +43,16 @@ class RazorLayer(nn.Module):
 def compute_dtype(x: Tensor) -> Tensor:
     """`x` in the dtype that stock autocast would compute with."""
     device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    if not torch.amp.is_autocast_available(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """For a backward pass: its dtypes are settled, even where a user runs it under autocast."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _discover() -> dict[type[nn.Module], type[RazorLayer]]:

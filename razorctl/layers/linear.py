@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, compute_dtype
+from razorctl.layers import RazorLayer, compute_dtype, no_autocast
 
 
 class LinearFunction(torch.autograd.Function):
@@ -31,7 +31,7 @@ class LinearFunction(torch.autograd.Function):
         dy = dy.reshape(-1, dy.shape[-1])
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
-        with torch.autocast(dy.device.type, enabled=False):
+        with no_autocast(dy.device):
             if ctx.needs_input_grad[0]:
                 dx = (dy @ weight.to(dy.dtype)).view(ctx.x_shape)
             if ctx.needs_input_grad[1]:

@@ -166,6 +166,30 @@ def test_degenerate_inputs_give_finite_gradients(name, value, device):
     assert x.grad.isfinite().all()
 
 
+@every_rule
+def test_on_the_meta_device(name):
+    # Nothing there has a value, so this also shows that a step never waits for the device.
+    layer = razor(RULES[name](33, 0.3, True), device="meta")
+    x = torch.randn(3, 5, 33, device="meta", requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert layer.weight.grad.shape == (17, 33)
+
+
+def test_backward_under_autocast_is_the_same():
+    x = torch.randn(4, 33, requires_grad=True)
+    grads = []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        layer = razor(RULES["columns-bandit"](33, 0.3, False))
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            with torch.autocast("cpu", enabled=False):
+                y = layer(x)
+            y.square().sum().backward()
+        grads.append(layer.weight.grad)
+    assert torch.equal(*grads)
+
+
 def test_an_empty_batch():
     for name in RULES:
         layer = razor(RULES[name](33, 0.3, True))

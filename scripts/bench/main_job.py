@@ -1,0 +1,118 @@
+"""The main job with every method: accuracy, whole-process time, step time against full.
+
+    .venv/bin/python scripts/bench/main_job.py
+
+Runs `razorctl finetune vit-micro digits` for each method in turn, seed by seed, and writes
+results/main_job.json. Exits with 1 if a run misses its bar: BARS, in at most a minute each.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, median
+
+from rich.console import Console
+from rich.table import Table
+
+from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.views import size
+
+BARS = {"full": 0.96, DEFAULT_METHOD: 0.93}
+SECONDS = 60
+RESULT = Path(__file__).parent / "results" / "main_job.json"
+
+
+def run(method: str, seed: int) -> dict[str, float]:
+    """One fine-tuning run in a process of its own, imports and evaluation included."""
+    args = ["finetune", "vit-micro", "digits", "--method", method, "--ratio", "0.9"]
+    with tempfile.TemporaryDirectory() as tmp:
+        start = time.perf_counter()
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "razorctl",
+                *args,
+                "--seed",
+                str(seed),
+                "--out",
+                f"{tmp}/run",
+                "--json",
+            ],
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        wall = time.perf_counter() - start
+    document = json.loads(done.stdout)
+    keys = ("accuracy", "step_seconds", "saved_bytes", "full_saved_bytes")
+    return {"wall_seconds": wall, **{key: document[key] for key in keys}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+
+    runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+    for seed in range(args.seeds):
+        for method, done in runs.items():
+            done.append(run(method, seed))
+    rows = [
+        {
+            "method": method,
+            "ratio": 0.0 if method == "full" else 0.9,
+            "accuracy": fmean(r["accuracy"] for r in done),
+            "accuracy_min": min(r["accuracy"] for r in done),
+            "wall_seconds_max": max(r["wall_seconds"] for r in done),
+            "step_time_vs_full": median(
+                r["step_seconds"] / full["step_seconds"]
+                for r, full in zip(done, runs["full"], strict=True)
+            ),
+            "saved_bytes": done[0]["saved_bytes"],
+            "full_saved_bytes": done[0]["full_saved_bytes"],
+        }
+        for method, done in runs.items()
+    ]
+    missed = [
+        row["method"]
+        for row in rows
+        if row["accuracy_min"] < BARS.get(row["method"], 0) or row["wall_seconds_max"] > SECONDS
+    ]
+    document = {
+        "command": "scripts/bench/main_job.py",
+        "date": datetime.date.today().isoformat(),
+        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": {name: version(name) for name in ("razorctl", "torch", "timm")},
+        "seeds": args.seeds,
+        "bars": {"accuracy_min": BARS, "wall_seconds_max": SECONDS, "missed": missed},
+        "rows": rows,
+    }
+    args.out.write_text(json.dumps(document, indent=2) + "\n")
+
+    table = Table()
+    for heading in ("method", "saved", "accuracy", "lowest", "longest run", "step time vs full"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            size(row["saved_bytes"]),
+            f"{row['accuracy']:.4f}",
+            f"{row['accuracy_min']:.4f}",
+            f"{row['wall_seconds_max']:.0f} s",
+            f"{row['step_time_vs_full']:.2f}",
+        )
+    Console().print(table)
+    sys.exit(f"bars missed: {', '.join(missed)}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
