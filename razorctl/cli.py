@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import __version__, views
-from razorctl.errors import RazorError, UsageError, unknown
+from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
+from razorctl.registry import unknown
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4

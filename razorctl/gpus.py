@@ -2,10 +2,10 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from razorctl.errors import unknown
+from razorctl.registry import find
 
 _PACKAGE = Path(__file__).parent
 # In the wheel the presets lie inside the package, in a checkout beside it.
@@ -30,14 +30,15 @@ class Gpu:
     source: str
 
 
+def _files() -> dict[str, Path]:
+    return {file.stem: file for file in (PRESETS / "gpus").glob("*.toml")}
+
+
 def names() -> tuple[str, ...]:
     """The GPUs that have a preset."""
-    return tuple(sorted(file.stem for file in (PRESETS / "gpus").glob("*.toml")))
+    return tuple(sorted(_files()))
 
 
 def load(name: str) -> Gpu:
     """The preset of that name; raises UsageError with the nearest one if there is none."""
-    if name not in names():
-        raise unknown("GPU", name, names())
-    values = tomllib.loads((PRESETS / "gpus" / f"{name}.toml").read_text())
-    return Gpu(**{field.name: values[field.name] for field in fields(Gpu)})
+    return Gpu(**tomllib.loads(find("GPU", name, _files()).read_text()))

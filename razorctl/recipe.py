@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 
 import tomli_w
 
-from razorctl.errors import UsageError, unknown
+from razorctl.errors import UsageError
+from razorctl.registry import find, unknown
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 Joint = Literal["weights", "branches"]
@@ -75,8 +76,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise unknown("method", str(self.method), METHODS)
+        find("method", str(self.method), METHODS)
         if not (isinstance(self.ratio, int | float) and 0 <= self.ratio < 1):
             raise UsageError(f"ratio {self.ratio!r} is outside [0, 1); 0.9 prunes nine tenths.")
         if not (isinstance(self.joint_budget, int | float) and 0 < self.joint_budget <= 1):

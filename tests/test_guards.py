@@ -12,6 +12,7 @@ import torch
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 LEVELS = {
     "errors": 0,
+    "registry": 1,
     "ops": 0,
     "job": 1,
     "sampling": 1,
@@ -87,6 +88,7 @@ def test_empty_is_poisoned():
     assert torch.zeros(2, 3).new_empty(4).isnan().all()
 
 
+@pytest.mark.filterwarnings("ignore:A test tried to use socket")
 def test_no_network():
     import socket
 

@@ -3,13 +3,11 @@
 A data file defines `DATASETS`, a tuple of `Source` entries.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from razorctl.errors import unknown
+from razorctl import registry
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,18 +31,11 @@ class Source:
     load: Callable[[], Splits]
 
 
-def _discover() -> dict[str, Source]:
-    files = [
-        importlib.import_module(f"{__name__}.{f.name}") for f in pkgutil.iter_modules(__path__)
-    ]
-    return {source.name: source for file in files for source in file.DATASETS}
-
-
-DATASETS = _discover()
+DATASETS: dict[str, Source] = {
+    source.name: source for file in registry.modules(__name__, __path__) for source in file.DATASETS
+}
 
 
 def find(name: str) -> Source:
     """The data set of that name; raises UsageError with the nearest one if there is none."""
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    return DATASETS[name]
+    return registry.find("data set", name, DATASETS)

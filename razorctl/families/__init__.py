@@ -3,15 +3,13 @@
 A family file defines `MODELS`, a tuple of `Model` entries.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from razorctl.errors import unknown
+from razorctl import registry
 
 Rows = dict[str, list[Any]]
 
@@ -34,18 +32,11 @@ class Model:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _discover() -> dict[str, Model]:
-    files = [
-        importlib.import_module(f"{__name__}.{f.name}") for f in pkgutil.iter_modules(__path__)
-    ]
-    return {model.name: model for file in files for model in file.MODELS}
-
-
-MODELS = _discover()
+MODELS: dict[str, Model] = {
+    model.name: model for file in registry.modules(__name__, __path__) for model in file.MODELS
+}
 
 
 def find(name: str) -> Model:
     """The model of that name; raises UsageError with the nearest one if there is none."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    return MODELS[name]
+    return registry.find("model", name, MODELS)

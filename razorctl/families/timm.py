@@ -67,6 +67,6 @@ MODELS = (
         vit_micro,
         transform,
         logits,
-        {"batch_size": 64, "steps": 300, "learning_rate": 0.1},
+        {"batch_size": 64, "steps": 300, "learning_rate": 0.2},
     ),
 )

@@ -5,14 +5,13 @@ subclasses its stock class, adds no parameter or buffer, and takes over a module
 `__class__`, so parameters, state-dict keys, hooks, deepcopy and pickle stay what they were.
 """
 
-import importlib
-import pkgutil
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from razorctl import registry
 from razorctl.rules import Rule
 from razorctl.sampling import Blocks
 
@@ -55,11 +54,8 @@ def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     return torch.autocast(device.type, enabled=False)
 
 
-def _discover() -> dict[type[nn.Module], type[RazorLayer]]:
-    swaps: dict[type[nn.Module], type[RazorLayer]] = {}
-    for file in pkgutil.iter_modules(__path__):
-        swaps |= importlib.import_module(f"{__name__}.{file.name}").SWAPS
-    return swaps
-
-
-SWAPS = _discover()
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    stock: razor
+    for file in registry.modules(__name__, __path__)
+    for stock, razor in file.SWAPS.items()
+}
