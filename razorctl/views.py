@@ -47,26 +47,21 @@ def print_json(document: Any) -> None:
 
 
 def follow(run: "Run") -> None:
-    """Trains to the end under a live bar; silent where stderr is no terminal."""
+    """Trains to the end under a live bar of 80 columns; silent where there is no terminal."""
     saved = f"saves {size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+        BarColumn(bar_width=None),
+        TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
         TextColumn(f"[green]{saved}"),
-        TextColumn("{task.fields[rate]} samples/s"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]}/s"),
+        TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task(run.job.model, total=run.job.steps, loss="-", accuracy="-", rate="-")
+        task = bar.add_task("", total=run.job.steps, loss="-", accuracy="-", rate="-")
         for step in run:
-            bar.update(
-                task,
-                completed=step.step,
-                loss=f"{step.loss:.3f}",
-                rate=f"{step.samples_per_second:,.0f}",
-            )
+            rate = f"{step.samples_per_second:,.0f}"
+            bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
             if step.accuracy is not None:
                 bar.update(task, accuracy=f"{step.accuracy:.3f}")
 

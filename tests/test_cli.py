@@ -1,7 +1,9 @@
 """The command line as a user meets it: output streams, exit codes, one-sentence errors."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from razorctl import families, trainer
+from razorctl import families, trainer, views
 from razorctl.cli import app
 from razorctl.recipe import METHODS
 
@@ -46,6 +49,17 @@ def test_table_goes_to_stdout():
     (run,) = Path("runs").iterdir()
     assert str(run / "model.safetensors") in result.stdout
     assert (run / "model.safetensors").exists()
+
+
+def test_the_live_bar_fits_80_columns(monkeypatch):
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(views, "err", terminal)
+    finetune("--evaluate-every", "1")
+    frames = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "3/3" in line]
+    for part in ("loss ", "acc 0.", "saves 8.77 MiB", "33% less", "/s", "00:00"):
+        assert part in frames[-1]
+    assert "…" not in frames[-1]
 
 
 def test_json_is_one_document_and_nothing_else():
