@@ -35,9 +35,9 @@ extras=$(echo "$extras" | tr ' ' '\n' | sort -u | xargs)
 wanted=$(printf '%s\n%s' "$(cat pyproject.toml constraints.txt | sha256sum)" "$extras")
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
-if [ ! -x .venv/bin/python ]; then
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then # missing, or left half made
   need "$python -c 'import ensurepip'" python3-venv
-  "$python" -m venv .venv
+  "$python" -m venv --clear .venv
 fi
 echo "setup: installing razorctl${extras:+ with $extras} into .venv (torch is large: some minutes)"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
