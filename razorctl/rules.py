@@ -86,8 +86,7 @@ class Columns(Rule):
 
     def keep(self, x: Tensor) -> Kept:
         if self.sampler is not None:
-            # The device's default generator: activation checkpointing replays it.
-            index, p = self.sampler.draw(torch.rand((), device=x.device))
+            index, p = self.sampler.draw(x)
             return gather_columns(x, index), index, p
         index = _column_norms(x).topk(survivors(x.shape[1], self.density)).indices.sort().values
         return gather_columns(x, index), index

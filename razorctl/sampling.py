@@ -8,54 +8,15 @@ the columns of an activation, or whole parameter blocks (`Blocks`). Two changes 
 - The paper's feasible set lacks p <= 1, which a probability needs; it is added.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from razorctl.ops.sampling import draw, project, systematic
+
 DECAY = 0.9  # of the running means of gradient norms
-WIDEST = 1e4  # span of log weights that `project` tells apart
-
-
-def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
-    """`count` indices in ascending order, d among them with probability p[d].
-
-    `p` [size] holds inclusion probabilities that sum to `count`; `u` is one uniform number in
-    [0, 1). Coordinate d is drawn when one of u, u + 1, ..., u + count - 1 falls in its stretch of
-    the running sum of p, which holds at most one of them because p[d] <= 1.
-    """
-    ends = p.cumsum(0)
-    ends = ends * (count / ends[-1])  # rounding must not cost the last coordinate its draw
-    points = u + torch.arange(count, dtype=p.dtype, device=p.device)
-    return torch.searchsorted(ends, points, right=True).clamp_(max=len(p) - 1)
-
-
-def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
-    """The KL projection of weights exp(log_w) [size] on {sum p = total, p_min <= p <= 1}.
-
-    The minimiser is p = clip(c w, p_min, 1); log c is found by bisection, 32 ways at a time,
-    without a host synchronisation and without leaving log space. Raises ValueError unless
-    size * p_min <= total <= size.
-    """
-    if not len(log_w) * p_min <= total <= len(log_w):
-        raise ValueError(f"no p in [{p_min}, 1] of size {len(log_w)} sums to {total}")
-    log_w = log_w.double().nan_to_num(posinf=WIDEST, neginf=-WIDEST)
-    log_w = log_w.clamp(min=log_w.max() - WIDEST)
-
-    def p(log_c: Tensor) -> Tensor:
-        return (log_w + log_c).clamp(max=0).exp().clamp(min=p_min)
-
-    low, high = math.log(p_min) - log_w.max(), -log_w.min()
-    sections = torch.linspace(0, 1, 33, dtype=log_w.dtype, device=log_w.device)
-    for _ in range(8):
-        grid = torch.lerp(low, high, sections)
-        above = p(grid[:, None]).sum(1) >= total
-        above[-1] = True  # by construction of `high`; rounding may deny it
-        first = above.to(torch.uint8).argmax(keepdim=True)
-        low, high = grid[(first - 1).clamp(min=0)], grid[first]
-    return p(high)
 
 
 class Sampler:
@@ -68,14 +29,14 @@ class Sampler:
         self.size, self.count = size, count
         self.p = torch.full((size,), count / size, dtype=torch.float64)
 
-    def draw(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The draw that one uniform number in [0, 1) makes, on the device of `u`.
+    def draw(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The coordinates of `x` that are kept, on its device; see `ops.sampling.draw`.
 
         Returns indices [count, int64] in ascending order and their probabilities [count, float32].
         """
-        self.to(u.device)
-        index = systematic(self.p, self.count, u)
-        return index, self.p[index].float()
+        self.to(x.device)
+        index, p = draw(x, self.p, self.count)
+        return index, p
 
     def update(self, index: Tensor, p: Tensor, norms: Tensor) -> None:
         """Learns from the unscaled gradient norms [count] of a draw and its probabilities."""
@@ -201,6 +162,7 @@ class Blocks:
             self.sampler.update(index, p, torch.stack(norms).cpu())
             self.seen = {}
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
-        index, p = self.sampler.draw(torch.rand((), generator=generator))
-        self.drawn = dict(zip(index.tolist(), p.tolist(), strict=True))
+        u = torch.rand((), generator=generator)
+        index = systematic(self.sampler.p, self.sampler.count, u)
+        self.drawn = {block: self.sampler.p[block].item() for block in index.tolist()}
         self.step += 1

@@ -229,6 +229,25 @@ def test_checkpointing_replays_the_draw(name, reentrant):
     assert torch.equal(plain.weight.grad, twin.weight.grad)
 
 
+@every_rule
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_compiled_steps_equal_eager_ones(name, unbiased, device):
+    eager = nn.Sequential(*(razor(RULES[name](33, 0.3, unbiased), device=device) for _ in range(2)))
+    eager.insert(1, nn.Linear(17, 33, device=device))
+    twin = copy.deepcopy(eager)
+    torch.compiler.reset()
+    # With a partitioner, which must not make a draw anew in the backward pass.
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for step in range(3):  # what the first steps teach the sampler shows in the next draws
+        x = torch.randn(6, 33, device=device)
+        for model, forward in ((eager, eager), (twin, compiled)):
+            model.zero_grad()
+            torch.manual_seed(step)
+            forward(x).square().sum().backward()
+        for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
+            assert distance(b.grad, a.grad) < 1e-6
+
+
 def test_a_second_derivative_is_refused():
     layer = razor(RULES["topk"](33, 0.3, False))
     x = torch.randn(4, 33, requires_grad=True)

@@ -1,0 +1,81 @@
+"""Draws with given inclusion probabilities, and the projection that makes probabilities of weights.
+
+Registered as ops, so that each can become one kernel launch and no compiler takes them apart.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+WIDEST = 1e4  # span of log weights that `project` tells apart
+
+
+def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
+    """`count` indices in ascending order [count, int64], d among them with probability p[d].
+
+    `p` [size] holds inclusion probabilities that sum to `count`; `u` is one uniform number in
+    [0, 1). Coordinate d is drawn when one of u, u + 1, ..., u + count - 1 falls in its stretch of
+    the running sum of p, which holds at most one of them because p[d] <= 1.
+    """
+    ends = p.cumsum(0)
+    ends = ends * (count / ends[-1])  # rounding must not cost the last coordinate its draw
+    points = u + torch.arange(count, dtype=p.dtype, device=p.device)
+    return torch.searchsorted(ends, points, right=True).clamp_(max=len(p) - 1)
+
+
+@torch.library.custom_op(
+    "razorctl::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def draw(x: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """A `systematic` draw of `count` from `p` [size], and the probabilities of what was drawn.
+
+    `x` is what the draw is made for. Its values are not used, but a draw that depends on nothing
+    computed in the forward pass is one that torch.compile makes anew in the backward pass.
+    Returns indices [count, int64] and probabilities [count, float32]. Uses the default generator
+    of p's device, so activation checkpointing replays it.
+    """
+    index = systematic(p, count, torch.rand((), device=p.device))
+    return index, p[index].float()
+
+
+@draw.register_fake
+def _(x: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return p.new_empty(count, dtype=torch.int64), p.new_empty(count, dtype=torch.float32)
+
+
+def project_reference(log_w: Tensor, total: float, p_min: float) -> Tensor:
+    """See `project`."""
+    log_w = log_w.double().nan_to_num(posinf=WIDEST, neginf=-WIDEST)
+    log_w = log_w.clamp(min=log_w.max() - WIDEST)
+
+    def p(log_c: Tensor) -> Tensor:
+        return (log_w + log_c).clamp(max=0).exp().clamp(min=p_min)
+
+    low, high = math.log(p_min) - log_w.max(), -log_w.min()
+    sections = torch.linspace(0, 1, 33, dtype=log_w.dtype, device=log_w.device)
+    for _ in range(8):
+        grid = torch.lerp(low, high, sections)
+        above = p(grid[:, None]).sum(1) >= total
+        above[-1] = True  # by construction of `high`; rounding may deny it
+        first = above.to(torch.uint8).argmax(keepdim=True)
+        low, high = grid[(first - 1).clamp(min=0)], grid[first]
+    return p(high)
+
+
+@torch.library.custom_op("razorctl::project", mutates_args=())
+def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
+    """The KL projection of weights exp(log_w) [size] on {sum p = total, p_min <= p <= 1}, float64.
+
+    The minimiser is p = clip(c w, p_min, 1); log c is found by bisection, 32 ways at a time,
+    without a host synchronisation and without leaving log space. Raises ValueError unless
+    size * p_min <= total <= size.
+    """
+    if not len(log_w) * p_min <= total <= len(log_w):
+        raise ValueError(f"no p in [{p_min}, 1] of size {len(log_w)} sums to {total}")
+    return project_reference(log_w, total, p_min)
+
+
+@project.register_fake
+def _(log_w: Tensor, total: float, p_min: float) -> Tensor:
+    return torch.empty_like(log_w, dtype=torch.float64)
