@@ -19,7 +19,7 @@ class Gpu:
     memory_bytes: as the driver reports it. compute_capability: such as "8.9".
     bandwidth: bytes per second. rates: precision -> operations per second of dense matrix
     products with fp32 (int8: int32) accumulation; what the card has no unit for is not there.
-    source: the document the figures are from.
+    source: the vendor's document for these figures.
     """
 
     name: str

@@ -9,6 +9,7 @@ the columns of an activation, or whole parameter blocks (`Blocks`). Two changes 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Sampler:
         """Learns from the unscaled gradient norms [count] of a draw and its probabilities."""
 
     def to(self, device: torch.device) -> None:
+        """Moves the state to `device`, where it is not there already."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.device != device:
                 setattr(self, name, value.to(device))
@@ -119,7 +121,8 @@ class Blocks:
     A fixed share of them is drawn before each training forward pass of the model, by a bandit on
     their gradient norms (Sheared Backpropagation, Sec. 4). The draw decides what is launched, so
     it lives on the host; norms are fetched from the device once per step, before the next draw.
-    Draws depend on (seed, step) alone, so a resumed run repeats them.
+    A draw depends on seed, step and what was learned before it, all of it in `state_dict` but the
+    seed, so a resumed run repeats it.
     """
 
     def __init__(
@@ -142,7 +145,10 @@ class Blocks:
             self.handle.remove()
 
     def hold_widest(self) -> None:
-        """Draws the blocks of widest input, for good: the draw that saves most, for tracing."""
+        """Draws the blocks of widest input, for good: for tracing, the draw that saves most.
+
+        That it saves most holds where the inputs of all blocks have as many rows.
+        """
         self.detach()
         widest = sorted(range(len(self.widths)), key=lambda i: self.widths[i], reverse=True)
         self.drawn = dict.fromkeys(widest[: self.sampler.count], 1.0)
@@ -151,6 +157,15 @@ class Blocks:
         """Learns from the gradient of a block drawn with probability p; returns it scaled."""
         self.seen[block] = p, torch.linalg.vector_norm(grad.float())
         return grad / p if self.unbiased else grad
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later draws depend on, but for the seed."""
+        return {"step": self.step, "seen": dict(self.seen), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; raises ValueError for another number of blocks."""
+        self.sampler.load_state_dict(state["sampler"])
+        self.step, self.seen = state["step"], dict(state["seen"])
 
     def _before_forward(self, model: nn.Module, inputs: object) -> None:
         if not (model.training and torch.is_grad_enabled()):

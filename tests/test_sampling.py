@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -100,7 +101,26 @@ class TestBlocks:
         if count < 10:
             assert len({frozenset(d) for d in drawn}) > 1
 
-    def test_draws_depend_on_seed_and_step_alone(self):
+    def test_state_is_all_that_later_draws_depend_on(self):
+        def advance(model: nn.Module, blocks: Blocks, steps: int) -> list[set[int]]:
+            drawn = []
+            for _ in range(steps):
+                drawn += self.draws(model, blocks, 1)
+                for block, p in blocks.drawn.items():
+                    blocks.observe(block, p, torch.full((4,), block + 1.0))
+            return drawn
+
+        model, blocks = self.model(0.3, seed=5)
+        advance(model, blocks, 30)
+        state = copy.deepcopy(blocks.state_dict())
+        resumed_model, resumed = self.model(0.3, seed=5)
+        resumed.load_state_dict(state)
+        assert advance(model, blocks, 30) == advance(resumed_model, resumed, 30)
+        assert torch.equal(blocks.sampler.p, resumed.sampler.p)
+        with pytest.raises(ValueError, match="not the state"):
+            Blocks([8] * 9, 0.3).load_state_dict(state)
+
+    def test_draws_ignore_the_default_generator(self):
         first = self.draws(*self.model(0.3, seed=5), 10)
         torch.manual_seed(99)
         assert first == self.draws(*self.model(0.3, seed=5), 10)

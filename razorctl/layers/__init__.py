@@ -39,7 +39,7 @@ class RazorLayer(nn.Module):
         return self.training and torch.is_grad_enabled()
 
 
-def compute_dtype(x: Tensor) -> Tensor:
+def to_compute_dtype(x: Tensor) -> Tensor:
     """`x` in the dtype that stock autocast would compute with."""
     device = x.device.type
     if not torch.amp.is_autocast_available(device) or x.dtype == torch.float64:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, compute_dtype, no_autocast
+from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
 
 
 class LinearFunction(torch.autograd.Function):
@@ -61,7 +61,7 @@ class RazorLinear(RazorLayer, nn.Linear):
         if self.blocks is not None:
             p = self.blocks.drawn.get(self.block, 0.0)
             weight = weight if p else weight.detach()
-        y: Tensor = LinearFunction.apply(compute_dtype(input), weight, self.bias, self, p)
+        y: Tensor = LinearFunction.apply(to_compute_dtype(input), weight, self.bias, self, p)
         return y
 
 
