@@ -127,6 +127,12 @@ def finetune(
     joint_budget: Annotated[
         float | None, Option(help="Share of weights with a gradient each step, in (0, 1].")
     ] = None,
+    attention: Annotated[
+        str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")
+    ] = None,
+    mean_correction: Annotated[
+        bool | None, Option(help="Keep the mean of each column exactly, prune only the rest.")
+    ] = None,
     unbiased: Annotated[
         bool | None, Option(help="Scale kept gradients by 1 / p. [default: the method's]")
     ] = None,
@@ -173,7 +179,7 @@ def list_names(
     from razorctl import data, families, gpus
 
     groups = {
-        "models": {name: model.summary for name, model in families.MODELS.items()},
+        "models": {name: model.summary for name, model in families.models().items()},
         "data sets": {name: source.summary for name, source in data.DATASETS.items()},
         "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
         "gpus": {name: gpus.load(name).name for name in gpus.names()},

@@ -19,7 +19,7 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     pass runs on fake copies in train mode, so it allocates nothing, computes nothing and leaves
     model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
     of keywords) and the model may be real or fake. `autocast` is the dtype of a mixed-precision
-    step, None for none. Under a joint budget the blocks of widest input count as drawn.
+    step, None for none. Under a joint budget the blocks of largest input count as drawn.
     """
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     fakes = [*tensors, *model.parameters(), *model.buffers()]
@@ -28,32 +28,38 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     device = tensors[0].device.type
     with FakeCopyMode(mode):
         model = copy.deepcopy(model).train()
-    for module in model.modules():
-        blocks = getattr(module, "blocks", None)
-        if isinstance(blocks, Blocks):
-            blocks.hold_widest()
     inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
-
     resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held: dict[int, torch.UntypedStorage] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in resident:
-            held[_storage(tensor)] = tensor.untyped_storage()
-        return tensor
+    def trace() -> int:
+        held: dict[int, torch.UntypedStorage] = {}
 
-    with (
-        mode,
-        torch.random.fork_rng(devices=[]),
-        torch.enable_grad(),
-        torch.autocast(device, dtype=autocast, enabled=autocast is not None),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-    ):
-        if isinstance(inputs, Mapping):
-            model(**inputs)
-        else:
-            model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    return sum(storage.nbytes() for storage in held.values())
+        def pack(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in resident:
+                held[_storage(tensor)] = tensor.untyped_storage()
+            return tensor
+
+        with (
+            mode,
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+            torch.autocast(device, dtype=autocast, enabled=autocast is not None),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            if isinstance(inputs, Mapping):
+                output = model(**inputs)
+            else:
+                output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        del output
+        return sum(storage.nbytes() for storage in held.values())
+
+    drawing = (getattr(module, "blocks", None) for module in model.modules())
+    blocks = next((b for b in drawing if isinstance(b, Blocks)), None)
+    if blocks is not None:
+        blocks.hold_all()
+        trace()
+        blocks.hold_largest()
+    return trace()
 
 
 def _storage(tensor: Tensor) -> int:

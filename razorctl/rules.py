@@ -1,7 +1,8 @@
 """What survives of an activation between forward and backward.
 
-A rule sees the 2-D input [rows, columns] of a layer in compute dtype. `RULES` names them all;
-a method of `recipe.py` says which rule each kind of layer gets.
+A rule sees an activation as [rows, columns], the columns being its last axis (of images: the
+channels), in the dtype that the layer computes in. `RULES` names them all; a method of
+`recipe.py` says which rule each kind of layer gets.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from razorctl.ops.topk import topk_pack, topk_unpack
 from razorctl.sampling import Bandit, Proportional, Sampler
 
 Kept = tuple[Tensor, ...]
+# Columns of an activation [rows, c] -> their columns of the weight gradient, [anything, c]. Linear
+# in its argument, column by column; for a linear layer x -> dy^T x.
+Product = Callable[[Tensor], Tensor]
 
 
 def survivors(total: int, density: float) -> int:
@@ -23,7 +27,14 @@ def survivors(total: int, density: float) -> int:
 
 
 class Rule(Protocol):
-    """How one activation is kept for backward. The kept sizes depend on its shape alone."""
+    """How one activation is kept for backward. The kept sizes depend on its shape alone.
+
+    prunes: whether less than everything is kept. elementwise: whether elements are kept whatever
+    the number of columns.
+    """
+
+    prunes: bool = True
+    elementwise: bool = True
 
     def keep(self, x: Tensor) -> Kept:
         """What to save of `x` [rows, columns]."""
@@ -33,19 +44,40 @@ class Rule(Protocol):
         """The stand-in for `x`, of `shape`, that the gradient is computed from."""
         ...
 
-    def weight_grad(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
-        """dW = dy^T restore(kept), [outputs, columns], for dy [rows, outputs]."""
-        return dy.T @ self.restore(kept, shape)
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
+        """dW = product(restore(kept)), [anything, columns]."""
+        return product(self.restore(kept, shape))
 
 
 class Dense(Rule):
     """All of it."""
+
+    prunes = False
 
     def keep(self, x: Tensor) -> Kept:
         return (x,)
 
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
         return kept[0]
+
+
+class Half(Rule):
+    """All of it in half precision; values beyond the range of float16 become its largest.
+
+    16-bit activations are kept as they are. Back Razor's choice for activation functions, whose
+    derivative at 0 is not 0, so that pruning would distort it.
+    """
+
+    prunes = False
+
+    def keep(self, x: Tensor) -> Kept:
+        if x.element_size() <= 2:
+            return (x,)
+        limit = torch.finfo(torch.float16).max
+        return x.clamp(-limit, limit).half(), x.new_empty(0)  # the second for its dtype
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        return kept[0].to(kept[-1].dtype)
 
 
 class TopK(Rule):
@@ -79,6 +111,8 @@ class Columns(Rule):
     learns from the unscaled gradient.
     """
 
+    elementwise = False
+
     def __init__(
         self, density: float, sampler: Sampler | None = None, unbiased: bool = False
     ) -> None:
@@ -97,14 +131,42 @@ class Columns(Rule):
             columns = (columns / p[0]).to(columns.dtype)
         return columns.new_zeros(shape).index_copy_(1, index, columns)
 
-    def weight_grad(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
         columns, index, *p = kept
-        grad = dy.T @ columns
+        grad = product(columns)
         if self.sampler is not None:
             self.sampler.update(index, p[0], _column_norms(grad))
             if self.unbiased:
                 grad = (grad / p[0]).to(grad.dtype)
         return grad.new_zeros(grad.shape[0], shape[1]).index_copy_(1, index, grad)
+
+
+class Centred(Rule):
+    """Another rule, applied to what is left once each column's mean is taken out and kept exactly.
+
+    X = 1 m^T + (X - 1 m^T), so dW = product(1) m^T + product(X - 1 m^T): the first part is exact,
+    only the second is pruned.
+    """
+
+    elementwise = False
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def keep(self, x: Tensor) -> Kept:
+        mean = x.mean(0, dtype=torch.float64).to(x.dtype)  # whose sum cannot overflow
+        # The mean of no rows is NaN, and taking away an infinite one would make NaN.
+        mean = torch.where(mean.isfinite(), mean, 0)
+        return mean, *self.rule.keep(x - mean)
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        mean, *rest = kept
+        return self.rule.restore(tuple(rest), shape) + mean
+
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
+        mean, *rest = kept
+        grad = self.rule.weight_grad(product, tuple(rest), shape)
+        return grad.addcmul(product(mean.new_ones(shape[0], 1)), mean)
 
 
 def _column_norms(x: Tensor) -> Tensor:
@@ -124,6 +186,7 @@ def _drawn(sampler: type[Sampler]) -> Callable[[int, float, bool], Rule]:
 # Name -> builder from (columns of the activation, density, unbiased).
 RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     "dense": lambda columns, density, unbiased: Dense(),
+    "half": lambda columns, density, unbiased: Half(),
     "topk": lambda columns, density, unbiased: TopK(density),
     "columns-norm": lambda columns, density, unbiased: Columns(density),
     "columns-uniform": _drawn(Sampler),

@@ -8,7 +8,6 @@ the columns of an activation, or whole parameter blocks (`Blocks`). Two changes 
 - The paper's feasible set lacks p <= 1, which a probability needs; it is added.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -125,15 +124,13 @@ class Blocks:
     seed, so a resumed run repeats it.
     """
 
-    def __init__(
-        self, widths: Sequence[int], budget: float, unbiased: bool = False, seed: int = 0
-    ) -> None:
-        """`widths` are the columns of each block's input; `budget` the share of blocks drawn."""
-        self.widths = widths
-        self.sampler = Bandit(len(widths), max(1, round(budget * len(widths))))
+    def __init__(self, size: int, budget: float, unbiased: bool = False, seed: int = 0) -> None:
+        """`size` is the number of blocks; `budget` the share of them drawn."""
+        self.sampler = Bandit(size, max(1, round(budget * size)))
         self.unbiased, self.seed, self.step = unbiased, seed, 0
         self.drawn: dict[int, float] = {}  # block -> its probability
         self.seen: dict[int, tuple[float, Tensor]] = {}  # block -> probability, gradient norm
+        self.sizes: dict[int, int] = {}  # block -> elements of the input it last kept
         self.handle: RemovableHandle | None = None
 
     def attach(self, model: nn.Module) -> None:
@@ -144,14 +141,16 @@ class Blocks:
         if self.handle is not None:
             self.handle.remove()
 
-    def hold_widest(self) -> None:
-        """Draws the blocks of widest input, for good: for tracing, the draw that saves most.
-
-        That it saves most holds where the inputs of all blocks have as many rows.
-        """
+    def hold_all(self) -> None:
+        """Draws every block from now on: for tracing, to learn the sizes of their inputs."""
         self.detach()
-        widest = sorted(range(len(self.widths)), key=lambda i: self.widths[i], reverse=True)
-        self.drawn = dict.fromkeys(widest[: self.sampler.count], 1.0)
+        self.drawn = dict.fromkeys(range(self.sampler.size), 1.0)
+
+    def hold_largest(self) -> None:
+        """Draws the blocks of largest input from now on: for tracing, the draw that saves most."""
+        self.detach()
+        largest = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+        self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
 
     def observe(self, block: int, p: float, grad: Tensor) -> Tensor:
         """Learns from the gradient of a block drawn with probability p; returns it scaled."""

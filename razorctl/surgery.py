@@ -1,75 +1,159 @@
 """sparsify and restore: the one call that puts razor layers into a model, and its undoing."""
 
+import logging
+from dataclasses import dataclass
+
 from torch import nn
 
+from razorctl import checkpointing
 from razorctl.errors import UsageError
-from razorctl.layers import SWAPS, RazorLayer
+from razorctl.families import swaps
+from razorctl.layers import Memo, RazorLayer, WeightLayer
+from razorctl.layers.attention import Attention
 from razorctl.recipe import METHODS, Recipe
-from razorctl.rules import RULES
+from razorctl.rules import RULES, Centred, Rule
 from razorctl.sampling import Blocks
 
-STOCK = {razor: stock for stock, razor in SWAPS.items()}
+log = logging.getLogger(__name__)
+
+# Leaves that save nothing worth pruning.
+LIGHT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A module to be swapped, to what, and what it will be given."""
+
+    name: str
+    module: nn.Module
+    razor: type[RazorLayer]
+    rule: Rule | None
 
 
 def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     """Swaps the layers of `model` that the recipe prunes, in place, by class.
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
-    modules of exactly a stock type are swapped: subclasses may mean something else by it.
-    Returns the names of the swapped modules, none for method `full`. Everything is checked before
-    the first change. Raises UsageError if the model is sparsified already, if the recipe asks for
-    what these layers cannot do, or if nothing in the model can be swapped.
+    modules of exactly a known stock type are swapped: subclasses may mean something else by it.
+    The others stay stock and are logged, unknown attention as a warning. Returns the names of the
+    swapped modules, or of those whose activation checkpointing was switched on; none for method
+    `full`. Everything is checked before the first change. Raises UsageError if the model is
+    sparsified already, if the model cannot honour the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
     method = METHODS[recipe.method]
-    if any(isinstance(module, RazorLayer) for module in model.modules()):
+    if any(isinstance(m, RazorLayer) or checkpointing.switched(m) for m in model.modules()):
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
-    if recipe.joint != "weights" or recipe.attention != "auto":
-        raise UsageError(
-            f"joint={recipe.joint!r} with attention={recipe.attention!r} needs layers that no "
-            "method swaps yet; leave them at 'weights' and 'auto'."
-        )
-    if not method.rules:
-        if recipe.joint_budget < 1:
-            raise UsageError(
-                f"method {method.name!r} prunes no layer whose weights could be drawn; "
-                "choose another method or joint budget 1."
-            )
-        return ()
-    chosen = {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) in SWAPS and SWAPS[type(module)].kind in method.rules
-    }
-    if not chosen:
+    if recipe.joint != "weights":
+        raise UsageError("joint='branches' is not there yet; leave it at 'weights'.")
+    chosen = _choose(model, recipe)
+    if recipe.rules and not any(swap.razor.kind in recipe.rules for swap in chosen):
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
-            f"{', '.join(sorted(method.rules))} layers; use method 'full'."
+            f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
         )
-    widths = [SWAPS[type(module)].columns(module) for module in chosen.values()]
     blocks = None
     if recipe.joint_budget < 1:
-        blocks = Blocks(widths, recipe.joint_budget, recipe.scaled, recipe.seed)
-    rules = []
-    for module, width in zip(chosen.values(), widths, strict=True):
-        # At ratio 0 nothing is pruned, so nothing is packed or drawn either.
-        name = method.rules[SWAPS[type(module)].kind] if recipe.ratio > 0 else "dense"
-        rules.append(RULES[name](width, 1 - recipe.ratio, recipe.scaled))
+        weights = sum(issubclass(swap.razor, WeightLayer) for swap in chosen)
+        blocks = Blocks(weights, recipe.joint_budget, recipe.scaled, recipe.seed)
+    checkpointed = checkpointing.find(model) if method.checkpoints else {}
+    _log_stock(model, chosen, recipe)
 
-    for block, (module, rule) in enumerate(zip(chosen.values(), rules, strict=True)):
-        module.__class__ = SWAPS[type(module)]
-        assert isinstance(module, RazorLayer)
-        module.rule, module.blocks, module.block = rule, blocks, block
+    memo, block = Memo(), 0
+    for swap in chosen:
+        module = swap.module
+        module.__class__ = swap.razor
+        module.rule = swap.rule  # type: ignore[assignment]
+        if isinstance(module, WeightLayer):
+            module.memo, module.blocks, module.block = memo, blocks, block
+            block += 1
+        if isinstance(module, Attention):
+            module.backend = recipe.backend
+            module.take_over()
+    for module in checkpointed.values():
+        checkpointing.switch_on(module)
     if blocks is not None:
         blocks.attach(model)
-    return tuple(chosen)
+    return *checkpointed, *(swap.name for swap in chosen)
 
 
 def restore(model: nn.Module) -> None:
     """Makes every razor layer of `model` its stock class again, with the same parameters."""
+    stock = {razor: stock for stock, razor in swaps().items()}
     for module in model.modules():
-        if isinstance(module, RazorLayer):
+        checkpointing.switch_back(module)
+        if isinstance(module, WeightLayer):
             if module.blocks is not None:
                 module.blocks.detach()
-            del module.rule, module.blocks, module.block
-            module.__class__ = STOCK[type(module)]  # type: ignore[assignment]
+            del module.memo, module.blocks, module.block
+        if isinstance(module, Attention):
+            module.give_back()
+            del module.backend
+        if isinstance(module, RazorLayer):
+            del module.rule
+            module.__class__ = stock[type(module)]  # type: ignore[assignment]
+
+
+def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
+    """What to swap; raises UsageError if the model's attention cannot run on the backend."""
+    known, chosen = swaps(), []
+    attention = recipe.backend != "auto"
+    if recipe.backend == "sparse-flash" and "attention" not in recipe.rules:
+        raise UsageError(
+            f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
+            "sparse-flash; choose attention 'flash'."
+        )
+    for name, module in model.named_modules():
+        razor = known.get(type(module))
+        if razor is None or not (
+            razor.kind in recipe.rules or (issubclass(razor, Attention) and attention)
+        ):
+            continue
+        rule = None
+        if razor.kind in recipe.rules:
+            width = razor.columns(module)
+            rule = RULES[recipe.rules[razor.kind]](width, 1 - recipe.ratio, recipe.scaled)
+            if recipe.mean_correction and rule.prunes:
+                rule = Centred(rule)
+            if not razor.fits(module, rule):
+                continue
+        if issubclass(razor, Attention):
+            refusal = razor.refusal(module, recipe.backend)
+            if refusal is not None:
+                raise UsageError(f"{name or type(model).__name__} {refusal}")
+            rule = None if recipe.backend == "flash" else rule
+        chosen.append(Swap(name, module, razor, rule))
+    if recipe.attention != "auto":
+        strange = _unknown_attention(model, chosen)
+        if strange or not any(issubclass(swap.razor, Attention) for swap in chosen):
+            what = f"{strange[0]} is" if strange else f"{type(model).__name__} has"
+            raise UsageError(
+                f"{what} no attention that can be switched to {recipe.attention!r}; "
+                "choose attention 'auto'."
+            )
+    return chosen
+
+
+def _unknown_attention(model: nn.Module, chosen: list[Swap]) -> list[str]:
+    """Modules that call themselves attention and neither are swapped nor hold one that is."""
+    swapped = {swap.module for swap in chosen if issubclass(swap.razor, Attention)}
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__ and not swapped & set(module.modules())
+    ]
+
+
+def _log_stock(model: nn.Module, chosen: list[Swap], recipe: Recipe) -> None:
+    if not recipe.rules:
+        return
+    swapped = {swap.module for swap in chosen}
+    leaves = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module not in swapped and not isinstance(module, LIGHT) and not any(module.children())
+    ]
+    if leaves:
+        log.info("stock, so saved in full: %s", ", ".join(leaves))
+    if "attention" in recipe.rules and (strange := _unknown_attention(model, chosen)):
+        log.warning("unknown attention, so stock and saved in full: %s", ", ".join(strange))

@@ -119,15 +119,15 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 
 def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
-    micro = families.MODELS["vit-micro"]
+    micro = families.models()["vit-micro"]
     odd = families.Model(
         "odd",
         "for this test",
-        lambda classes: torch.nn.Sequential(torch.nn.Conv2d(1, classes, 28), torch.nn.Flatten()),
+        lambda classes: torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)),
         lambda _: micro.transform(micro.build(2)),
         micro.logits,
     )
-    monkeypatch.setitem(families.MODELS, "odd", odd)
+    monkeypatch.setitem(families.models(), "odd", odd)
     result = razorctl("finetune", "odd", "digits", *QUICK)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no layer of Sequential can be pruned by")

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.families import MODELS
+from razorctl.families import models
 from razorctl.recipe import METHODS
 
 ROWS, WIDTH, OUT = 40, 96, 32
@@ -39,12 +39,13 @@ def test_bytes_of_a_linear_layer(autocast, width, ratio):
 
 def test_ratio_zero_saves_what_full_saves():
     x = torch.randn(ROWS, WIDTH)
-    for method in METHODS:
-        assert saved_bytes(linear(Recipe(method, 0)), x) == ROWS * WIDTH * 4
+    for name, method in METHODS.items():
+        if not method.checkpoints:
+            assert saved_bytes(linear(Recipe(name, 0)), x) == ROWS * WIDTH * 4
 
 
 def test_equals_what_autograd_holds_in_a_real_step():
-    model = MODELS["vit-micro"].build(10).train()
+    model = models()["vit-micro"].build(10).train()
     x = torch.randn(4, 1, 28, 28)
     for method in METHODS:
         sparsify(model, Recipe(method))
@@ -66,7 +67,7 @@ def test_equals_what_autograd_holds_in_a_real_step():
 
 
 def test_pruning_lowers_what_vit_micro_saves():
-    model = MODELS["vit-micro"].build(10)
+    model = models()["vit-micro"].build(10)
     x = torch.randn(64, 1, 28, 28)
     full = saved_bytes(model, x)
     for method in ("backrazor", "prebackrazor-", "prebackrazor"):
@@ -80,10 +81,10 @@ def test_pruning_lowers_what_vit_micro_saves():
     assert saved_bytes(model, x) == full
 
 
-def test_joint_budget_counts_the_widest_blocks():
+def test_joint_budget_counts_the_largest_blocks():
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=0.5))
-    relu = 10 * 16 * 4
+    relu = 10 * 16 // 8
     assert saved_bytes(net, torch.randn(10, 8)) == relu + 8 * (10 * 4 + 8)
 
 

@@ -1,9 +1,11 @@
 import pytest
 
 from razorctl.errors import UsageError
-from razorctl.layers import SWAPS
-from razorctl.recipe import DEFAULT_METHOD, METHODS, Recipe
+from razorctl.families import models, swaps
+from razorctl.recipe import DEFAULT_METHOD, METHODS, WEIGHTS, Recipe
 from razorctl.rules import RULES
+
+models()  # loads every family's library, so that `swaps` has them all
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -12,7 +14,7 @@ def test_every_method_names_known_kinds_and_rules(name):
     assert method.name == name
     assert method.summary
     assert method.source
-    assert set(method.rules) <= {swap.kind for swap in SWAPS.values()}
+    assert set(method.rules) <= {swap.kind for swap in swaps().values()}
     assert set(method.rules.values()) <= set(RULES)
     assert Recipe(name).method == name
 
@@ -45,7 +47,7 @@ def test_unknown_names_get_the_nearest(field, value, nearest):
 def test_toml_round_trip():
     for recipe in (
         Recipe(),
-        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, 7),
+        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, 7),
     ):
         assert Recipe.from_toml(recipe.to_toml()) == recipe
 
@@ -63,3 +65,21 @@ def test_unbiased_none_is_the_methods_default():
     assert Recipe().scaled is METHODS[DEFAULT_METHOD].unbiased
     assert Recipe(unbiased=True).scaled
     assert not Recipe(unbiased=False).scaled
+
+
+def test_auto_attention_is_the_methods_own():
+    assert Recipe("backrazor").backend == "stored"
+    assert Recipe("backrazor", attention="flash").backend == "flash"
+    assert Recipe("prebackrazor++").backend == "sparse-flash"
+    assert Recipe("full").backend == "auto"
+
+
+def test_ratio_zero_has_no_rules_and_leaves_attention_alone():
+    for method in METHODS:
+        assert not Recipe(method, 0).rules
+        assert Recipe(method, 0).backend == "auto"
+
+
+def test_a_joint_budget_draws_the_weights_of_methods_that_prune_nothing():
+    for recipe in (Recipe("full", joint_budget=0.5), Recipe("backrazor", 0, joint_budget=0.5)):
+        assert recipe.rules == dict.fromkeys(WEIGHTS, "dense")

@@ -6,11 +6,19 @@ import pickle
 import pytest
 import torch
 
-from razorctl.rules import RULES, Columns, TopK, survivors
+from razorctl.rules import RULES, Centred, Columns, Rule, TopK, survivors
 
+# Every rule, and every one that prunes with the mean correction too.
+NAMES = [*RULES, *(f"{name}, centred" for name in RULES if RULES[name](1, 0.5, False).prunes)]
 SHAPES = [(1, 1), (7, 13), (33, 96), (0, 8)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-every_rule = pytest.mark.parametrize("name", RULES)
+every_rule = pytest.mark.parametrize("name", NAMES)
+
+
+def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:
+    name, _, centred = name.partition(", ")
+    rule = RULES[name](columns, density, unbiased)
+    return Centred(rule) if centred else rule
 
 
 def nbytes(kept: tuple[torch.Tensor, ...]) -> int:
@@ -24,12 +32,14 @@ def nbytes(kept: tuple[torch.Tensor, ...]) -> int:
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_round_trip(name, shape, dtype, unbiased, device):
     x = torch.randn(shape, device=device).to(dtype)
-    rule = RULES[name](shape[1], 0.3, unbiased)
+    rule = build(name, shape[1], 0.3, unbiased)
     back = rule.restore(rule.keep(x), x.shape)
     assert back.shape == x.shape
     assert back.dtype == x.dtype
     assert back.isfinite().all()
-    if not (unbiased and name.startswith("columns")):
+    if name == "half":
+        assert torch.equal(back, x.half().to(dtype) if dtype == torch.float32 else x)
+    elif "centred" not in name and not (unbiased and name.startswith("columns")):
         assert ((back == x) | (back == 0)).all()
 
 
@@ -37,14 +47,15 @@ def test_round_trip(name, shape, dtype, unbiased, device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_density_one_restores_everything(name, shape, device):
     x = torch.randn(shape, device=device)
-    rule = RULES[name](shape[1], 1.0, True)
-    assert torch.equal(rule.restore(rule.keep(x), x.shape), x)
+    rule = build(name, shape[1], 1.0, True)
+    tolerance = {"rtol": 2**-11, "atol": 1e-7} if name == "half" else {"rtol": 1e-6, "atol": 1e-6}
+    assert torch.allclose(rule.restore(rule.keep(x), x.shape), x, **tolerance)
 
 
 @every_rule
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kept_bytes_depend_on_shape_alone(name, dtype, device):
-    rule = RULES[name](64, 0.25, False)
+    rule = build(name, 64, 0.25, False)
     inputs = [torch.randn(40, 64), torch.zeros(40, 64), torch.full((40, 64), 1e4)]
     inputs.append(torch.randn(40, 64) * torch.arange(64))
     sizes = {nbytes(rule.keep(x.to(device, dtype))) for x in inputs}
@@ -57,10 +68,10 @@ def test_kept_bytes_depend_on_shape_alone(name, dtype, device):
 def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased, device):
     x = torch.randn(33, 96, device=device).to(dtype)
     dy = torch.randn(33, 17, device=device).to(dtype)
-    rule = RULES[name](96, 0.2, unbiased)
+    rule = build(name, 96, 0.2, unbiased)
     kept = rule.keep(x)
     want = dy.double().T @ rule.restore(kept, x.shape).double()
-    got = rule.weight_grad(dy, kept, x.shape)
+    got = rule.weight_grad(lambda columns: dy.T @ columns, kept, x.shape)
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     error = (got.double() - want).norm() / want.norm()
@@ -71,14 +82,20 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e38, torch.inf])
 def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     x = torch.full((6, 20), value, device=device)
-    rule = RULES[name](20, 0.3, False)
+    rule = build(name, 20, 0.3, False)
     back = rule.restore(rule.keep(x), x.shape)
-    assert ((back == x) | (back == 0)).all()
+    assert not back.isnan().any()
+    if name == "half":
+        assert torch.equal(back, x.clamp(-65504, 65504))
+    elif name.endswith("centred") and x.isfinite().all():
+        assert torch.equal(back, x)  # nothing is left to prune
+    else:
+        assert ((back == x) | (back == 0)).all()
 
 
 @every_rule
 def test_copies_and_pickles(name):
-    rule = RULES[name](20, 0.3, False)
+    rule = build(name, 20, 0.3, False)
     x = torch.randn(5, 20)
     for twin in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
         torch.manual_seed(3)
@@ -97,7 +114,7 @@ def test_exact_bytes(rows, columns, density, dtype):
     assert nbytes(Columns(density).keep(x)) == s * (rows * width + 8)
     for name in ("columns-uniform", "columns-bandit", "columns-proportional"):
         # indices of 8 bytes and probabilities of 4 beside the columns
-        assert nbytes(RULES[name](columns, density, True).keep(x)) == s * (rows * width + 12)
+        assert nbytes(build(name, columns, density, True).keep(x)) == s * (rows * width + 12)
 
 
 @pytest.mark.parametrize(("total", "density", "kept"), [(10, 0.1, 1), (10, 0.01, 1), (3, 1.0, 3)])
@@ -114,9 +131,9 @@ def test_columns_of_largest_norm():
 @pytest.mark.parametrize("name", ["columns-uniform", "columns-bandit", "columns-proportional"])
 def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     x, dy = torch.randn(16, 20), torch.randn(16, 5)
-    rule = RULES[name](20, 0.25, True)
+    rule = build(name, 20, 0.25, True)
     for _ in range(50):  # away from uniform probabilities
-        rule.weight_grad(dy, rule.keep(x), x.shape)
+        rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
     p = rule.sampler.p.clone()
     if name != "columns-uniform":
         assert p.max() > 1.2 * p.min()
@@ -124,7 +141,7 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     total, draws = torch.zeros_like(exact), 4000
     for _ in range(draws):
         rule.sampler.p.copy_(p)  # one distribution for all draws
-        total += rule.weight_grad(dy, rule.keep(x), x.shape)
+        total += rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
     # Each entry is exact / p with probability p: five standard errors of its mean.
     spread = exact.abs() * ((1 - p) / p / draws).sqrt()
     assert ((total / draws - exact).abs() < 5 * spread + 1e-5).all()
@@ -137,7 +154,43 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
         torch.manual_seed(1)
         rule = RULES["columns-bandit"](20, 0.25, unbiased)
         for _ in range(10):
-            rule.weight_grad(dy, rule.keep(x), x.shape)
+            rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
         ps.append(rule.sampler.p)
     assert torch.equal(*ps)
     assert ps[0].max() > ps[0].min()
+
+
+@every_rule
+def test_what_the_registry_says_of_itself(name):
+    rule = build(name, 20, 0.3, False)
+    assert rule.prunes == (name not in ("dense", "half"))
+    assert rule.elementwise == (name in ("dense", "half", "topk"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "centred" in name])
+def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
+    x = torch.randn(40, 20) + torch.arange(20)
+    dy = torch.randn(40, 7)
+    rule = build(name, 20, 0.3, True)
+    kept = rule.keep(x)
+    assert torch.equal(kept[0], x.double().mean(0).float())
+    # Rows that are all equal to the mean have nothing but the exact part.
+    constant = x.mean(0).expand(40, 20)
+    got = rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(constant), x.shape)
+    assert torch.allclose(got, dy.T @ constant, rtol=1e-4, atol=1e-4)
+
+
+def test_the_mean_correction_comes_closer():
+    x, dy = torch.randn(500, 30) + 2 * torch.randn(30), torch.randn(500, 7)
+    exact = dy.T @ x
+    for name in ("topk", "columns-norm", "columns-uniform"):
+        errors = []
+        for rule in (build(name, 30, 0.2, False), build(f"{name}, centred", 30, 0.2, False)):
+            grad = rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
+            errors.append((grad - exact).norm())
+        assert errors[1] < errors[0]
+
+
+def test_half_costs_two_bytes_an_element():
+    for dtype in DTYPES:
+        assert nbytes(build("half", 9, 0.1, False).keep(torch.randn(5, 9).to(dtype))) == 90

@@ -82,7 +82,7 @@ def test_sampler_follows_the_device(device):
 class TestBlocks:
     def model(self, budget: float, **options) -> tuple[nn.Module, Blocks]:
         model = nn.Identity()
-        blocks = Blocks([8] * 10, budget, **options)
+        blocks = Blocks(10, budget, **options)
         blocks.attach(model)
         return model, blocks
 
@@ -118,7 +118,7 @@ class TestBlocks:
         assert advance(model, blocks, 30) == advance(resumed_model, resumed, 30)
         assert torch.equal(blocks.sampler.p, resumed.sampler.p)
         with pytest.raises(ValueError, match="not the state"):
-            Blocks([8] * 9, 0.3).load_state_dict(state)
+            Blocks(9, 0.3).load_state_dict(state)
 
     def test_draws_ignore_the_default_generator(self):
         first = self.draws(*self.model(0.3, seed=5), 10)

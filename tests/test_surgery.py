@@ -3,11 +3,13 @@ import pickle
 
 import pytest
 import torch
+from timm import layers as stock
 from torch import nn
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers import SWAPS, RazorLayer
+from razorctl.families import models, swaps
+from razorctl.layers import RazorLayer
 from razorctl.layers.linear import RazorLinear
 from razorctl.recipe import METHODS
 
@@ -36,7 +38,7 @@ def test_swaps_in_place_and_back(method):
     calls = []
     net[2].register_forward_hook(lambda *_: calls.append(1))
 
-    assert sparsify(net, Recipe(method)) == ("2", "4")
+    assert sparsify(net, Recipe(method)) == ("0", "2", "3", "4")
     assert isinstance(net[2], nn.Linear)
     assert type(net[2]) is RazorLinear
     assert list(net.state_dict()) == keys
@@ -47,7 +49,7 @@ def test_swaps_in_place_and_back(method):
     restore(net)
     assert [type(m) for m in net.modules()] == types
     assert all(p is before[name] for name, p in net.named_parameters())
-    assert not {"rule", "blocks", "block"} & set(vars(net[2]))
+    assert not {"rule", "memo", "blocks", "block"} & set(vars(net[2]))
     restore(net)  # nothing to undo is no error
 
 
@@ -81,18 +83,30 @@ def test_only_exact_types_are_swapped(method):
 @pytest.mark.parametrize(
     ("net", "recipe", "message"),
     [
-        (nn.Conv2d(1, 1, 1), Recipe("backrazor"), "no layer of Conv2d can be pruned"),
-        (nn.Linear(2, 2), Recipe("full", joint_budget=0.5), "joint budget 1"),
-        (nn.Linear(2, 2), Recipe(joint="branches"), "needs layers"),
-        (nn.Linear(2, 2), Recipe(attention="flash"), "needs layers"),
+        (nn.Conv1d(1, 1, 1), Recipe("backrazor"), "no layer of Conv1d can be pruned"),
+        (nn.Linear(2, 2), Recipe(joint="branches"), "leave it at 'weights'"),
+        (nn.Linear(2, 2), Recipe(attention="flash"), "Linear has no attention that can be"),
+        (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
+        (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2)),
+            Recipe(attention="flash"),
+            "^1 is no attention that can be switched to 'flash'; choose attention 'auto'",
+        ),
+        (
+            nn.Sequential(stock.Attention(8, 2), stock.Attention(8, 2, attn_head_dim=264)),
+            Recipe("backrazor", attention="flash"),
+            "^1 has heads of 264 columns .* choose attention 'stored'",
+        ),
     ],
-    ids=["nothing to swap", "joint without pruning", "branches", "attention"],
+    ids=["nothing", "branches", "attention", "full", "checkpoint", "eager only", "wide heads"],
 )
 def test_what_cannot_be_honoured_is_refused_before_any_change(net, recipe, message):
     with pytest.raises(UsageError, match=message):
         sparsify(net, recipe)
     assert not any(isinstance(m, RazorLayer) for m in net.modules())
     assert not net._forward_pre_hooks
+    assert not any({"rule", "backend", "memo"} & set(vars(m)) for m in net.modules())
 
 
 def test_twice_is_refused():
@@ -196,7 +210,10 @@ class TestJointBudget:
 
 
 def test_every_swap_is_a_razor_layer_of_its_stock_class():
-    for stock, razor in SWAPS.items():
+    models()  # loads every family's library
+    assert len(swaps()) > 20
+    for stock_type, razor in swaps().items():
         assert issubclass(razor, RazorLayer)
-        assert issubclass(razor, stock)
+        assert issubclass(razor, stock_type)
         assert razor.kind
+        assert razor.__doc__

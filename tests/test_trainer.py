@@ -10,7 +10,7 @@ from torch import nn
 
 from razorctl import families
 from razorctl.errors import RazorError, UsageError
-from razorctl.families import MODELS, Model
+from razorctl.families import Model, models
 from razorctl.job import Job
 from razorctl.layers import RazorLayer
 from razorctl.recipe import METHODS, Recipe
@@ -67,7 +67,7 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
 
 def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):
     run = train(tmp_path)
-    stock = MODELS["vit-micro"].build(10)
+    stock = models()["vit-micro"].build(10)
     stock.load_state_dict(load_file(tmp_path / "run/model.safetensors"), strict=True)
     assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
     run.model = stock
@@ -104,11 +104,11 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 
 
 def register(monkeypatch, build) -> None:
-    micro = MODELS["vit-micro"]
+    micro = models()["vit-micro"]
     odd = Model(
         "odd", "for this test", build, lambda _: micro.transform(micro.build(2)), micro.logits
     )
-    monkeypatch.setitem(families.MODELS, "odd", odd)
+    monkeypatch.setitem(families.models(), "odd", odd)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,10 @@ def register(monkeypatch, build) -> None:
     ],
 )
 def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypatch):
-    register(monkeypatch, lambda classes: nn.Sequential(nn.Conv2d(1, classes, 28), nn.Flatten()))
+    register(
+        monkeypatch,
+        lambda classes: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, classes, 784), nn.Flatten()),
+    )
     job = Job(**{"model": "vit-micro", "dataset": "digits", **settings})
     with pytest.raises(UsageError, match=message):
         finetune(job, Recipe("backrazor"), out=tmp_path / "new" / "run")

@@ -1,15 +1,21 @@
-"""How models are built and fed: a file a library, found by listing.
+"""How a library's models are built, fed and swapped: a file a library, found by listing.
 
-A family file defines `MODELS`, a tuple of `Model` entries.
+A family file has the name of its library and defines `MODELS`, a tuple of `Model` entries, and
+`SWAPS`, as a layer file does, for the library's own layers.
 """
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from razorctl import registry
+from razorctl import layers, registry
+from razorctl.layers import RazorLayer
 
 Rows = dict[str, list[Any]]
 
@@ -32,11 +38,25 @@ class Model:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-MODELS: dict[str, Model] = {
-    model.name: model for file in registry.modules(__name__, __path__) for model in file.MODELS
-}
+@cache
+def models() -> dict[str, Model]:
+    """Every model by name."""
+    files = registry.modules(__name__, __path__)
+    return {model.name: model for file in files for model in file.MODELS}
 
 
 def find(name: str) -> Model:
     """The model of that name; raises UsageError with the nearest one if there is none."""
-    return registry.find("model", name, MODELS)
+    return registry.find("model", name, models())
+
+
+def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
+    """Stock types -> razor classes: torch's, and those of every library that is loaded.
+
+    A library that is not loaded has no module in any model, and may be slow to load.
+    """
+    found = dict(layers.SWAPS)
+    for file in pkgutil.iter_modules(__path__):
+        if file.name in sys.modules:
+            found |= importlib.import_module(f"{__name__}.{file.name}").SWAPS
+    return found

@@ -5,38 +5,120 @@ subclasses its stock class, adds no parameter or buffer, and takes over a module
 `__class__`, so parameters, state-dict keys, hooks, deepcopy and pickle stay what they were.
 """
 
+import weakref
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from razorctl import registry
-from razorctl.rules import Rule
+from razorctl.rules import Kept, Product, Rule
 from razorctl.sampling import Blocks
+
+
+class Memo:
+    """What was last kept, and of which tensor: an activation that feeds several layers of one kind
+    (separate q, k and v) is kept once, by the rule of the first of them.
+
+    Under torch.compile every layer keeps for itself: identity means nothing to a traced program.
+    """
+
+    def __init__(self) -> None:
+        self._entry: tuple[weakref.ref[Tensor], Hashable, Rule, Kept] | None = None
+
+    def keep(
+        self, x: Tensor, layout: Hashable, rule: Rule, rows: Callable[[], Tensor]
+    ) -> tuple[Rule, Kept, bool]:
+        """What is kept of `x`, the rule that kept it, and whether that was here already.
+
+        `x` is the activation as the layer received it; a change in place makes it another. `rows`
+        makes of it what the rule is to see; `layout` is the same where `rows` is.
+        """
+        if torch.compiler.is_compiling():
+            return rule, rule.keep(rows()), False
+        state = layout, x._version
+        if self._entry is not None:
+            known, known_state, first, kept = self._entry
+            if known() is x and known_state == state:
+                return first, kept, True
+        kept = rule.keep(rows())
+        self._entry = weakref.ref(x, self._forget), state, rule, kept
+        return rule, kept, False
+
+    def _forget(self, dead: Any) -> None:
+        if self._entry is not None and self._entry[0] is dead:
+            self._entry = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memo, ()  # copies and pickles start empty
 
 
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward saves by `rule`.
 
-    kind: layer kind, as `Method.rules` names it. blocks: the draw of weights under a joint budget,
-    of which this layer's weight is number `block`; None if every weight gets a gradient.
+    kind: layer kind, as `Method.rules` names it.
     """
 
     kind: ClassVar[str]
     rule: Rule
-    blocks: Blocks | None
-    block: int
 
-    @staticmethod
-    def columns(module: nn.Module) -> int:
-        """The length of the last axis of the activation that the rule of `module` will see."""
-        raise NotImplementedError
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        """The number of columns that the rule of `module` will see; 1 if that may vary."""
+        return 1
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        """Whether this class can stand in for a module of its stock type, with that rule."""
+        return True
 
     @property
     def saving(self) -> bool:
         """Whether this forward pass saves for a backward pass; if not, it is the stock one."""
         return self.training and torch.is_grad_enabled()
+
+
+class WeightLayer(RazorLayer):
+    """A layer with a weight gradient from what `rule` keeps of its input.
+
+    memo: shared by the layers of a model, None to keep for oneself. blocks: the draw of weights
+    under a joint budget, of which this layer's weight is number `block`; None if every weight gets
+    a gradient.
+    """
+
+    weight: Tensor
+    memo: Memo | None = None
+    blocks: Blocks | None = None
+    block: int = 0
+
+    def keep(
+        self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]
+    ) -> tuple[Tensor, float, Rule, Kept]:
+        """Keeps `rows` of the input, if the weight is to get a gradient in this step; see `Memo`.
+
+        Returns the weight, detached if it is not drawn, its probability, the rule that kept, and
+        what that kept.
+        """
+        weight, p = self.weight, 1.0
+        if self.blocks is not None:
+            p = self.blocks.drawn.get(self.block, 0.0)
+        if not (p and weight.requires_grad):
+            return weight.detach(), p, self.rule, ()
+        with torch.no_grad():
+            memo = Memo() if self.memo is None else self.memo
+            rule, kept, shared = memo.keep(input, layout, self.rule, rows)
+        if self.blocks is not None:
+            self.blocks.sizes[self.block] = 0 if shared else input.numel()
+        return weight, p, rule, kept
+
+    def weight_grad(
+        self, rule: Rule, product: Product, kept: Kept, shape: torch.Size, p: float
+    ) -> Tensor:
+        """The gradient of the weight as [anything, columns]; teaches the draw of blocks."""
+        grad = rule.weight_grad(product, kept, shape)
+        return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
 
 
 def to_compute_dtype(x: Tensor) -> Tensor:
@@ -52,6 +134,11 @@ def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def flat(x: Tensor) -> Tensor:
+    """`x` as [rows, columns]."""
+    return x.reshape(-1, x.shape[-1])
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {

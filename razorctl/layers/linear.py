@@ -7,19 +7,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
+from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
+from razorctl.rules import Rule
 
 
 class LinearFunction(torch.autograd.Function):
-    """y = x W^T + b with dW from what `rule` keeps of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1)."""
+    """y = x W^T + b with dW from what `rule` kept of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: "RazorLinear", p: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: "RazorLinear",
+        rule: Rule,
+        p: float,
+        *kept: Tensor,
     ) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        kept = layer.rule.keep(rows) if ctx.needs_input_grad[1] else ()
-        ctx.layer, ctx.p, ctx.rows_shape, ctx.x_shape = layer, p, rows.shape, x.shape
+        ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
         # Autocast saves a low-precision copy of the weight; the parameter itself costs nothing.
         ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
         return F.linear(x, weight, bias)
@@ -28,40 +34,37 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *kept = ctx.saved_tensors
-        dy = dy.reshape(-1, dy.shape[-1])
+        rows = torch.Size((ctx.shape[:-1].numel(), ctx.shape[-1]))
+        dy = flat(dy)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
-            if ctx.needs_input_grad[0]:
-                dx = (dy @ weight.to(dy.dtype)).view(ctx.x_shape)
+            # First, so that a restored input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.rule.weight_grad(dy, tuple(kept), ctx.rows_shape)
-                if ctx.layer.blocks is not None:
-                    dw = ctx.layer.blocks.observe(ctx.layer.block, ctx.p, dw)
+                dw = ctx.layer.weight_grad(ctx.rule, lambda x: dy.T @ x, tuple(kept), rows, ctx.p)
             if ctx.needs_input_grad[2]:
                 db = dy.sum(0)
-        return dx, dw, db, None, None
+            if ctx.needs_input_grad[0]:
+                dx = (dy @ weight.to(dy.dtype)).view(ctx.shape)
+        return dx, dw, db, *[None] * (3 + len(kept))
 
 
-class RazorLinear(RazorLayer, nn.Linear):
+class RazorLinear(WeightLayer, nn.Linear):
     """nn.Linear that saves its input by `rule`, or nothing of it while its block is not drawn."""
 
     kind: ClassVar[str] = "linear"
 
-    @staticmethod
-    def columns(module: nn.Module) -> int:
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
         assert isinstance(module, nn.Linear)
         return module.in_features
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
             return super().forward(input)
-        weight: Tensor = self.weight
-        p = 1.0
-        if self.blocks is not None:
-            p = self.blocks.drawn.get(self.block, 0.0)
-            weight = weight if p else weight.detach()
-        y: Tensor = LinearFunction.apply(to_compute_dtype(input), weight, self.bias, self, p)
+        x = to_compute_dtype(input)
+        weight, p, rule, kept = self.keep(input, self.kind, lambda: flat(x))
+        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, rule, p, *kept)
         return y
 
 

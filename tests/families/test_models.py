@@ -9,12 +9,12 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
 from razorctl.errors import UsageError
-from razorctl.families import MODELS, find
+from razorctl.families import find, models
 from razorctl.families.timm import VIT_MICRO, VIT_MICRO_WEIGHTS
 from razorctl.job import Job
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models())
 def test_feeds_and_trains(name):
     entry = find(name)
     assert entry.name == name
@@ -29,9 +29,9 @@ def test_feeds_and_trains(name):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models())
 def test_defaults_are_settings_of_a_job(name):
-    Job(name, "digits", **MODELS[name].defaults)
+    Job(name, "digits", **models()[name].defaults)
 
 
 def test_unknown_model_gets_the_nearest():

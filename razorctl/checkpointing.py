@@ -1,0 +1,59 @@
+"""A model's own activation checkpointing, switched on and off again."""
+
+from torch import nn
+
+from razorctl.errors import UsageError
+
+# How transformers (by its new name and its old one) and timm let it be switched.
+SWITCHES = (
+    ("activation_checkpointing_enable", "activation_checkpointing_disable"),
+    ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
+    ("set_grad_checkpointing", "set_grad_checkpointing"),
+)
+FLAGS = ("gradient_checkpointing", "grad_checkpointing")
+MARK = "razor_checkpointing"
+
+
+def find(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost modules of `model` that can checkpoint, by name; the model's own is "".
+
+    Raises UsageError if there is none.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        able = getattr(module, "supports_gradient_checkpointing", True)
+        if able and not inside and any(hasattr(module, on) for on, _ in SWITCHES):
+            found[name] = module
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} has no activation checkpointing of its own; wrap its blocks "
+            "in torch.utils.checkpoint, or choose another method."
+        )
+    return found
+
+
+def switch_on(module: nn.Module) -> None:
+    """Switches a module's checkpointing on, if it is not on already."""
+    if any(getattr(part, flag, False) for part in module.modules() for flag in FLAGS):
+        return
+    enable, _ = _switches(module)
+    getattr(module, enable)()
+    setattr(module, MARK, True)
+
+
+def switched(module: nn.Module) -> bool:
+    """Whether `switch_on` has changed this very module."""
+    return hasattr(module, MARK)
+
+
+def switch_back(module: nn.Module) -> None:
+    """Undoes what `switch_on` changed, if anything."""
+    if switched(module):
+        enable, disable = _switches(module)
+        getattr(module, disable)(*[False] * (enable == disable))
+        delattr(module, MARK)
+
+
+def _switches(module: nn.Module) -> tuple[str, str]:
+    return next(pair for pair in SWITCHES if hasattr(module, pair[0]))

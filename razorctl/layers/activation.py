@@ -1,0 +1,134 @@
+"""Activation functions that save their input by a rule: GELU, SiLU; and ReLU, exactly, by its sign.
+
+The papers keep activation inputs dense in half precision (rule `half`): gelu'(0) is 1/2, so a
+pruned element would not be left out but get a wrong derivative.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers import RazorLayer, flat
+from razorctl.ops.topk import pack_bits, unpack_bits
+from razorctl.rules import Rule
+
+aten = torch.ops.aten
+
+
+class ActivationFunction(torch.autograd.Function):
+    """y = f(x), dx = f'(x') dy, with x' what the rule restores; f is the stock forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
+        kept = layer.keep(x)
+        ctx.layer, ctx.shape = layer, x.shape
+        ctx.save_for_backward(*kept)
+        y = layer.stock(x)
+        if y is x:  # an in-place function
+            ctx.mark_dirty(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.layer.gradient(dy, ctx.saved_tensors, ctx.shape), None
+
+
+class Activation(RazorLayer):
+    """Base of razor activations: a stock forward and a derivative."""
+
+    kind: ClassVar[str] = "activation"
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.elementwise
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x = args[0] if args else next(iter(kwargs.values()))
+        if not (self.saving and x.requires_grad):
+            return self.stock(x)
+        y: Tensor = ActivationFunction.apply(x, self)
+        return y
+
+    def stock(self, x: Tensor) -> Tensor:
+        """The stock class's own forward."""
+        y: Tensor = super().forward(x)
+        return y
+
+    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What is saved of the input."""
+        # A rule may keep the very tensor that the function is about to overwrite.
+        return self.rule.keep(flat(x.clone() if getattr(self, "inplace", False) else x))
+
+    def gradient(self, dy: Tensor, kept: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        """dx from dy and what was kept."""
+        rows = torch.Size((shape[:-1].numel(), shape[-1]))
+        x = self.rule.restore(kept, rows).view(shape)
+        return self.derivative(dy, x.to(dy.dtype))
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        """f'(x) dy."""
+        raise NotImplementedError
+
+
+class ExactGELU(Activation):
+    """x Phi(x)."""
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        dx: Tensor = aten.gelu_backward(dy, x)
+        return dx
+
+
+class TanhGELU(Activation):
+    """The tanh approximation of GELU."""
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        dx: Tensor = aten.gelu_backward(dy, x, approximate="tanh")
+        return dx
+
+
+class QuickGELU(Activation):
+    """x sigmoid(1.702 x)."""
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        dx: Tensor = aten.silu_backward(dy, 1.702 * x)
+        return dx
+
+
+class SiLU(Activation):
+    """x sigmoid(x)."""
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        dx: Tensor = aten.silu_backward(dy, x)
+        return dx
+
+
+class ReLU(Activation):
+    """max(x, 0): one bit per element is all its derivative needs, whatever the rule."""
+
+    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (pack_bits((x > 0).view(-1)),)
+
+    def gradient(self, dy: Tensor, kept: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return dy * unpack_bits(kept[0], dy.numel()).view(shape)
+
+
+class RazorGELU(Activation, nn.GELU):
+    """nn.GELU, exact or tanh, that saves its input by `rule`."""
+
+    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
+        dx: Tensor = aten.gelu_backward(dy, x, approximate=self.approximate)
+        return dx
+
+
+class RazorSiLU(SiLU, nn.SiLU):
+    """nn.SiLU that saves its input by `rule`."""
+
+
+class RazorReLU(ReLU, nn.ReLU):
+    """nn.ReLU that saves one bit per element."""
+
+
+SWAPS = {nn.GELU: RazorGELU, nn.SiLU: RazorSiLU, nn.ReLU: RazorReLU}

@@ -1,0 +1,299 @@
+"""Scaled dot-product attention that saves q, k, v, and maybe the probabilities, by a rule.
+
+Backends, as `Recipe.attention` names them: `stored` keeps the probabilities too; `flash` is the
+stock fused attention, which keeps q, k, v dense; `sparse-flash` prunes them and runs the forward
+pass again in the backward pass.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from razorctl.errors import UsageError
+from razorctl.layers import RazorLayer, flat, no_autocast, to_compute_dtype
+from razorctl.ops.dropout import dropout
+from razorctl.rules import Centred, Kept, Rule
+
+WIDEST_HEAD = 256  # that fused kernels take
+
+
+class StoredFunction(torch.autograd.Function):
+    """softmax(q k^T scale + mask) v with gradients from pruned q, k, v and probabilities.
+
+    Kept probabilities are normalised again, so that every row of the scores' gradient sums to 0
+    as it does in truth; Back Razor leaves them as pruned. A probability that dropout zeroed is
+    kept with a minus sign, so the mask costs nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        layer: "Attention",
+        scale: float,
+        dropout_p: float,
+    ) -> Tensor:
+        scores = q @ k.transpose(-2, -1)
+        if scale != 1:
+            scores = scores * scale
+        if mask is not None:
+            scores = _masked(scores, mask)
+        probabilities = layer.softmax(scores)
+        attended, signed = probabilities, probabilities
+        if dropout_p:
+            attended, on = dropout(probabilities, dropout_p)
+            signed = torch.where(on, probabilities, -probabilities)
+        rules = layer.rules
+        tensors = [to_compute_dtype(t) for t in (q, k, v, signed)]
+        kept = [rule.keep(flat(t)) for rule, t in zip(rules, tensors, strict=True)]
+        ctx.layer, ctx.scale, ctx.dropout_p = layer, scale, dropout_p
+        ctx.shapes = [t.shape for t in tensors]
+        ctx.mask_shape = None if mask is None else mask.shape
+        ctx.counts = [len(part) for part in kept]
+        ctx.save_for_backward(*(t for part in kept for t in part))
+        return attended @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        saved = list(ctx.saved_tensors)
+        parts = [tuple(saved.pop(0) for _ in range(n)) for n in ctx.counts]
+        pieces = zip(ctx.layer.rules, parts, ctx.shapes, strict=True)
+        dq = dk = dmask = None
+        with no_autocast(dout.device):
+            q, k, v, signed = (_restore(rule, part, shape) for rule, part, shape in pieces)
+            dtype = dout.dtype
+            probabilities = signed.abs()
+            total = probabilities.sum(-1, keepdim=True, dtype=torch.float32)
+            # A row of which nothing is left has no gradient.
+            probabilities = (probabilities / total.clamp(min=1e-20)).to(dtype)
+            dattended = dout @ v.to(dtype).transpose(-2, -1)
+            attended = probabilities
+            if ctx.dropout_p:
+                on = (signed > 0) / (1 - ctx.dropout_p)
+                attended, dattended = (probabilities * on).to(dtype), (dattended * on).to(dtype)
+            del signed
+            dv = attended.transpose(-2, -1) @ dout
+            if any(ctx.needs_input_grad[i] for i in (0, 1, 3)):
+                along = (dattended * probabilities).sum(-1, keepdim=True)
+                dscores = dattended.sub_(along).mul_(probabilities)
+                if ctx.needs_input_grad[3]:
+                    dmask = dscores.sum_to_size(ctx.mask_shape)
+                if ctx.needs_input_grad[0]:
+                    dq = dscores @ k.to(dtype) * ctx.scale
+                if ctx.needs_input_grad[1]:
+                    dk = dscores.transpose(-2, -1) @ q.to(dtype) * ctx.scale
+        return dq, dk, dv, dmask, None, None, None
+
+
+def _restore(rule: Rule, kept: Kept, shape: torch.Size) -> Tensor:
+    return rule.restore(kept, torch.Size((shape[:-1].numel(), shape[-1]))).view(shape)
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """A bool mask says what takes part; any other is added."""
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, float("-inf"))
+    return scores + mask
+
+
+class SparseFlashFunction(torch.autograd.Function):
+    """Fused attention with the gradient of the same attention of pruned q, k, v (CVPR 2024,
+    supplement, Sec. 8): running it again is what keeps its gradient free of NaN, which the dense
+    output and log-sum-exp together with pruned q, k, v are not.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        layer: "Attention",
+        options: dict[str, Any],
+    ) -> Tensor:
+        q, k, v = (to_compute_dtype(t) for t in (q, k, v))
+        kept = [rule.keep(flat(t)) for rule, t in zip(layer.rules, (q, k, v), strict=False)]
+        ctx.layer, ctx.options = layer, options
+        ctx.shapes = [t.shape for t in (q, k, v)]
+        ctx.counts = [len(part) for part in kept]
+        state = _random_state(q.device) if options["dropout_p"] else None
+        ctx.save_for_backward(mask, state, *(t for part in kept for t in part))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        mask, state, *saved = ctx.saved_tensors
+        parts = [tuple(saved.pop(0) for _ in range(n)) for n in ctx.counts]
+        with no_autocast(dout.device):
+            q, k, v = (
+                _restore(rule, part, shape).to(dout.dtype)
+                for rule, part, shape in zip(ctx.layer.rules, parts, ctx.shapes, strict=False)
+            )
+            grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
+        dmask = grads[3] if ctx.needs_input_grad[3] else None
+        return *grads[:3], dmask, None, None
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _attention_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor | None,
+    dout: Tensor,
+    options: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, and of a mask that needs one, from the same attention run again."""
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    if mask is not None and mask.requires_grad:
+        mask = mask.detach().requires_grad_()
+        inputs.append(mask)
+    with torch.enable_grad(), _replaying(state, q.device):
+        out = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, **options)
+    return torch.autograd.grad(out, inputs, dout)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the default generator of a device."""
+    if torch.compiler.is_compiling():
+        raise UsageError(
+            "sparse-flash attention with dropout cannot be compiled; "
+            "set the attention dropout to 0 or choose attention='flash'."
+        )
+    backend = getattr(torch, device.type)
+    return backend.get_rng_state(device) if device.type != "cpu" else torch.get_rng_state()
+
+
+@contextmanager
+def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Random numbers as they were from `state` on, and afterwards as if nothing had been drawn."""
+    if state is None:
+        yield
+        return
+    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
+    with torch.random.fork_rng([device] if accelerator else [], device_type=device.type):
+        accelerator.set_rng_state(state, device) if accelerator else torch.set_rng_state(state)
+        yield
+
+
+class Attention(RazorLayer):
+    """Base of razor attentions, whose forward calls `attend` in place of the stock function.
+
+    backend: of `Recipe.attention`, "auto" settled. rule: None under `flash`, and where a method
+    has no rule for attention; then the backend alone decides what is saved.
+    scales_query: whether the stock eager attention scales q, not the scores.
+    softmax_dtype: of the probabilities in the stock eager attention, None for that of the scores.
+    """
+
+    kind: ClassVar[str] = "attention"
+    scales_query: ClassVar[bool] = True
+    softmax_dtype: ClassVar[torch.dtype | None] = None
+    rule: Rule | None  # type: ignore[assignment]
+    backend: str
+
+    @property
+    def rules(self) -> tuple[Rule, Rule, Rule, Rule]:
+        """For q, k, v and the probabilities, which have no columns whose mean meant anything."""
+        rule = self.rule
+        assert rule is not None
+        return rule, rule, rule, rule.rule if isinstance(rule, Centred) else rule
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return (rule.rule if isinstance(rule, Centred) else rule).elementwise
+
+    @classmethod
+    def refusal(cls, module: nn.Module, backend: str) -> str | None:
+        """Why a stock module cannot run on a backend, with the mend, as the end of a sentence."""
+        width = cls.head_width(module)
+        if backend in ("flash", "sparse-flash") and width > WIDEST_HEAD:
+            return (
+                f"has heads of {width} columns and fused attention takes at most {WIDEST_HEAD}; "
+                "choose attention 'stored'."
+            )
+        return None
+
+    def take_over(self) -> None:
+        """Called once this class has taken over a module."""
+
+    def give_back(self) -> None:
+        """Called before the module becomes its stock class again."""
+
+    @classmethod
+    def head_width(cls, module: nn.Module) -> int:
+        """Columns of q and k in one head."""
+        raise NotImplementedError
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """As the stock eager attention does it."""
+        if self.softmax_dtype is None:
+            return scores.softmax(-1)
+        return scores.softmax(-1, dtype=self.softmax_dtype).to(scores.dtype)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """`F.scaled_dot_product_attention`, saving by rule and backend."""
+        options: dict[str, Any] = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+        }
+        gradient = any(t.requires_grad for t in (query, key, value))
+        if self.rule is None or not (self.saving and gradient):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+        if self.backend == "sparse-flash":
+            out: Tensor = SparseFlashFunction.apply(query, key, value, attn_mask, self, options)
+            return out
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+        if is_causal:
+            square = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
+            attn_mask = square.tril()
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if self.scales_query:
+            query, scale = query * scale, 1.0
+        out = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
+        return out
+
+
+class Diverted(TorchFunctionMode):
+    """Inside it, what a stock forward asks of fused attention goes to `attention.attend`."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # The mode is off in here, so `attend` can call the stock function.
+        if func is F.scaled_dot_product_attention:
+            func = self.attention.attend
+        return func(*args, **(kwargs or {}))
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch's own has no seam; see the families

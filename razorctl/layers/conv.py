@@ -1,0 +1,141 @@
+"""nn.Conv2d that saves its input by a rule; the input gradient and bias gradient stay exact.
+
+A convolution whose patches do not overlap, as a patch embedding, is a linear layer on patches: its
+columns are their pixels. Of any other the columns are the input channels.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
+from razorctl.rules import Product, Rule
+
+
+class Conv2dFunction(torch.autograd.Function):
+    """The stock convolution with dW from what `rule` kept of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: "RazorConv2d",
+        rule: Rule,
+        p: float,
+        *kept: Tensor,
+    ) -> Tensor:
+        ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
+        ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
+        y: Tensor = layer._conv_forward(x, weight, bias)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        layer = ctx.layer
+        dx = dw = db = None
+        with no_autocast(dy.device):
+            if ctx.needs_input_grad[1]:
+                product, rows = layer.products(dy, ctx.shape)
+                dw = layer.fold(layer.weight_grad(ctx.rule, product, tuple(kept), rows, ctx.p))
+            if ctx.needs_input_grad[2]:
+                db = dy.sum((0, 2, 3))
+            if ctx.needs_input_grad[0]:
+                dx = conv2d_input(ctx.shape, weight.to(dy.dtype), dy, *layer.geometry)  # type: ignore[no-untyped-call]
+        return dx, dw, db, *[None] * (3 + len(kept))
+
+
+class RazorConv2d(WeightLayer, nn.Conv2d):
+    """nn.Conv2d that saves its input by `rule`, or nothing of it while its block is not drawn."""
+
+    kind: ClassVar[str] = "conv"
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        assert isinstance(module, nn.Conv2d)
+        return module.in_channels * (math.prod(module.kernel_size) if _by_patches(module) else 1)
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        assert isinstance(module, nn.Conv2d)
+        uneven = any(
+            d * (k - 1) % 2 for d, k in zip(module.dilation, module.kernel_size, strict=True)
+        )
+        return (
+            module.padding_mode == "zeros"
+            and not (module.padding == "same" and uneven)
+            # With groups, some columns of the input are no smaller product.
+            and (module.groups == 1 or rule.elementwise)
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.saving or input.dim() != 4:
+            return super().forward(input)
+        x = to_compute_dtype(input)
+        layout = self.kind, self.kernel_size if _by_patches(self) else None
+        weight, p, rule, kept = self.keep(input, layout, lambda: self.rows(x))
+        y: Tensor = Conv2dFunction.apply(x, weight, self.bias, self, rule, p, *kept)
+        return y
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width] as patches [rows, pixels] or pixels [rows, channels]."""
+        if not _by_patches(self):
+            return flat(x.movedim(1, -1))
+        batch, channels, *image = x.shape
+        (kh, kw), (h, w) = (
+            self.kernel_size,
+            (n // k for n, k in zip(image, self.kernel_size, strict=True)),
+        )
+        patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
+        return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
+
+    def products(self, dy: Tensor, shape: torch.Size) -> tuple[Product, torch.Size]:
+        """For an input of `shape`: columns of `rows` -> theirs of dW; and the shape of `rows`."""
+        batch, channels, height, width = shape
+        if _by_patches(self):
+            outputs = flat(dy.movedim(1, -1))
+            return lambda x: outputs.T @ x, torch.Size((len(outputs), self.columns(self)))
+
+        def product(x: Tensor) -> Tensor:
+            image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
+            size = (self.out_channels, image.shape[1] // self.groups, *self.kernel_size)
+            dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
+            return dw.movedim(1, -1).flatten(0, 2)
+
+        return product, torch.Size((batch * height * width, channels))
+
+    def fold(self, dw: Tensor) -> Tensor:
+        """dW as `products` lays it out -> in the shape of the weight."""
+        if _by_patches(self):
+            return dw.view_as(self.weight)
+        return dw.view(self.out_channels, *self.kernel_size, -1).movedim(-1, 1)
+
+    @property
+    def geometry(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """Stride, padding, dilation and groups."""
+        if isinstance(self.padding, str):
+            same = self.padding == "same"
+            sizes = zip(self.dilation, self.kernel_size, strict=True)
+            padding = tuple(d * (k - 1) // 2 if same else 0 for d, k in sizes)
+        else:
+            padding = tuple(self.padding)
+        return self.stride, padding, self.dilation, self.groups
+
+
+def _by_patches(module: nn.Conv2d) -> bool:
+    return (
+        module.stride == module.kernel_size
+        and module.padding in ((0, 0), "valid")
+        and module.dilation == (1, 1)
+        and module.groups == 1
+    )
+
+
+SWAPS = {nn.Conv2d: RazorConv2d}

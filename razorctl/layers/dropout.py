@@ -1,0 +1,50 @@
+"""nn.Dropout with a mask of one bit per element, where stock keeps a byte (CUDA) or four (CPU)."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers import RazorLayer
+from razorctl.ops.dropout import dropout, dropout_backward
+from razorctl.ops.topk import pack_bits, unpack_bits
+from razorctl.rules import Rule
+
+
+class DropoutFunction(torch.autograd.Function):
+    """y = x mask / (1 - p); exact whatever the rule."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        y, mask = dropout(x, p)
+        ctx.p = p
+        ctx.save_for_backward(pack_bits(mask.view(-1)))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (bits,) = ctx.saved_tensors
+        mask = unpack_bits(bits, dy.numel()).view(dy.shape)
+        return dropout_backward(dy, mask, ctx.p), None
+
+
+class RazorDropout(RazorLayer, nn.Dropout):
+    """nn.Dropout with a packed mask."""
+
+    kind: ClassVar[str] = "dropout"
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        assert isinstance(module, nn.Dropout)
+        return rule.elementwise and not module.inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.saving and input.requires_grad and 0 < self.p < 1):
+            return super().forward(input)
+        y: Tensor = DropoutFunction.apply(input, self.p)
+        return y
+
+
+SWAPS = {nn.Dropout: RazorDropout}

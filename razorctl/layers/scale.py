@@ -1,0 +1,68 @@
+"""Layer scale: y = x gamma with a learned gamma per column, whose gradient alone needs x."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers import RazorLayer, flat, no_autocast
+from razorctl.rules import Rule
+
+
+class ScaleFunction(torch.autograd.Function):
+    """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' what the rule restores."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:
+        kept = layer.rule.keep(flat(x)) if ctx.needs_input_grad[1] else ()
+        ctx.layer = layer
+        ctx.save_for_backward(gamma, *kept)
+        return layer.stock(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gamma, *kept = ctx.saved_tensors
+        dx = dgamma = None
+        with no_autocast(dy.device):
+            if ctx.needs_input_grad[1]:
+                rows = flat(dy)
+                dgamma = (rows * ctx.layer.rule.restore(tuple(kept), rows.shape)).sum(0)
+            if ctx.needs_input_grad[0]:
+                dx = dy * gamma
+        return dx, dgamma, None
+
+
+class LayerScale(RazorLayer):
+    """Base of razor layer scales. gamma_name: of the parameter [columns], in the stock class."""
+
+    kind: ClassVar[str] = "scale"
+    gamma_name: ClassVar[str] = "gamma"
+
+    @classmethod
+    def _gamma(cls, module: nn.Module) -> Tensor:
+        gamma: Tensor = getattr(module, cls.gamma_name)
+        return gamma
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return cls._gamma(module).numel()
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return not getattr(module, "inplace", False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving:
+            return self.stock(x)
+        y: Tensor = ScaleFunction.apply(x, self._gamma(self), self)
+        return y
+
+    def stock(self, x: Tensor) -> Tensor:
+        """The stock class's own forward."""
+        y: Tensor = super().forward(x)
+        return y
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has none; see the families

@@ -1,0 +1,23 @@
+"""Dropout that hands out its mask, drawing what the stock one draws."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Stock dropout of `x` with probability `p` in (0, 1), to the bit.
+
+    Returns the output and the bool mask of what was kept. Uses the default generator of x's device.
+    """
+    if x.device.type != "cpu":
+        return torch.native_dropout(x, p, True)
+    # The fused op draws differently from what nn.Dropout runs on a CPU, which is this product.
+    noise = F.dropout(torch.ones_like(x), p)
+    return x * noise, noise > 0
+
+
+def dropout_backward(dy: Tensor, mask: Tensor, p: float) -> Tensor:
+    """The input's gradient."""
+    dx: Tensor = torch.ops.aten.native_dropout_backward(dy, mask, 1 / (1 - p))
+    return dx

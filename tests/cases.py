@@ -1,0 +1,152 @@
+"""One small example of every layer that can be swapped, for tests over all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm import layers as timm_layers
+from timm.layers import activations as timm_activations
+from torch import nn
+from transformers import BertConfig, activations
+from transformers.models.bert.modeling_bert import BertSelfAttention
+
+from razorctl.families import models, swaps
+from razorctl.layers import RazorLayer
+from razorctl.layers.attention import Attention
+from razorctl.rules import RULES, Centred, Rule
+
+models()  # loads every family's library, so that `swaps` has its layers
+
+
+@dataclass(frozen=True)
+class Case:
+    """build: the stock layer. shapes: of inputs, odd ones among them. exact: whether the input's
+    gradient is, whatever the rule. attention: the backend, for attention alone.
+    """
+
+    build: Callable[[], nn.Module]
+    shapes: tuple[tuple[int, ...], ...]
+    exact: bool = False
+    attention: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def layer(self, rule: str | Rule = "dense", device: torch.device | str = "cpu") -> RazorLayer:
+        """The razor layer with a rule, by object or by name; see `rule`."""
+        module = self.build().to(device).train()
+        if isinstance(rule, str):
+            rule = self.rule(rule)
+        return razor(module, rule, self.attention)
+
+    def rule(self, name: str, density: float = 0.3, unbiased: bool = False) -> Rule:
+        """A rule of the layer's width; "topk, centred" is one with the mean correction."""
+        module = self.build()
+        name, _, centred = name.partition(", ")
+        rule = RULES[name](swaps()[type(module)].columns(module), density, unbiased)
+        return Centred(rule) if centred else rule
+
+    def fits(self, rule: str) -> bool:
+        """Whether the layer takes that rule."""
+        module = self.build()
+        return swaps()[type(module)].fits(module, self.rule(rule))
+
+
+def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
+    """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
+    module.__class__ = swaps()[type(module)]
+    assert isinstance(module, RazorLayer)
+    module.rule = rule
+    if isinstance(module, Attention):
+        module.backend = attention
+        module.take_over()
+    return module
+
+
+def stock(module: RazorLayer) -> nn.Module:
+    """The same module in its stock class again."""
+    if isinstance(module, Attention):
+        module.give_back()
+    module.__class__ = {razor: stock for stock, razor in swaps().items()}[type(module)]
+    return module
+
+
+def bert(dropout: float = 0.0, implementation: str = "sdpa") -> BertSelfAttention:
+    return BertSelfAttention(
+        BertConfig(
+            hidden_size=24,
+            num_attention_heads=3,
+            attention_probs_dropout_prob=dropout,
+            attn_implementation=implementation,
+        )
+    )
+
+
+def scale() -> nn.Module:
+    layer = timm_layers.LayerScale(33)
+    nn.init.normal_(layer.gamma)
+    return layer
+
+
+def norm(layer: nn.Module) -> nn.Module:
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, 1.0, 0.3)
+    return layer
+
+
+ROWS = ((5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33))
+TOKENS = ((3, 7, 24), (1, 1, 24), (2, 13, 24))
+CASES: dict[str, Case] = {
+    "linear": Case(lambda: nn.Linear(33, 17), (*ROWS, (33,)), exact=True),
+    "patches": Case(lambda: nn.Conv2d(3, 8, 4, 4), ((2, 3, 9, 8), (1, 3, 4, 4)), exact=True),
+    "pointwise": Case(lambda: nn.Conv2d(7, 5, 1), ((2, 7, 3, 5),), exact=True),
+    "conv": Case(
+        lambda: nn.Conv2d(6, 8, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)),
+        ((2, 6, 7, 5), (1, 6, 3, 3)),
+        exact=True,
+    ),
+    "same conv": Case(lambda: nn.Conv2d(6, 8, 3, padding="same"), ((2, 6, 5, 7),), exact=True),
+    "grouped conv": Case(
+        lambda: nn.Conv2d(6, 12, 3, groups=3, bias=False), ((2, 6, 5, 4),), exact=True
+    ),
+    "layer norm": Case(lambda: norm(nn.LayerNorm(33)), ROWS),
+    "layer norm over two axes": Case(lambda: norm(nn.LayerNorm((3, 11))), ((5, 3, 11),)),
+    "bare layer norm": Case(lambda: nn.LayerNorm(33, elementwise_affine=False), ROWS),
+    "rms norm": Case(lambda: norm(nn.RMSNorm(33)), ROWS),
+    "timm layer norm": Case(lambda: norm(timm_layers.LayerNorm(33)), ROWS),
+    "timm fp32 layer norm": Case(lambda: norm(timm_layers.LayerNormFp32(33)), ROWS),
+    "timm rms norm": Case(lambda: norm(timm_layers.RmsNorm(33)), ROWS),
+    "gelu": Case(nn.GELU, ROWS),
+    "tanh gelu": Case(lambda: nn.GELU("tanh"), ROWS),
+    "silu": Case(nn.SiLU, ROWS),
+    "relu": Case(nn.ReLU, ROWS, exact=True),
+    "timm gelu": Case(timm_activations.GELU, ROWS),
+    "timm tanh gelu": Case(timm_activations.GELUTanh, ROWS),
+    "timm quick gelu": Case(timm_activations.QuickGELU, ROWS),
+    "timm swish": Case(timm_activations.Swish, ROWS),
+    "transformers gelu": Case(activations.GELUActivation, ROWS),
+    "transformers python gelu": Case(lambda: activations.GELUActivation(True), ROWS),
+    "transformers tanh gelu": Case(activations.GELUTanh, ROWS),
+    "transformers new gelu": Case(activations.NewGELUActivation, ROWS),
+    "transformers fast gelu": Case(activations.FastGELUActivation, ROWS),
+    "transformers quick gelu": Case(activations.QuickGELUActivation, ROWS),
+    "transformers silu": Case(activations.SiLUActivation, ROWS),
+    "dropout": Case(lambda: nn.Dropout(0.3), ROWS, exact=True),
+    "layer scale": Case(scale, ROWS, exact=True),
+}
+for backend in ("stored", "sparse-flash"):
+    CASES |= {
+        f"attention, {backend}": Case(
+            lambda: timm_layers.Attention(24, 3, qkv_bias=True), TOKENS, attention=backend
+        ),
+        f"normed attention, {backend}": Case(
+            lambda: timm_layers.Attention(24, 3, qk_norm=True, norm_layer=nn.LayerNorm),
+            TOKENS,
+            attention=backend,
+        ),
+        f"rotary attention, {backend}": Case(
+            lambda: timm_layers.AttentionRope(24, 4, num_kv_heads=2, qkv_fused=False),
+            TOKENS,
+            attention=backend,
+        ),
+        f"bert attention, {backend}": Case(bert, TOKENS, attention=backend),
+    }

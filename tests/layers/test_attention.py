@@ -1,0 +1,239 @@
+"""`attend` against its oracles: autograd through the attention of what the rules restore."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from torch import Tensor
+
+from razorctl.errors import UsageError
+from razorctl.layers import RazorLayer
+from razorctl.rules import RULES, Centred
+from tests.cases import razor
+from tests.layers.test_every_layer import TOLERANCE, assert_close
+
+BATCH, HEADS, TOKENS, WIDTH = 2, 3, 13, 7
+RULE_NAMES = ["dense", "half", "topk", "topk, centred"]
+BACKENDS = ["stored", "sparse-flash"]
+MASKS = ["none", "bool", "float", "causal"]
+every_rule = pytest.mark.parametrize("rule", RULE_NAMES)
+
+
+def layer(rule: str, backend: str, density: float = 0.4) -> RazorLayer:
+    name, _, centred = rule.partition(", ")
+    built = RULES[name](WIDTH, density, False)
+    module = Attention(HEADS * WIDTH, HEADS).train()
+    return razor(module, Centred(built) if centred else built, backend)
+
+
+def inputs(device, dtype=torch.float32) -> list[Tensor]:
+    shape = (BATCH, HEADS, TOKENS, WIDTH)
+    return [(2 * torch.randn(shape, device=device)).to(dtype).requires_grad_() for _ in "qkv"]
+
+
+def options(mask: str, device) -> dict:
+    padding = torch.ones(BATCH, 1, 1, TOKENS, dtype=torch.bool, device=device)
+    padding[1, ..., 9:] = False
+    if mask == "causal":
+        return {"is_causal": True}
+    if mask == "bool":
+        return {"attn_mask": padding}
+    if mask == "float":
+        bias = torch.randn(1, HEADS, TOKENS, TOKENS, device=device)
+        return {"attn_mask": bias.masked_fill(~padding, -1e30)}
+    return {}
+
+
+def stand_ins(attention: RazorLayer, tensors: list[Tensor]) -> list[Tensor]:
+    restored = []
+    for rule, t in zip(attention.rules, tensors, strict=False):
+        rows = t.detach().reshape(-1, t.shape[-1])
+        restored.append(rule.restore(rule.keep(rows), rows.shape).view(t.shape))
+    return restored
+
+
+def with_gradient(value: Tensor, source: Tensor) -> Tensor:
+    """`value`, with the gradient of `source`."""
+    return value + (source - source.detach())
+
+
+def probabilities(q: Tensor, k: Tensor, settings: dict) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    mask = settings.get("attn_mask")
+    if settings.get("is_causal"):
+        mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1)
+
+
+@every_rule
+@pytest.mark.parametrize("mask", MASKS)
+def test_stored_gradients_equal_the_oracle(rule, mask, device):
+    attention = layer(rule, "stored")
+    q, k, v = inputs(device)
+    settings = options(mask, device)
+    dense = probabilities(q, k, settings).detach()
+    scaled = q.detach() * WIDTH**-0.5  # what is kept of q
+    qs, ks, vs, ps = stand_ins(attention, [scaled, k, v, dense])
+    ps = ps / ps.sum(-1, keepdim=True)
+    # Both products are bilinear, and softmax at log P has the Jacobian of P.
+    scores = (q * WIDTH**-0.5) @ ks.transpose(-2, -1) + qs @ k.transpose(-2, -1)
+    p = with_gradient(ps.log(), scores).softmax(-1)
+    out = p @ vs + ps @ v
+    cotangent = torch.randn(out.shape, device=device)
+    want = torch.autograd.grad(out, (q, k, v), cotangent)
+    y = attention.attend(q, k, v, **settings)
+    assert_close([y], [F.scaled_dot_product_attention(q, k, v, **settings)], 1e-5)
+    got = list(torch.autograd.grad(y, (q, k, v), cotangent))
+    # The last bit of a probability may round its half the other way.
+    assert_close(got, list(want), 2e-4 if rule == "half" else 2e-5)
+
+
+@every_rule
+@pytest.mark.parametrize("mask", MASKS)
+def test_sparse_flash_gradients_equal_the_oracle(rule, mask, device):
+    attention = layer(rule, "sparse-flash")
+    tensors = inputs(device)
+    settings = options(mask, device)
+    pruned = [
+        with_gradient(*pair) for pair in zip(stand_ins(attention, tensors), tensors, strict=True)
+    ]
+    out = F.scaled_dot_product_attention(*pruned, **settings)
+    cotangent = torch.randn(out.shape, device=device)
+    want = torch.autograd.grad(out, tensors, cotangent)
+    y = attention.attend(*tensors, **settings)
+    assert torch.equal(y, F.scaled_dot_product_attention(*tensors, **settings))
+    assert_close(list(torch.autograd.grad(y, tensors, cotangent)), list(want), 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_everything_kept_equals_stock_in_low_precision(backend, mask, dtype, device):
+    tensors = inputs(device, dtype)
+    settings = options(mask, device)
+    if mask == "float":
+        settings["attn_mask"] = settings["attn_mask"].clamp(min=-1e4).to(dtype)
+    results = []
+    for attend in (layer("dense", backend).attend, F.scaled_dot_product_attention):
+        y = attend(*tensors, **settings)
+        results.append([y, *torch.autograd.grad(y, tensors, torch.ones_like(y))])
+    assert_close(*results, 2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("rule", ["dense", "topk"])
+def test_stored_dropout_equals_the_oracle(rule, device):
+    attention = layer(rule, "stored")
+    q, k, v = inputs(device)
+    dense = probabilities(q, k, {}).detach()
+    torch.manual_seed(5)
+    dropped = F.dropout(dense, 0.3)
+    signed = torch.where(dropped > 0, dense, -dense)
+    qs, ks, vs, ps = stand_ins(attention, [q.detach() * WIDTH**-0.5, k, v, signed])
+    on = (ps > 0) / 0.7
+    ps = ps.abs() / ps.abs().sum(-1, keepdim=True)
+    scores = (q * WIDTH**-0.5) @ ks.transpose(-2, -1) + qs @ k.transpose(-2, -1)
+    p = with_gradient(ps.log(), scores).softmax(-1)
+    out = (p * on) @ vs + (ps * on) @ v
+    cotangent = torch.randn(out.shape, device=device)
+    want = torch.autograd.grad(out, (q, k, v), cotangent)
+    torch.manual_seed(5)
+    y = attention.attend(q, k, v, dropout_p=0.3)
+    torch.testing.assert_close(y, dropped @ v)
+    assert_close(list(torch.autograd.grad(y, (q, k, v), cotangent)), list(want), 2e-5)
+
+
+def test_sparse_flash_replays_dropout_and_leaves_the_generator_alone(device):
+    attention = layer("dense", "sparse-flash")
+    tensors = inputs(device)
+    cotangent = torch.randn(tensors[0].shape, device=device)
+    results, states = [], []
+    for attend in (attention.attend, F.scaled_dot_product_attention):
+        torch.manual_seed(5)
+        y = attend(*tensors, dropout_p=0.3)
+        torch.rand(7, device=device)  # what a later layer draws
+        results.append([y, *torch.autograd.grad(y, tensors, cotangent)])
+        states.append(torch.rand(3, device=device))
+    assert_close(*results, 1e-5)
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_that_is_learned_gets_its_gradient(backend, device):
+    tensors = inputs(device)
+    results = []
+    for attend in (layer("dense", backend).attend, F.scaled_dot_product_attention):
+        torch.manual_seed(0)
+        bias = torch.randn(1, HEADS, TOKENS, TOKENS, device=device, requires_grad=True)
+        y = attend(*tensors, bias)
+        y.square().sum().backward()
+        results.append([y.detach(), bias.grad])
+    assert_close(*results, 2e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fewer_heads_of_k_and_v(backend, device):
+    q, k, v = inputs(device)
+    k, v = (t[:, :1].detach().requires_grad_() for t in (k, v))
+    results = []
+    for attend in (layer("dense", backend).attend, F.scaled_dot_product_attention):
+        y = attend(q, k, v, enable_gqa=True)
+        results.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
+    assert_close(*results, 2e-5)
+
+
+def test_a_row_of_which_nothing_is_left_gives_no_gradient_and_no_nan():
+    attention = layer("topk", "stored", density=0.02)
+    q, k, v = inputs("cpu")
+    q.data[0, 0, 0] = 0  # all its probabilities are 1 / 13, smaller than the others' largest
+    for grad in torch.autograd.grad(attention.attend(q, k, v).sum(), (q, k, v)):
+        assert grad.isfinite().all()
+
+
+def test_score_gradients_sum_to_zero_over_each_row():
+    attention = layer("topk", "stored")
+    tensors = inputs("cpu")
+    bias = torch.zeros(BATCH, HEADS, TOKENS, TOKENS, requires_grad=True)
+    attention.attend(*tensors, bias).square().sum().backward()
+    assert bias.grad.abs().max() > 0.1
+    assert bias.grad.sum(-1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_frozen_parts_get_no_gradient(backend):
+    attention = layer("topk", backend)
+    q, k, v = inputs("cpu")
+    k.requires_grad_(False)
+    attention.attend(q, k, v).sum().backward()
+    assert k.grad is None
+    assert q.grad.any()
+    frozen = [t.detach() for t in (q, k, v)]
+    attention.rule = object()  # whoever asks it fails
+    assert not attention.attend(*frozen).requires_grad
+
+
+def test_dropout_with_sparse_flash_cannot_be_compiled():
+    attention = layer("topk", "sparse-flash")
+    torch.compiler.reset()
+    compiled = torch.compile(attention.attend, backend="aot_eager", fullgraph=True)
+    with pytest.raises((UsageError, torch._dynamo.exc.TorchDynamoException), match="flash"):
+        compiled(*inputs("cpu"), dropout_p=0.3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_kept_bytes(backend):
+    attention = layer("topk", backend, 0.5)
+    saved = []
+    tensors = inputs("cpu")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        attention.attend(*tensors)
+    n, p = BATCH * HEADS * TOKENS * WIDTH, BATCH * HEADS * TOKENS * TOKENS
+
+    def kept(count: int) -> int:
+        return round(0.5 * count) * 4 + (count + 7) // 8
+
+    size = sum(t.numel() * t.element_size() for t in saved)
+    assert size == 3 * kept(n) + (kept(p) if backend == "stored" else 0)

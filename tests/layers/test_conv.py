@@ -1,0 +1,74 @@
+"""RazorConv2d against the oracle: the stock weight gradient of what the rule restores."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from razorctl.families import swaps
+from tests.cases import CASES
+from tests.layers.test_every_layer import TOLERANCE, assert_close, run
+
+CONVS = [name for name in CASES if "conv" in name or name in ("patches", "pointwise")]
+RULE_NAMES = ["topk", "half", "columns-norm", "columns-uniform", "topk, centred"]
+PAIRS = [(case, rule) for case in CONVS for rule in RULE_NAMES if CASES[case].fits(rule)]
+
+
+def images(layer, rows, shape):
+    """The inverse of `layer.rows`; pixels that no patch covers are zero."""
+    batch, channels, height, width = shape
+    if rows.shape[1] == channels:
+        return rows.view(batch, height, width, channels).movedim(-1, 1)
+    kh, kw = layer.kernel_size
+    h, w = height // kh, width // kw
+    patches = rows.view(batch, h, w, channels, kh, kw).permute(0, 3, 1, 4, 2, 5)
+    covered = patches.reshape(batch, channels, h * kh, w * kw)
+    return F.pad(covered, (0, width - w * kw, 0, height - h * kh))
+
+
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
+def test_weight_gradients_equal_the_oracle(case, rule, device):
+    for shape in CASES[case].shapes:
+        layer = CASES[case].layer(rule, device=device)
+        x = torch.randn(shape, device=device)
+        torch.manual_seed(7)
+        rows = layer.rows(x)
+        assert rows.shape[1] == layer.columns(layer)
+        stand_in = images(layer, layer.rule.restore(layer.rule.keep(rows), rows.shape), shape)
+        y, _, dw, *_ = run(layer, x)
+        weight = layer.weight.detach().clone().requires_grad_()
+        layer_output = layer._conv_forward(stand_in, weight, None)
+        cotangent = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).sin()
+        layer_output.backward(cotangent)
+        assert_close([dw], [weight.grad], TOLERANCE[None])
+
+
+def test_an_image_without_batch_is_left_to_stock():
+    layer = CASES["conv"].layer("topk")
+    layer.rule = None
+    layer(torch.randn(6, 7, 5)).sum().backward()
+    assert layer.weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"kernel_size": 3, "padding": 1, "padding_mode": "reflect"}, "topk"),
+        ({"kernel_size": 2, "padding": "same"}, "topk"),
+        ({"kernel_size": 3, "groups": 2}, "columns-norm"),
+        ({"kernel_size": 3, "groups": 2}, "topk, centred"),
+    ],
+)
+def test_what_it_cannot_stand_in_for_is_not_taken(settings, rule):
+    from torch import nn
+
+    razor = swaps()[nn.Conv2d]
+    assert not razor.fits(nn.Conv2d(4, 4, **settings), CASES["conv"].rule(rule))
+    assert razor.fits(nn.Conv2d(4, 4, 3), CASES["conv"].rule(rule))
+
+
+def test_a_patch_embedding_keeps_pixels_not_channels():
+    layer = CASES["patches"].layer("columns-norm")
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(torch.randn(2, 3, 8, 8))
+    assert [t.shape for t in saved if t.is_floating_point()] == [(8, 14)]  # 30 % of 48 columns

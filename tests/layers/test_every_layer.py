@@ -1,0 +1,289 @@
+"""What holds for every layer with every rule it takes; what each computes is in its own file."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.families import swaps
+from razorctl.rules import RULES
+from tests.cases import CASES, stock
+
+RULE_NAMES = [*RULES, "topk, centred", "columns-bandit, centred"]
+PAIRS = [(case, rule) for case in CASES for rule in RULE_NAMES if CASES[case].fits(rule)]
+# One rule a layer where every rule would take minutes: what its methods give it.
+USUAL = {
+    case: "columns-bandit" if CASES[case].fits("columns-bandit") and CASES[case].exact else "topk"
+    for case in CASES
+}
+every_pair = pytest.mark.parametrize(("case", "rule"), PAIRS)
+every_layer = pytest.mark.parametrize("case", CASES)
+PRECISIONS = [None, torch.bfloat16, torch.float16]
+# Of fp16, 2^-11 a rounding; attention and norms make a few of them.
+TOLERANCE = {None: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+# torch's own derivative of tanh GELU is NaN where a cube overflows.
+NOT_FINITE = [case for case in CASES if "tanh" in case or "new" in case or "fast" in case]
+
+
+def first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def run(layer: nn.Module, x: Tensor, precision: torch.dtype | None = None) -> list[Tensor]:
+    """Output, the input's gradient and every parameter's, after a fixed cotangent."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    torch.manual_seed(7)
+    with torch.autocast(x.device.type, precision, enabled=precision is not None):
+        y = first(layer(x))
+    cotangent = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).sin()
+    y.backward(cotangent.to(y.dtype))
+    return [y.detach(), x.grad, *(p.grad for p in layer.parameters())]
+
+
+def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
+    """Each tensor to a share of its norm, or of 3 % of the largest norm: the gradient of a
+    bias of k, which softmax cancels, is nothing but rounding.
+    """
+    norms = [b.double().norm() for b in want]
+    for a, b, norm in zip(got, want, norms, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert (a.double() - b.double()).norm() <= tolerance * max(norm, 0.03 * max(norms))
+
+
+def test_every_swap_has_a_case():
+    covered = {type(case.build()) for case in CASES.values()}
+    names = {stock_type.__name__ for stock_type in set(swaps()) - covered}
+    # The same base class and so the same code as BertSelfAttention; tests/families has models.
+    assert all("Attention" in name for name in names), names
+
+
+@every_layer
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+def test_everything_kept_equals_stock(case, precision, device):
+    for shape in CASES[case].shapes:
+        layer = CASES[case].layer("dense", device=device)
+        x = torch.randn(shape, device=device)
+        got = run(layer, x, precision)
+        assert_close(got, run(stock(layer), x, precision), TOLERANCE[precision])
+
+
+@every_pair
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+def test_the_forward_pass_is_stock_and_so_is_what_is_exact(case, rule, precision, device):
+    for shape in CASES[case].shapes:
+        layer = CASES[case].layer(rule, device=device)
+        x = torch.randn(shape, device=device)
+        got = run(layer, x, precision)
+        layer = stock(layer)
+        if CASES[case].attention == "stored":  # the stock attention that stores its probabilities
+            eager(layer)
+        want = run(layer, x, precision)
+        assert got[0].dtype == want[0].dtype
+        assert torch.equal(got[0], want[0])
+        if CASES[case].exact:
+            assert_close(got[1:2], want[1:2], TOLERANCE[precision])
+        for (name, _), a, b in zip(layer.named_parameters(), got[2:], want[2:], strict=True):
+            assert a.isfinite().all()
+            if name == "bias":
+                assert_close([a], [b], TOLERANCE[precision])
+
+
+def eager(layer: nn.Module) -> None:
+    if hasattr(layer, "fused_attn"):
+        layer.fused_attn = False
+    else:
+        layer.config._attn_implementation = "eager"
+
+
+@every_pair
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e4, 1e30])
+def test_degenerate_inputs_give_finite_gradients(case, rule, value, device):
+    if value > 1e4 and CASES[case].attention:
+        return  # products of such q and k are infinite in the stock forward pass too
+    layer = CASES[case].layer(rule, device=device)
+    x = torch.full(CASES[case].shapes[0], value, device=device)
+    for got in (run(layer, x), run(layer, x)):  # the second with what the first has taught
+        assert all(t.isfinite().all() for t in got) or case in NOT_FINITE
+
+
+@every_pair
+def test_accumulation_adds(case, rule):
+    layer = CASES[case].layer(rule)
+    x = torch.randn(2, *CASES[case].shapes[0])
+    rules = [copy.deepcopy(layer.rule) for _ in "ab"]
+    grads = []
+    layer.rule = rules[0]
+    torch.manual_seed(0)
+    for part in x:
+        layer.zero_grad()
+        first(layer(part.detach().requires_grad_())).square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    layer.rule = rules[1]
+    layer.zero_grad()
+    torch.manual_seed(0)
+    for part in x:
+        first(layer(part.detach().requires_grad_())).square().sum().backward()
+    for p, a, b in zip(layer.parameters(), *grads, strict=True):
+        torch.testing.assert_close(p.grad, a + b, rtol=1e-4, atol=1e-4)
+
+
+@every_pair
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_replays_it(case, rule, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    plain = CASES[case].layer(rule)
+    twin = copy.deepcopy(plain)
+    x = torch.randn(CASES[case].shapes[0])
+    inputs = [x.clone().requires_grad_() for _ in "ab"]
+    torch.manual_seed(5)
+    first(plain(inputs[0])).square().sum().backward()
+    torch.manual_seed(5)
+    first(checkpoint(twin, inputs[1], use_reentrant=reentrant)).square().sum().backward()
+    # The first pass of a reentrant one runs without grad, so with the stock fused attention.
+    want, got = (
+        [x.grad, *(p.grad for p in m.parameters())]
+        for x, m in zip(inputs, (plain, twin), strict=True)
+    )
+    assert_close(got, want, 1e-5 if reentrant else 0)
+
+
+@every_layer
+def test_compiled_steps_equal_eager_ones(case, device):
+    layer = CASES[case].layer(USUAL[case], device=device)
+    twin = copy.deepcopy(layer)
+    torch.compiler.reset()
+    # With a partitioner, which must not make a draw anew in the backward pass.
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for step in range(2):
+        x = torch.randn(CASES[case].shapes[0], device=device)
+        inputs = [x.clone().requires_grad_() for _ in "ab"]
+        for forward, module, a in ((compiled, twin, inputs[0]), (layer, layer, inputs[1])):
+            module.zero_grad()
+            torch.manual_seed(step)
+            first(forward(a)).square().sum().backward()
+        got, want = (
+            [a.grad, *(p.grad for p in module.parameters())]
+            for a, module in zip(inputs, (twin, layer), strict=True)
+        )
+        assert_close(got, want, 1e-5)
+
+
+@every_pair
+def test_on_the_meta_device(case, rule):
+    # Nothing there has a value, so this also shows that a step never waits for the device.
+    layer = CASES[case].layer(rule, device="meta")
+    x = torch.randn(CASES[case].shapes[0], device="meta", requires_grad=True)
+    first(layer(x)).sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(p.grad.shape == p.shape for p in layer.parameters())
+
+
+@every_pair
+def test_evaluation_and_no_grad_are_stock(case, rule):
+    layer = CASES[case].layer(rule)
+    layer.rule = None  # whoever asks it fails
+    x = torch.randn(CASES[case].shapes[0], requires_grad=True)
+    with torch.no_grad():
+        assert not first(layer(x)).requires_grad
+    y = first(layer.eval()(x))
+    assert torch.equal(y, first(stock(layer)(x)))
+
+
+@every_layer
+def test_frozen_layers_pass_on_a_gradient_and_get_none(case):
+    layer = CASES[case].layer(USUAL[case]).requires_grad_(False)
+    x = torch.randn(CASES[case].shapes[0], requires_grad=True)
+    first(layer(x)).square().sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None for p in layer.parameters())
+    torch.manual_seed(0)
+    y = first(layer(x.detach()))  # nothing asks for a gradient
+    assert not y.requires_grad
+
+
+@every_layer
+def test_an_input_without_gradient(case):
+    layer = CASES[case].layer(USUAL[case])
+    if not list(layer.parameters()):
+        return
+    first(layer(torch.randn(CASES[case].shapes[0]))).square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@every_layer
+def test_an_empty_batch(case):
+    if case.startswith("bert"):
+        return  # stock cannot
+    shape = (0, *CASES[case].shapes[0][1:])
+    layer = CASES[case].layer(USUAL[case])
+    x = torch.zeros(shape, requires_grad=True)
+    first(layer(x)).sum().backward()
+    assert x.grad.shape == shape
+    assert all(not p.grad.any() for p in layer.parameters())
+
+
+@every_layer
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, torch.float64])
+def test_low_and_high_precision_modules(case, precision, device):
+    layer = CASES[case].layer(USUAL[case], device=device).to(precision)
+    x = torch.randn(CASES[case].shapes[0], device=device, dtype=precision, requires_grad=True)
+    first(layer(x)).square().mean().backward()
+    for grad in (x.grad, *(p.grad for p in layer.parameters())):
+        assert grad.dtype == precision
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not CASES[name].attention])
+def test_backward_under_autocast_is_the_same(case):
+    x = torch.randn(CASES[case].shapes[0])
+    grads = []
+    torch.manual_seed(1)
+    original = CASES[case].layer(USUAL[case])
+    for inside in (False, True):
+        torch.manual_seed(0)
+        layer, a = copy.deepcopy(original), x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            with torch.autocast("cpu", enabled=False):
+                y = first(layer(a))
+            y.square().sum().backward()
+        grads.append([a.grad, *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@every_layer
+def test_a_second_derivative_is_refused(case):
+    layer = CASES[case].layer(USUAL[case])
+    x = torch.randn(CASES[case].shapes[0], requires_grad=True)
+    (dx,) = torch.autograd.grad(first(layer(x)).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+@every_layer
+@pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
+def test_copies_and_pickles_keep_working(case, method):
+    model = nn.Sequential(CASES[case].build())
+    original = type(model[0])
+    names = list(model.state_dict())
+    if case == "grouped conv" and method == "prebackrazor":
+        return  # stays stock
+    sparsify(model, Recipe(method, attention=CASES[case].attention or "auto"))
+    x = torch.randn(CASES[case].shapes[0], requires_grad=True)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin[0]) is type(model[0])
+        assert list(twin.state_dict()) == names
+        first(twin(x)).sum().backward()
+        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+            assert p.grad is not None
+            assert p is not q
+        restore(twin)
+        assert type(twin[0]) is original
+        assert not {"rule", "memo", "blocks", "block", "backend"} & set(vars(twin[0]))

@@ -1,0 +1,81 @@
+"""Razor norms against the oracle: the norm's own gradient with x_hat as the rule restores it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import CASES, razor
+from tests.layers.test_every_layer import TOLERANCE, assert_close, run
+
+NORMS = [name for name in CASES if "norm" in name and not CASES[name].attention]
+RULE_NAMES = ["topk", "columns-norm", "columns-bandit", "topk, centred", "half"]
+
+
+def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input and parameters in double precision, through autograd.
+
+    y = x_hat w + b is linear in x_hat, and x_hat's own gradient (I - 1 1^T / D - x_hat x_hat^T / D)
+    / std is that of a norm at the point x_hat / std; so both are taken at the restored x_hat.
+    """
+    columns = layer.columns(layer)
+    rows = x.double().reshape(-1, columns)
+    centred = rows - rows.mean(1, keepdim=True) if layer.centres else rows
+    eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
+    std = (centred.square().mean(1, keepdim=True) + eps).sqrt()
+    stand_in = centred / std
+    torch.manual_seed(7)
+    stand_in = layer.rule.restore(layer.rule.keep(stand_in.to(x.dtype)), rows.shape).double()
+    g = dy.double().reshape(-1, columns)
+    weight = None if layer.weight is None else layer.weight.double().reshape(-1)
+    gw = g if weight is None else g * weight
+    if layer.centres:
+        gw = gw - gw.mean(1, keepdim=True)
+        along = (gw + (g if weight is None else g * weight).mean(1, keepdim=True)) * stand_in
+    else:
+        along = gw * stand_in
+    dx = (gw - stand_in * along.mean(1, keepdim=True)) / std
+    grads = [dx.view(x.shape)]
+    if weight is not None:
+        grads.append((g * stand_in).sum(0).view(layer.weight.shape))
+    if getattr(layer, "bias", None) is not None:
+        grads.append(g.sum(0).view(layer.bias.shape))
+    return grads
+
+
+@pytest.mark.parametrize("case", NORMS)
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_gradients_equal_the_oracle(case, rule, device):
+    for shape in CASES[case].shapes:
+        layer = CASES[case].layer(rule, device=device)
+        x = 2 * torch.randn(shape, device=device) + 1
+        y, *got = run(layer, x)
+        cotangent = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).sin()
+        want = oracle(layer, x, cotangent)
+        assert_close(got, [t.to(x.dtype) for t in want], TOLERANCE[None])
+
+
+@pytest.mark.parametrize("case", NORMS)
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_the_low_precision_input(case, precision):
+    layer = CASES[case].layer("topk")
+    kept = []
+    with (
+        torch.autocast("cpu", precision),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+    ):
+        layer(torch.randn(CASES[case].shapes[0], requires_grad=True))
+    assert precision in {t.dtype for t in kept}
+    assert all(t.numel() < 165 for t in kept if t.dtype == torch.float32)
+
+
+def test_pruned_gradients_come_close_to_exact_ones():
+    x, cotangent = torch.randn(64, 96), torch.randn(64, 96)
+    grads = []
+    for rule in ("dense", "topk"):
+        case = CASES["layer norm"]
+        layer = razor(nn.LayerNorm(96), case.rule(rule, 0.3))
+        a = x.clone().requires_grad_()
+        layer(a).backward(cotangent)
+        grads.append((a.grad, layer.weight.grad))
+    for exact, pruned in zip(*grads, strict=True):
+        assert torch.cosine_similarity(exact.flatten(), pruned.flatten(), 0) > 0.85
