@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from razorctl import families, trainer, views
 from razorctl.cli import app
-from razorctl.recipe import METHODS
+from razorctl.recipe import DEFAULT_METHOD, METHODS
 
 QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
 
@@ -41,7 +41,7 @@ def finetune(*args: str) -> Result:
 def test_table_goes_to_stdout():
     result = finetune("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
-    assert "vit-micro on digits: prebackrazor, ratio 0.8" in result.stdout
+    assert f"vit-micro on digits: {DEFAULT_METHOD}, ratio 0.8" in result.stdout
     for row in ("saved for backward", "full fine-tuning saves", "step", "epoch", "test accuracy"):
         assert row in result.stdout
     assert "peak" not in result.stdout  # not measured on a CPU, so not shown
@@ -57,7 +57,7 @@ def test_the_live_bar_fits_80_columns(monkeypatch):
     monkeypatch.setattr(views, "err", terminal)
     finetune("--evaluate-every", "1")
     frames = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "3/3" in line]
-    for part in ("loss ", "acc 0.", "saves 8.77 MiB", "33% less", "/s", "00:00"):
+    for part in ("loss ", "acc 0.", "saves 2.72 MiB", "79% less", "/s", "00:00"):
         assert part in frames[-1]
     assert "…" not in frames[-1]
 
@@ -67,10 +67,26 @@ def test_json_is_one_document_and_nothing_else():
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["run_dir"] == "here"
-    assert document["recipe"]["method"] == "prebackrazor"
+    assert document["recipe"]["method"] == DEFAULT_METHOD
     assert document["job"]["batch_size"] == 16
     assert document["steps"] == 3
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_by_name(method):
+    result = finetune("--json", "--method", method)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["recipe"]["method"] == method
+    assert (document["saved_bytes"] < document["full_saved_bytes"]) == (method != "full")
+
+
+def test_attention_and_mean_correction_are_settings():
+    result = finetune("--json", "--attention", "flash", "--mean-correction")
+    recipe = json.loads(result.stdout)["recipe"]
+    assert recipe["attention"] == "flash"
+    assert recipe["mean_correction"] is True
 
 
 def test_list_names_everything():
@@ -91,7 +107,12 @@ BAD = {
     "no ratio at all": (["--ratio", "nan"], 2, "ratio nan is outside [0, 1)"),
     "joint budget of zero": (["--joint-budget", "0"], 2, "joint budget 0.0 is outside (0, 1]"),
     "large joint budget": (["--joint-budget", "1.5"], 2, "joint budget 1.5 is outside (0, 1]"),
-    "joint budget of full": (["--method", "full", "--joint-budget", "0.5"], 2, "joint budget 1"),
+    "unknown attention": (["--attention", "flsh"], 2, "did you mean 'flash'?"),
+    "sparse-flash of full": (
+        ["--method", "full", "--attention", "sparse-flash"],
+        2,
+        "choose attention 'flash'",
+    ),
     "large batch": (["--batch-size", "1438"], 2, "larger than the 1437 training examples"),
     "no batch": (["--batch-size", "0"], 2, "not a positive number"),
     "no steps": (["--steps", "0"], 2, "not a positive number"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,14 +16,16 @@ WORLD = 2
 
 def build(method: str) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(33, 17), nn.GELU(), nn.Linear(17, 5))
+    model = VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.1
+    )
     sparsify(model, Recipe(method, ratio=0.5))
     return model
 
 
 def backward(model: nn.Module, rank: int) -> None:
     torch.manual_seed(100 + rank)  # data and draws differ between processes
-    model(torch.randn(6, 33)).square().sum().backward()
+    model(torch.randn(5, 3, 8, 8)).square().sum().backward()
 
 
 def process(rank: int, method: str, folder: str) -> None:
