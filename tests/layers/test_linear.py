@@ -269,3 +269,53 @@ def test_copies_and_pickles_keep_working(name):
         assert twin[0].weight is not model[0].weight
         restore(twin)
         assert type(twin[0]) is nn.Linear
+
+
+class TestMemo:
+    def three(self, method: str) -> nn.Module:
+        class Split(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = nn.ModuleList(nn.Linear(33, 17) for _ in "qkv")
+
+            def forward(self, x, change=False):
+                first = self.parts[0](x)
+                if change:
+                    x.mul_(2)
+                return first + self.parts[1](x) * self.parts[2](x)
+
+        model = Split()
+        sparsify(model, Recipe(method, ratio=0.5))
+        return model
+
+    @pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
+    def test_gradients_are_those_of_the_rule_of_the_first(self, method):
+        model, x = self.three(method), torch.randn(6, 33)
+        torch.manual_seed(3)
+        model(x).sum().backward()
+        torch.manual_seed(3)
+        rule = copy.deepcopy(model.parts[0].rule)
+        if method == "prebackrazor":
+            rule.sampler = type(rule.sampler)(33, rule.sampler.count)
+        stand_in = rule.restore(rule.keep(x), x.shape)
+        outputs = [part(x).detach() for part in model.parts]
+        want = [torch.ones(6, 17), outputs[2], outputs[1]]
+        for part, dy in zip(model.parts, want, strict=True):
+            torch.testing.assert_close(part.weight.grad, dy.T @ stand_in)
+
+    def test_a_change_in_place_is_another_input(self):
+        model, x = self.three("backrazor"), torch.randn(6, 33)
+        dense = x.clone()
+        model(x, change=True).sum().backward()
+        rule = model.parts[0].rule
+        first = rule.restore(rule.keep(dense), x.shape)
+        torch.testing.assert_close(model.parts[0].weight.grad, torch.ones(17, 6) @ first)
+        later = rule.restore(rule.keep(2 * dense), x.shape)
+        dy = model.parts[2](2 * dense).detach()
+        torch.testing.assert_close(model.parts[1].weight.grad, dy.T @ later)
+
+    def test_nothing_is_held_once_the_input_is_gone(self):
+        model = self.three("backrazor")
+        loss = model(torch.randn(6, 33)).sum()
+        assert model.parts[0].memo._entry is None
+        del loss
