@@ -92,6 +92,7 @@ def main() -> None:
         "bars": {"accuracy_min": BARS, "wall_seconds_max": SECONDS, "missed": missed},
         "rows": rows,
     }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=2) + "\n")
 
     table = Table()
