@@ -62,7 +62,7 @@ STEPS = 200
 TEST_ROWS = 2000
 TEST_BATCH = 100
 PIXELS = 98
-TOKENS = 96
+TOKENS = 64
 WARMUP = 0.1
 CLIP_NORM = 1.0
 CURVE_EVERY = 10
@@ -360,7 +360,7 @@ TASKS = {
             load_r8,
             r8_inputs,
             torch.optim.AdamW,
-            {"lr": 1e-4, "weight_decay": 0.01},
+            {"lr": 2e-4, "weight_decay": 0.01},
             {"tokens": TOKENS},
         ),
     )
