@@ -1,12 +1,14 @@
 """Traced and measured bytes: the only place that touches torch's private trackers."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.sampling import Blocks
@@ -21,45 +23,101 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     of keywords) and the model may be real or fake. `autocast` is the dtype of a mixed-precision
     step, None for none. Under a joint budget the blocks of largest input count as drawn.
     """
+    mode, model, inputs = _fake(model, inputs)
+    resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in resident:
+            held[_storage(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    def trace() -> None:
+        held.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            _forward(model, inputs, autocast)
+
+    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        _hold_largest_draw(model, trace)
+        trace()
+    return sum(storage.nbytes() for storage in held.values())
+
+
+def peak_bytes(
+    model: nn.Module,
+    inputs: Any,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    *,
+    autocast: torch.dtype | None = None,
+) -> int:
+    """Highest bytes of tensors alive in a training step, traced on fake copies as `saved_bytes` is.
+
+    Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
+    every tensor that comes and goes in between; not what kernels use inside themselves. `optimizer`
+    builds one from parameters; with None the step ends with the backward pass.
+    """
+    mode, model, inputs = _fake(model, inputs)
+    updates = optimizer(p for p in model.parameters() if p.requires_grad) if optimizer else None
+
+    def step() -> None:
+        model.zero_grad()
+        leaves = tree_leaves(_forward(model, inputs, autocast))
+        loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
+        torch.autograd.backward(loss.float().sum())
+        if updates is not None:
+            updates.step()
+
+    tracker = _Tracker()
+    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        _hold_largest_draw(model, lambda: _forward(model, inputs, autocast))
+        tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
+        with tracker:
+            step()
+            tracker.reset_mod_stats()
+            step()  # with the optimizer's state there from the start
+    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+
+
+class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+    """MemTracker that takes frozen parameters, on which it cannot put a hook."""
+
+    def _track_module_params_and_buffers(
+        self, module: nn.Module, install_grad_hooks: bool = True
+    ) -> tuple[int, int]:
+        trainable = all(p.requires_grad for p in module.parameters())
+        sizes: tuple[int, int] = super()._track_module_params_and_buffers(
+            module, install_grad_hooks and trainable
+        )
+        return sizes
+
+
+def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
+    """A fake mode, and fake copies of a model in train mode and of its inputs."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    fakes = [*tensors, *model.parameters(), *model.buffers()]
-    modes = (tensor.fake_mode for tensor in fakes if isinstance(tensor, FakeTensor))
+    known = [*tensors, *model.parameters(), *model.buffers()]
+    modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))
     mode = next(modes, None) or FakeTensorMode()
-    device = tensors[0].device.type
     with FakeCopyMode(mode):
         model = copy.deepcopy(model).train()
-    inputs = tree_map_only(Tensor, mode.from_tensor, inputs)
-    resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return mode, model, tree_map_only(Tensor, mode.from_tensor, inputs)
 
-    def trace() -> int:
-        held: dict[int, torch.UntypedStorage] = {}
 
-        def pack(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in resident:
-                held[_storage(tensor)] = tensor.untyped_storage()
-            return tensor
+def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any:
+    device = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).device.type
+    with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
-        with (
-            mode,
-            torch.random.fork_rng(devices=[]),
-            torch.enable_grad(),
-            torch.autocast(device, dtype=autocast, enabled=autocast is not None),
-            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        ):
-            if isinstance(inputs, Mapping):
-                output = model(**inputs)
-            else:
-                output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-        del output
-        return sum(storage.nbytes() for storage in held.values())
 
+def _hold_largest_draw(model: nn.Module, forward: Callable[[], Any]) -> None:
+    """Under a joint budget, fixes the draw that saves most, which a forward pass tells."""
     drawing = (getattr(module, "blocks", None) for module in model.modules())
     blocks = next((b for b in drawing if isinstance(b, Blocks)), None)
     if blocks is not None:
         blocks.hold_all()
-        trace()
+        forward()
         blocks.hold_largest()
-    return trace()
 
 
 def _storage(tensor: Tensor) -> int:

@@ -1,6 +1,7 @@
 """Saved bytes, to the byte where a formula can be written down."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -11,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.families import models
+from razorctl.memory import peak_bytes
 from razorctl.recipe import METHODS
 
 ROWS, WIDTH, OUT = 40, 96, 32
@@ -151,6 +153,48 @@ def test_bars_of_vit_b16(vit):
     assert sparse <= 3.1 * GIB
     assert pruned(*vit, Recipe("backrazor", joint_budget=0.5)) < 0.95 * backrazor
     assert pruned(*vit, Recipe("prebackrazor++", joint_budget=0.5)) < 0.95 * sparse
+
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def bytes_of_a_step(model: nn.Module, inputs, recipe: Recipe) -> tuple[int, int]:
+    """Saved bytes and the peak."""
+    sparsify(model, recipe)
+    both = saved_bytes(model, inputs), peak_bytes(model, inputs, SGD)
+    restore(model)
+    return both
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "attention"),
+    [
+        ("vit", "backrazor", "stored"),
+        ("vit", "prebackrazor++", "sparse-flash"),
+        ("bert", "backrazor", "auto"),
+    ],
+)
+def test_the_peak_falls_with_the_saved_bytes(model, method, attention, request):
+    model, inputs = request.getfixturevalue(model)
+    full = Recipe("full", attention=attention.removeprefix("sparse-"))
+    saved, peak = bytes_of_a_step(model, inputs, full)
+    less, lower = bytes_of_a_step(model, inputs, Recipe(method, attention=attention))
+    assert peak - lower >= 0.9 * (saved - less)
+    joint = Recipe(method, attention=attention, joint_budget=0.5)
+    least, lowest = bytes_of_a_step(model, inputs, joint)
+    assert lower - lowest >= 0.9 * (less - least)
+
+
+def test_the_peak_of_a_step_that_can_be_counted_by_hand():
+    layer, x = linear(), torch.randn(ROWS, WIDTH)
+    weights, bias, inputs, outputs = WIDTH * OUT, OUT, ROWS * WIDTH, ROWS * OUT
+    resident = weights + bias + inputs
+    # At the end of backward: the output, the loss, its gradient and those of the parameters.
+    assert peak_bytes(layer, x) == 4 * (resident + outputs + 2 + weights + bias)
+    # Gradients and momentum, and for a weight at a time what the update makes.
+    assert peak_bytes(layer, x, SGD) >= 4 * (resident + 2 * (weights + bias))
+    layer.bias.requires_grad_(False)  # on which no hook can be put
+    assert peak_bytes(layer, x) == 4 * (resident + outputs + 2 + weights)
 
 
 def test_bar_of_bert_base(bert):

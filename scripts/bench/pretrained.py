@@ -281,8 +281,8 @@ TASKS = {
             build_vit,
             load_fashion,
             fashion_inputs,
-            torch.optim.SGD,
-            {"lr": 0.01, "momentum": 0.9},
+            torch.optim.AdamW,
+            {"lr": 3e-5, "weight_decay": 0.01},
             {"pixels": PIXELS},
         ),
         Task(

@@ -1,6 +1,8 @@
 import pytest
 import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 
+from razorctl.ops import topk
 from razorctl.ops.topk import pack_bits, topk_pack, topk_unpack, unpack_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -69,3 +71,41 @@ def test_registration():
     torch.library.opcheck(topk_pack, (x, 11))
     values, bitmap = topk_pack(x, 11)
     torch.library.opcheck(topk_unpack, (values, bitmap, [6, 9]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000])
+def test_chunks_keep_the_same_elements(n, dtype, device, monkeypatch):
+    monkeypatch.setattr(topk, "CHUNK", 64)
+    some = torch.randn(n, device=device).to(dtype)
+    ties = (3 * some).round()
+    huge = some * torch.finfo(dtype).max
+    odd = torch.where(some > 1, torch.nan, huge)
+    for x in (some, ties, huge, odd, torch.zeros_like(some)):
+        for k in {1, max(1, n // 10), max(1, n // 2), n}:
+            whole, chunked = topk.topk_pack_reference(x, k), topk.topk_pack_chunked(x, k)
+            torch.testing.assert_close(chunked, whole, rtol=0, atol=0, equal_nan=True)
+            back = topk.topk_unpack_chunked(*chunked, [n])
+            want = topk.topk_unpack_reference(*whole, [n])
+            torch.testing.assert_close(back, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_chunks_bound_the_temporaries(monkeypatch):
+    monkeypatch.setattr(topk, "CHUNK", 1 << 14)
+    x = torch.randn(100 * topk.CHUNK)
+    k = x.numel() // 10
+
+    def peak(function, *args) -> int:
+        with MemTracker() as tracker:
+            function(*args)
+        (device,) = tracker.get_tracker_snapshot("peak").values()
+        return device["Total"]
+
+    values, bitmap = topk.topk_pack_chunked(x, k)
+    kept = values.nbytes + bitmap.nbytes
+    histogram = 4 * 8 * 2**16
+    chunk = 64 * topk.CHUNK
+    # The values are copied once, to leave off what took those not kept.
+    pack = peak(topk.topk_pack_chunked, x, k)
+    assert pack <= x.nbytes + kept + values.nbytes + histogram + chunk
+    assert peak(topk.topk_unpack_chunked, values, bitmap, [x.numel()]) <= x.nbytes + kept + chunk
