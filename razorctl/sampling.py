@@ -11,9 +11,11 @@ the columns of an activation, or whole parameter blocks (`Blocks`). Two changes 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from razorctl.errors import UsageError
 from razorctl.ops.sampling import draw, project, systematic
 
 DECAY = 0.9  # of the running means of gradient norms
@@ -120,6 +122,8 @@ class Blocks:
     A fixed share of them is drawn before each training forward pass of the model, by a bandit on
     their gradient norms (Sheared Backpropagation, Sec. 4). The draw decides what is launched, so
     it lives on the host; norms are fetched from the device once per step, before the next draw.
+    With torch.distributed initialised they are averaged first, so that all processes draw the same;
+    DistributedDataParallel then needs find_unused_parameters=True.
     A draw depends on seed, step and what was learned before it, all of it in `state_dict` but the
     seed, so a resumed run repeats it.
     """
@@ -129,7 +133,7 @@ class Blocks:
         self.sampler = Bandit(size, max(1, round(budget * size)))
         self.unbiased, self.seed, self.step = unbiased, seed, 0
         self.drawn: dict[int, float] = {}  # block -> its probability
-        self.seen: dict[int, tuple[float, Tensor]] = {}  # block -> probability, gradient norm
+        self.seen: dict[int, Tensor] = {}  # block -> gradient norm in the last step
         self.sizes: dict[int, int] = {}  # block -> elements of the input it last kept
         self.handle: RemovableHandle | None = None
 
@@ -152,9 +156,14 @@ class Blocks:
         largest = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
         self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
 
+    def probability(self, block: int) -> float:
+        """With which a block was drawn in this step, 0 if it was not."""
+        _refuse_compilation()
+        return self.drawn.get(block, 0.0)
+
     def observe(self, block: int, p: float, grad: Tensor) -> Tensor:
         """Learns from the gradient of a block drawn with probability p; returns it scaled."""
-        self.seen[block] = p, torch.linalg.vector_norm(grad.float())
+        self.seen[block] = torch.linalg.vector_norm(grad.float())
         return grad / p if self.unbiased else grad
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,14 +178,35 @@ class Blocks:
     def _before_forward(self, model: nn.Module, inputs: object) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self.seen:
-            probabilities, norms = zip(*self.seen.values(), strict=True)
-            index = torch.tensor(list(self.seen))
-            p = torch.tensor(probabilities)
-            self.sampler.update(index, p, torch.stack(norms).cpu())
-            self.seen = {}
+        _refuse_compilation()
+        if self.step:
+            self._learn(next(model.parameters()).device)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         u = torch.rand((), generator=generator)
         index = systematic(self.sampler.p, self.sampler.count, u)
         self.drawn = {block: self.sampler.p[block].item() for block in index.tolist()}
         self.step += 1
+
+    def _learn(self, device: torch.device) -> None:
+        """Teaches the sampler the last step's norms, averaged over processes, which must agree."""
+        norms = torch.zeros(2, self.sampler.size, device=device)  # sums and counts
+        if self.seen:
+            index = torch.tensor(list(self.seen), device=device)
+            fresh = torch.stack([norm.to(device) for norm in self.seen.values()])
+            norms[:, index] = torch.stack([fresh, torch.ones_like(fresh)])
+            self.seen = {}
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(norms)
+        total, count = norms.cpu()
+        index = count.nonzero().squeeze(1)
+        if len(index):
+            self.sampler.update(index, self.sampler.p[index], total[index] / count[index])
+
+
+def _refuse_compilation() -> None:
+    # Without fullgraph, torch.compile takes this as a reason to run its caller uncompiled.
+    if torch.compiler.is_compiling():
+        raise UsageError(
+            "a joint budget draws other weights in every step, which a compiled graph cannot "
+            "follow; set joint_budget to 1 or compile without fullgraph."
+        )

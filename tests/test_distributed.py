@@ -14,12 +14,12 @@ from razorctl.recipe import METHODS
 WORLD = 2
 
 
-def build(method: str) -> nn.Module:
+def build(method: str, joint_budget: float = 1.0) -> nn.Module:
     torch.manual_seed(0)
     model = VisionTransformer(
         img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.1
     )
-    sparsify(model, Recipe(method, ratio=0.5))
+    sparsify(model, Recipe(method, 0.5, joint_budget))
     return model
 
 
@@ -48,3 +48,37 @@ def test_gradients_are_averaged(method, tmp_path):
     for rank in range(WORLD):
         for a, b in zip(torch.load(tmp_path / f"{rank}.pt"), want, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def draw_weights(rank: int, method: str, folder: str) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=WORLD)
+    stock = build(method, joint_budget=0.5)
+    model = DistributedDataParallel(stock, find_unused_parameters=True)
+    gradients, probabilities = [], []
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, rank)
+        gradients.append([p.grad for p in model.parameters()])
+        probabilities.append(stock.head.blocks.sampler.p.clone())
+    torch.save((gradients, probabilities), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["full", "prebackrazor++"])
+def test_processes_draw_the_same_weights(method, tmp_path):
+    mp.spawn(draw_weights, (method, str(tmp_path)), nprocs=WORLD)
+    (first, p), (second, q) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD))
+    assert all(map(torch.equal, p, q))
+    assert not torch.equal(p[0], p[-1])
+    for a, b in zip(first, second, strict=True):
+        assert any(grad is None for grad in a)
+        for one, other in zip(a, b, strict=True):
+            torch.testing.assert_close(one, other)
+    alone = []
+    for rank in range(WORLD):
+        model = build(method, joint_budget=0.5)
+        backward(model, rank)
+        alone.append([p.grad for p in model.parameters()])
+    for got, *grads in zip(first[0], *alone, strict=True):
+        want = None if grads[0] is None else torch.stack(grads).mean(0)
+        torch.testing.assert_close(got, want)

@@ -217,3 +217,22 @@ def test_every_swap_is_a_razor_layer_of_its_stock_class():
         assert issubclass(razor, stock_type)
         assert razor.kind
         assert razor.__doc__
+
+
+def test_a_joint_budget_is_refused_by_a_whole_graph_and_runs_uncompiled_otherwise():
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    twin = copy.deepcopy(eager)
+    x = torch.randn(4, 8)
+    for model in (eager, twin):
+        sparsify(model, Recipe("full", joint_budget=0.5))
+    torch.compiler.reset()
+    with pytest.raises((UsageError, torch._dynamo.exc.TorchDynamoException), match="joint budget"):
+        torch.compile(twin, backend="aot_eager", fullgraph=True)(x)
+    compiled = torch.compile(twin, backend="aot_eager")
+    for _ in range(4):
+        for model, forward in ((eager, eager), (twin, compiled)):
+            model.zero_grad()
+            forward(x).square().sum().backward()
+        for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)

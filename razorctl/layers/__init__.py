@@ -103,7 +103,7 @@ class WeightLayer(RazorLayer):
         """
         weight, p = self.weight, 1.0
         if self.blocks is not None:
-            p = self.blocks.drawn.get(self.block, 0.0)
+            p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, self.rule, ()
         with torch.no_grad():
