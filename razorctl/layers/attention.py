@@ -5,7 +5,7 @@ stock fused attention, which keeps q, k, v dense; `sparse-flash` prunes them and
 pass again in the backward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from razorctl.errors import UsageError
 from razorctl.layers import RazorLayer, flat, no_autocast, to_compute_dtype
 from razorctl.ops.dropout import dropout
-from razorctl.rules import Centred, Kept, Rule
+from razorctl.rules import Centred, Rule
 
 WIDEST_HEAD = 256  # that fused kernels take
 
@@ -52,25 +52,17 @@ class StoredFunction(torch.autograd.Function):
         if dropout_p:
             attended, on = dropout(probabilities, dropout_p)
             signed = torch.where(on, probabilities, -probabilities)
-        rules = layer.rules
-        tensors = [to_compute_dtype(t) for t in (q, k, v, signed)]
-        kept = [rule.keep(flat(t)) for rule, t in zip(rules, tensors, strict=True)]
         ctx.layer, ctx.scale, ctx.dropout_p = layer, scale, dropout_p
-        ctx.shapes = [t.shape for t in tensors]
         ctx.mask_shape = None if mask is None else mask.shape
-        ctx.counts = [len(part) for part in kept]
-        ctx.save_for_backward(*(t for part in kept for t in part))
+        ctx.save_for_backward(*_keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)]))
         return attended @ v
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        saved = list(ctx.saved_tensors)
-        parts = [tuple(saved.pop(0) for _ in range(n)) for n in ctx.counts]
-        pieces = zip(ctx.layer.rules, parts, ctx.shapes, strict=True)
         dq = dk = dmask = None
         with no_autocast(dout.device):
-            q, k, v, signed = (_restore(rule, part, shape) for rule, part, shape in pieces)
+            q, k, v, signed = _restore(ctx, ctx.saved_tensors)
             dtype = dout.dtype
             probabilities = signed.abs()
             total = probabilities.sum(-1, keepdim=True, dtype=torch.float32)
@@ -95,8 +87,23 @@ class StoredFunction(torch.autograd.Function):
         return dq, dk, dv, dmask, None, None, None
 
 
-def _restore(rule: Rule, kept: Kept, shape: torch.Size) -> Tensor:
-    return rule.restore(kept, torch.Size((shape[:-1].numel(), shape[-1]))).view(shape)
+def _keep(ctx: Any, tensors: list[Tensor]) -> list[Tensor]:
+    """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list."""
+    rules = ctx.layer.rules[: len(tensors)]
+    kept = [rule.keep(flat(t)) for rule, t in zip(rules, tensors, strict=True)]
+    ctx.shapes, ctx.counts = [t.shape for t in tensors], [len(part) for part in kept]
+    return [t for part in kept for t in part]
+
+
+def _restore(ctx: Any, saved: Sequence[Tensor]) -> list[Tensor]:
+    """The stand-ins for what `_keep` was given, from the list that it gave."""
+    restored, start = [], 0
+    for rule, shape, count in zip(ctx.layer.rules, ctx.shapes, ctx.counts, strict=False):
+        rows = torch.Size((shape[:-1].numel(), shape[-1]))
+        kept = tuple(saved[start : start + count])
+        restored.append(rule.restore(kept, rows).view(shape))
+        start += count
+    return restored
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -123,24 +130,17 @@ class SparseFlashFunction(torch.autograd.Function):
         options: dict[str, Any],
     ) -> Tensor:
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
-        kept = [rule.keep(flat(t)) for rule, t in zip(layer.rules, (q, k, v), strict=False)]
         ctx.layer, ctx.options = layer, options
-        ctx.shapes = [t.shape for t in (q, k, v)]
-        ctx.counts = [len(part) for part in kept]
         state = _random_state(q.device) if options["dropout_p"] else None
-        ctx.save_for_backward(mask, state, *(t for part in kept for t in part))
+        ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v]))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         mask, state, *saved = ctx.saved_tensors
-        parts = [tuple(saved.pop(0) for _ in range(n)) for n in ctx.counts]
         with no_autocast(dout.device):
-            q, k, v = (
-                _restore(rule, part, shape).to(dout.dtype)
-                for rule, part, shape in zip(ctx.layer.rules, parts, ctx.shapes, strict=False)
-            )
+            q, k, v = (t.to(dout.dtype) for t in _restore(ctx, saved))
             grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
         dmask = grads[3] if ctx.needs_input_grad[3] else None
         return *grads[:3], dmask, None, None

@@ -135,6 +135,31 @@ def test_accumulation_adds(case, rule):
 
 
 @every_pair
+@pytest.mark.parametrize("how", ["shared", "tied"])
+def test_a_layer_used_twice_and_tied_parameters_get_the_sum(case, rule, how):
+    layer = CASES[case].layer(rule)
+    other = layer
+    if how == "tied":  # another layer with the same parameters
+        other = copy.deepcopy(layer)
+        for name, module in layer.named_modules():
+            other.get_submodule(name)._parameters = module._parameters
+    parts = torch.randn(2, *CASES[case].shapes[0])
+    twins = [copy.deepcopy(layer) for _ in parts]
+    torch.manual_seed(0)
+    alone = []
+    for twin, part in zip(twins, parts, strict=True):
+        first(twin(part.detach().requires_grad_())).square().sum().backward()
+        alone.append([p.grad for p in twin.parameters()])
+    torch.manual_seed(0)
+    outputs = [
+        first(m(x.requires_grad_())) for m, x in zip((layer, other), parts.unbind(), strict=True)
+    ]
+    sum(y.square().sum() for y in outputs).backward()
+    for p, a, b in zip(layer.parameters(), *alone, strict=True):
+        torch.testing.assert_close(p.grad, a + b, rtol=1e-4, atol=1e-4)
+
+
+@every_pair
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_replays_it(case, rule, reentrant):
     from torch.utils.checkpoint import checkpoint
