@@ -25,12 +25,22 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
         able = getattr(module, "supports_gradient_checkpointing", True)
         if able and not inside and any(hasattr(module, on) for on, _ in SWITCHES):
             found[name] = module
-    if not found:
+    if not (found and all(map(_works, found.values()))):
         raise UsageError(
             f"{type(model).__name__} has no activation checkpointing of its own; wrap its blocks "
             "in torch.utils.checkpoint, or choose another method."
         )
     return found
+
+
+def _works(module: nn.Module) -> bool:
+    """Whether checkpointing can be switched on; many a timm model has the switch alone."""
+    try:
+        switch_on(module)
+    except (AssertionError, NotImplementedError, ValueError):
+        return False
+    switch_back(module)
+    return True
 
 
 def switch_on(module: nn.Module) -> None:

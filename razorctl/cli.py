@@ -73,9 +73,9 @@ def _settings(file: Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(file.read_text())
     except OSError as error:
-        raise UsageError(f"cannot read {file} ({error.strerror}).") from None
+        raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML: {error}.") from None
+        raise UsageError(f"{file} is not TOML, mend it: {error}.") from None
     settings: dict[str, Any] = {}
     for table in ("recipe", "job"):
         if not isinstance(tables.get(table, {}), dict):

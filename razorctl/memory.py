@@ -93,6 +93,8 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
 def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
     """A fake mode, and fake copies of a model in train mode and of its inputs."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)  # tokenizers give mappings of their own
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     known = [*tensors, *model.parameters(), *model.buffers()]
     modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))

@@ -100,7 +100,7 @@ class Recipe:
         the method's own, and for a method that prunes nothing the model's.
     unbiased: scale kept gradients by 1 / p; None is the method's measured default.
     mean_correction: keep the mean of each column exactly and prune only what is left.
-    seed: of the draws of parameter blocks; columns are drawn from torch's default generator.
+    seed: of the draws of parameter blocks; those of columns start where torch's generator says.
     """
 
     method: str = DEFAULT_METHOD
@@ -161,7 +161,7 @@ class Recipe:
         try:
             values: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"the recipe is not TOML: {error}.") from None
+            raise UsageError(f"the recipe is not TOML, mend it: {error}.") from None
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:

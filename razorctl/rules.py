@@ -120,7 +120,7 @@ class Columns(Rule):
 
     def keep(self, x: Tensor) -> Kept:
         if self.sampler is not None:
-            index, p = self.sampler.draw(x)
+            index, p = self.sampler.draw(x.device)
             return gather_columns(x, index), index, p
         index = _column_norms(x).topk(survivors(x.shape[1], self.density)).indices.sort().values
         return gather_columns(x, index), index

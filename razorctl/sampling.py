@@ -24,20 +24,27 @@ DECAY = 0.9  # of the running means of gradient norms
 class Sampler:
     """Draws `count` of `size` coordinates with equal probabilities.
 
-    `p` [size, float64] are the inclusion probabilities, p.sum() == count.
+    `p` [size, float64] are the inclusion probabilities, p.sum() == count. `phase` says where the
+    draws stand. They take nothing from torch's generators but the first phase, so that dropout
+    masks do not depend on them; activation checkpointing may draw anew for its second pass, whose
+    columns and indices belong together.
     """
 
     def __init__(self, size: int, count: int) -> None:
         self.size, self.count = size, count
         self.p = torch.full((size,), count / size, dtype=torch.float64)
+        self.phase = torch.rand((), dtype=torch.float64)
+        if dist.is_available() and dist.is_initialized():
+            # Where processes have the same seed, their draws complete each other.
+            self.phase += dist.get_rank() / dist.get_world_size()
 
-    def draw(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The coordinates of `x` that are kept, on its device; see `ops.sampling.draw`.
+    def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The coordinates that are kept, on `device`; see `ops.sampling.draw`.
 
         Returns indices [count, int64] in ascending order and their probabilities [count, float32].
         """
-        self.to(x.device)
-        index, p = draw(x, self.p, self.count)
+        self.to(device)
+        index, p = draw(self.p, self.phase, self.count)
         return index, p
 
     def update(self, index: Tensor, p: Tensor, norms: Tensor) -> None:
@@ -157,8 +164,16 @@ class Blocks:
         self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
 
     def probability(self, block: int) -> float:
-        """With which a block was drawn in this step, 0 if it was not."""
+        """With which a block was drawn in this step, 0 if it was not.
+
+        Raises UsageError if nothing has been drawn, so that no weight would ever get a gradient.
+        """
         _refuse_compilation()
+        if not self.drawn:
+            raise UsageError(
+                "a joint budget draws weights when the sparsified model itself is called, not a "
+                "part of it; call the model, or set joint_budget to 1."
+            )
         return self.drawn.get(block, 0.0)
 
     def observe(self, block: int, p: float, grad: Tensor) -> Tensor:
@@ -179,6 +194,8 @@ class Blocks:
         if not (model.training and torch.is_grad_enabled()):
             return
         _refuse_compilation()
+        if torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing, which runs the model again on the same draw
         if self.step:
             self._learn(next(model.parameters()).device)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)

@@ -47,14 +47,19 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     if recipe.joint != "weights":
         raise UsageError("joint='branches' is not there yet; leave it at 'weights'.")
     chosen = _choose(model, recipe)
-    if recipe.rules and not any(swap.razor.kind in recipe.rules for swap in chosen):
+    prunable = any(swap.razor.kind in recipe.rules for swap in chosen)
+    if recipe.rules and method.rules and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
         )
     blocks = None
     if recipe.joint_budget < 1:
-        weights = sum(issubclass(swap.razor, WeightLayer) for swap in chosen)
+        weights = sum(map(_drawn, chosen))
+        if not weights:
+            raise UsageError(
+                f"{type(model).__name__} has no trainable weight to draw; set joint_budget to 1."
+            )
         blocks = Blocks(weights, recipe.joint_budget, recipe.scaled, recipe.seed)
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
     _log_stock(model, chosen, recipe)
@@ -65,8 +70,10 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
         module.__class__ = swap.razor
         module.rule = swap.rule  # type: ignore[assignment]
         if isinstance(module, WeightLayer):
-            module.memo, module.blocks, module.block = memo, blocks, block
-            block += 1
+            module.memo, module.blocks, module.block = memo, None, block
+            if _drawn(swap):
+                module.blocks = blocks
+                block += 1
         if isinstance(module, Attention):
             module.backend = recipe.backend
             module.take_over()
@@ -75,6 +82,12 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     if blocks is not None:
         blocks.attach(model)
     return *checkpointed, *(swap.name for swap in chosen)
+
+
+def _drawn(swap: Swap) -> bool:
+    """Whether a joint budget draws the weight of a module."""
+    weight = getattr(swap.module, "weight", None)
+    return issubclass(swap.razor, WeightLayer) and weight is not None and weight.requires_grad
 
 
 def restore(model: nn.Module) -> None:

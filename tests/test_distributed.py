@@ -23,6 +23,19 @@ def build(method: str, joint_budget: float = 1.0) -> nn.Module:
     return model
 
 
+def alone(method: str, **options) -> list[list[torch.Tensor | None]]:
+    """The gradients that each process would have by itself."""
+    gradients = []
+    for rank in range(WORLD):
+        model = build(method, **options)
+        for module in model.modules():
+            if sampler := getattr(getattr(module, "rule", None), "sampler", None):
+                sampler.phase += rank / WORLD  # as where processes know of each other
+        backward(model, rank)
+        gradients.append([p.grad for p in model.parameters()])
+    return gradients
+
+
 def backward(model: nn.Module, rank: int) -> None:
     torch.manual_seed(100 + rank)  # data and draws differ between processes
     model(torch.randn(5, 3, 8, 8)).square().sum().backward()
@@ -39,12 +52,7 @@ def process(rank: int, method: str, folder: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_averaged(method, tmp_path):
     mp.spawn(process, (method, str(tmp_path)), nprocs=WORLD)
-    alone = []
-    for rank in range(WORLD):
-        model = build(method)
-        backward(model, rank)
-        alone.append([p.grad for p in model.parameters()])
-    want = [torch.stack(grads).mean(0) for grads in zip(*alone, strict=True)]
+    want = [torch.stack(grads).mean(0) for grads in zip(*alone(method), strict=True)]
     for rank in range(WORLD):
         for a, b in zip(torch.load(tmp_path / f"{rank}.pt"), want, strict=True):
             torch.testing.assert_close(a, b)
@@ -74,11 +82,6 @@ def test_processes_draw_the_same_weights(method, tmp_path):
         assert any(grad is None for grad in a)
         for one, other in zip(a, b, strict=True):
             torch.testing.assert_close(one, other)
-    alone = []
-    for rank in range(WORLD):
-        model = build(method, joint_budget=0.5)
-        backward(model, rank)
-        alone.append([p.grad for p in model.parameters()])
-    for got, *grads in zip(first[0], *alone, strict=True):
+    for got, *grads in zip(first[0], *alone(method, joint_budget=0.5), strict=True):
         want = None if grads[0] is None else torch.stack(grads).mean(0)
         torch.testing.assert_close(got, want)

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.families import models
@@ -220,6 +220,15 @@ def test_one_input_of_separate_q_k_v_is_kept_once(bert):
         )
 
 
+SMALL_BERT = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "vocab_size": 9,
+}
+
+
 class TwoInputs(nn.Module):
     def forward(self, a, b):
         return a * b
@@ -230,6 +239,12 @@ def test_forms_of_input(form):
     a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     inputs = (a, b) if form is tuple else {"a": a, "b": b}
     assert saved_bytes(TwoInputs(), inputs) == 40
+
+
+def test_mappings_of_tokenizers():
+    model = BertForSequenceClassification(BertConfig(**SMALL_BERT))
+    inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
+    assert saved_bytes(model, BatchEncoding(inputs)) == saved_bytes(model, inputs)
 
 
 def test_a_storage_counts_once():

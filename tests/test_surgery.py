@@ -5,6 +5,7 @@ import pytest
 import torch
 from timm import layers as stock
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
@@ -217,6 +218,36 @@ def test_every_swap_is_a_razor_layer_of_its_stock_class():
         assert issubclass(razor, stock_type)
         assert razor.kind
         assert razor.__doc__
+
+
+class TestBudgetWithout:
+    def test_weights(self):
+        net = nn.Sequential(nn.GELU(), nn.LayerNorm(8))
+        for method in ("backrazor", "full"):
+            with pytest.raises(UsageError, match=r"no trainable weight.*joint_budget to 1"):
+                sparsify(net, Recipe(method, joint_budget=0.5))
+
+    def test_a_call_of_the_model_itself(self):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        sparsify(net, Recipe("backrazor", joint_budget=0.5))
+        with pytest.raises(UsageError, match="call the model"):
+            net[0](torch.randn(2, 8))
+
+    def test_frozen_weights(self):
+        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(10)))
+        net[:9].requires_grad_(False)
+        sparsify(net, Recipe("backrazor", joint_budget=0.5))
+        for _ in range(5):
+            net.zero_grad()
+            net(torch.randn(2, 8)).sum().backward()
+            assert net[9].weight.grad.any()
+
+    def test_a_second_draw_in_checkpointing(self):
+        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        sparsify(net, Recipe("full", joint_budget=0.5))
+        x = torch.randn(2, 8, requires_grad=True)
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+        assert sum(layer.weight.grad is not None for layer in net) == 3
 
 
 def test_a_joint_budget_is_refused_by_a_whole_graph_and_runs_uncompiled_otherwise():

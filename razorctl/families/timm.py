@@ -90,6 +90,10 @@ class TimmAttention(Attention):
             return setting
         return self.backend != "stored" or self.rule is not None
 
+    @fused_attn.setter
+    def fused_attn(self, setting: bool) -> None:
+        vars(self)["fused_attn"] = setting
+
     @classmethod
     def head_width(cls, module: nn.Module) -> int:
         width: int = module.head_dim  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from transformers.models.vit import modeling_vit
 
 from razorctl.families import Model
 from razorctl.layers import RazorLayer, activation
-from razorctl.layers.attention import Attention
+from razorctl.layers.attention import Attention, masked
 
 PREFIX = "razor_"
 
@@ -45,15 +45,20 @@ class InterfaceAttention(Attention):
     @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
         config: Any = module.config
+        if config._attn_implementation.startswith(PREFIX):
+            return (
+                "shares its config with a model that is sparsified already; build it with "
+                "a copy of that config."
+            )
         if config._attn_implementation not in ("eager", "sdpa"):
             return (
                 f"runs {config._attn_implementation!r}; build the model with "
                 "attn_implementation='sdpa'."
             )
-        if backend != "stored" and config.output_attentions:
+        if config.output_attentions:
             return (
-                "returns its probabilities, which only eager attention can; set "
-                "config.output_attentions to False or choose attention 'stored'."
+                "returns its probabilities, which razor attention cannot; set "
+                "config.output_attentions to False."
             )
         return super().refusal(module, backend)
 
@@ -89,13 +94,11 @@ def _interface(name: str) -> Any:
                 scale=kwargs.get("scaling"),
             )
             return out.transpose(1, 2).contiguous(), None
-        home = next(c for c in type(module).__mro__ if not c.__module__.startswith("razorctl."))
-        eager = sys.modules[home.__module__].eager_attention_forward
+        homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
+        eager = next(h["eager_attention_forward"] for h in homes if "eager_attention_forward" in h)
         if razor and attention_mask is not None and attention_mask.dtype == torch.bool:
-            lowest = torch.finfo(query.dtype).min
-            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
-                ~attention_mask, lowest
-            )
+            zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
+            attention_mask = masked(zeros, attention_mask)
         function = ALL_ATTENTION_FUNCTIONS.get_interface("eager" if razor else name, eager)
         return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
 

@@ -34,7 +34,7 @@ class Memo:
         """What is kept of `x`, the rule that kept it, and whether that was here already.
 
         `x` is the activation as the layer received it; a change in place makes it another. `rows`
-        makes of it what the rule is to see; `layout` is the same where `rows` is.
+        makes of it, detached, what the rule is to see; `layout` is the same where `rows` is.
         """
         if torch.compiler.is_compiling():
             return rule, rule.keep(rows()), False
@@ -50,6 +50,10 @@ class Memo:
     def _forget(self, dead: Any) -> None:
         if self._entry is not None and self._entry[0] is dead:
             self._entry = None
+
+    def clear(self) -> None:
+        """Forgets; a backward pass ends what was kept before it."""
+        self._entry = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, ()  # copies and pickles start empty
@@ -117,6 +121,8 @@ class WeightLayer(RazorLayer):
         self, rule: Rule, product: Product, kept: Kept, shape: torch.Size, p: float
     ) -> Tensor:
         """The gradient of the weight as [anything, columns]; teaches the draw of blocks."""
+        if self.memo is not None and not torch.compiler.is_compiling():
+            self.memo.clear()  # the same tensor in another pass is another input
         grad = rule.weight_grad(product, kept, shape)
         return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
 
@@ -138,7 +144,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[None]:
 
 def flat(x: Tensor) -> Tensor:
     """`x` as [rows, columns]."""
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {

@@ -109,10 +109,10 @@ class ReLU(Activation):
     """max(x, 0): one bit per element is all its derivative needs, whatever the rule."""
 
     def keep(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (pack_bits((x > 0).view(-1)),)
+        return (pack_bits((x > 0).reshape(-1)),)
 
     def gradient(self, dy: Tensor, kept: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        return dy * unpack_bits(kept[0], dy.numel()).view(shape)
+        return torch.where(unpack_bits(kept[0], dy.numel()).view(shape), dy, 0)
 
 
 class RazorGELU(Activation, nn.GELU):

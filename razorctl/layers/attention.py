@@ -46,7 +46,7 @@ class StoredFunction(torch.autograd.Function):
         if scale != 1:
             scores = scores * scale
         if mask is not None:
-            scores = _masked(scores, mask)
+            scores = masked(scores, mask)
         probabilities = layer.softmax(scores)
         attended, signed = probabilities, probabilities
         if dropout_p:
@@ -60,12 +60,13 @@ class StoredFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        dq = dk = dmask = None
+        dq = dk = dv = dmask = None
         with no_autocast(dout.device):
             q, k, v, signed = _restore(ctx, ctx.saved_tensors)
             dtype = dout.dtype
             probabilities = signed.abs()
-            total = probabilities.sum(-1, keepdim=True, dtype=torch.float32)
+            wide = torch.promote_types(probabilities.dtype, torch.float32)
+            total = probabilities.sum(-1, keepdim=True, dtype=wide)
             # A row of which nothing is left has no gradient.
             probabilities = (probabilities / total.clamp(min=1e-20)).to(dtype)
             dattended = dout @ v.to(dtype).transpose(-2, -1)
@@ -74,7 +75,8 @@ class StoredFunction(torch.autograd.Function):
                 on = (signed > 0) / (1 - ctx.dropout_p)
                 attended, dattended = (probabilities * on).to(dtype), (dattended * on).to(dtype)
             del signed
-            dv = attended.transpose(-2, -1) @ dout
+            if ctx.needs_input_grad[2]:
+                dv = attended.transpose(-2, -1) @ dout
             if any(ctx.needs_input_grad[i] for i in (0, 1, 3)):
                 along = (dattended * probabilities).sum(-1, keepdim=True)
                 dscores = dattended.sub_(along).mul_(probabilities)
@@ -106,10 +108,11 @@ def _restore(ctx: Any, saved: Sequence[Tensor]) -> list[Tensor]:
     return restored
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """A bool mask says what takes part; any other is added."""
     if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, float("-inf"))
+        # Not infinity: a row of which nothing takes part must not become NaN.
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores + mask
 
 

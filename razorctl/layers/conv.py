@@ -79,8 +79,8 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         if not self.saving or input.dim() != 4:
             return super().forward(input)
         x = to_compute_dtype(input)
-        layout = self.kind, self.kernel_size if _by_patches(self) else None
-        weight, p, rule, kept = self.keep(input, layout, lambda: self.rows(x))
+        layout = self.kind, x.dtype, self.kernel_size if _by_patches(self) else None
+        weight, p, rule, kept = self.keep(input, layout, lambda: self.rows(x.detach()))
         y: Tensor = Conv2dFunction.apply(x, weight, self.bias, self, rule, p, *kept)
         return y
 

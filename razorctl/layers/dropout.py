@@ -19,7 +19,7 @@ class DropoutFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         y, mask = dropout(x, p)
         ctx.p = p
-        ctx.save_for_backward(pack_bits(mask.view(-1)))
+        ctx.save_for_backward(pack_bits(mask.reshape(-1)))
         return y
 
     @staticmethod

@@ -63,7 +63,7 @@ class RazorLinear(WeightLayer, nn.Linear):
         if not self.saving:
             return super().forward(input)
         x = to_compute_dtype(input)
-        weight, p, rule, kept = self.keep(input, self.kind, lambda: flat(x))
+        weight, p, rule, kept = self.keep(input, (self.kind, x.dtype), lambda: flat(x.detach()))
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, rule, p, *kept)
         return y
 

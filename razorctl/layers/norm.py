@@ -65,7 +65,7 @@ class Norm(RazorLayer):
     centres: ClassVar[bool] = True
     normalized_shape: tuple[int, ...]
     weight: Any  # Tensor or None
-    eps: Any  # float, or None for that of the input's dtype
+    eps: Any  # float, or None for that of the dtype that it computes in
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -87,7 +87,7 @@ class Norm(RazorLayer):
         """x_hat [rows, columns] and 1 / std [rows, 1], in single precision at least."""
         x = x.reshape(-1, self.columns(self))
         dtype = torch.promote_types(x.dtype, torch.float32)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        eps = torch.finfo(dtype).eps if self.eps is None else self.eps
         x = x.to(dtype)
         if self.centres:
             x = x - x.mean(1, keepdim=True)

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+GOLDEN = (math.sqrt(5) - 1) / 2
 WIDEST = 1e4  # span of log weights that `project` tells apart
 
 
@@ -24,23 +25,20 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
     return torch.searchsorted(ends, points, right=True).clamp_(max=len(p) - 1)
 
 
-@torch.library.custom_op(
-    "razorctl::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
-)
-def draw(x: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """A `systematic` draw of `count` from `p` [size], and the probabilities of what was drawn.
+@torch.library.custom_op("razorctl::draw", mutates_args=("phase",))
+def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The next `systematic` draw of `count` from `p` [size], and the probabilities of the drawn.
 
-    `x` is what the draw is made for. Its values are not used, but a draw that depends on nothing
-    computed in the forward pass is one that torch.compile makes anew in the backward pass.
-    Returns indices [count, int64] and probabilities [count, float32]. Uses the default generator
-    of p's device, so activation checkpointing replays it.
+    `phase` [] is the last draw's u and becomes this one's: its steps of the golden ratio visit
+    [0, 1) evenly over any stretch of draws, and leave torch's generators alone.
+    Returns indices [count, int64] and probabilities [count, float32].
     """
-    index = systematic(p, count, torch.rand((), device=p.device))
+    index = systematic(p, count, phase.add_(GOLDEN).frac_())
     return index, p[index].float()
 
 
 @draw.register_fake
-def _(x: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return p.new_empty(count, dtype=torch.int64), p.new_empty(count, dtype=torch.float32)
 
 

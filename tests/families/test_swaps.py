@@ -17,6 +17,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
@@ -160,6 +161,52 @@ def test_what_transformers_attention_cannot_do_is_refused_before_any_change():
     model.config.output_attentions = True
     with pytest.raises(UsageError, match=r"bert.encoder.layer.0.*output_attentions"):
         sparsify(model, Recipe("prebackrazor++"))
+    assert not any(isinstance(m, RazorLayer) for m in model.modules())
+
+
+def test_a_config_that_two_models_share_is_refused():
+    config = BertConfig(**SIZES)
+    first, second = (BertForSequenceClassification(config) for _ in "ab")
+    sparsify(first, Recipe("backrazor"))
+    with pytest.raises(UsageError, match=r"bert.encoder.layer.0.*shares its config"):
+        sparsify(second, Recipe("backrazor"))
+
+
+def test_attention_of_a_user_beside_the_known_runs_stock():
+    class Mine(BertSelfAttention):
+        pass
+
+    model = build("bert")
+    model.bert.encoder.layer[0].attention.self.__class__ = Mine
+    want, _ = run(model, "bert")
+    sparsify(model, Recipe("prebackrazor++"))
+    assert type(model.bert.encoder.layer[0].attention.self) is Mine
+    got, grads = run(model, "bert")
+    assert torch.equal(got, want)
+    assert all(grad is None or grad.isfinite().all() for grad in grads)
+
+
+def test_timm_attention_can_be_switched_while_sparsified():
+    model = build("vit")
+    sparsify(model, Recipe("backrazor"))
+    model.blocks[0].attn.fused_attn = False
+    restore(model)
+    assert model.blocks[0].attn.fused_attn is False
+    assert model.blocks[1].attn.fused_attn is True
+
+
+def test_checkpointing_that_a_model_lacks_is_refused_before_any_change():
+    class Lacks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = timm.create_model("vit_tiny_patch16_224", **SMALL, patch_size=8)
+
+        def set_grad_checkpointing(self, enable=True):
+            assert not enable, "not supported"
+
+    model = Lacks()
+    with pytest.raises(UsageError, match="checkpointing"):
+        sparsify(model, Recipe("checkpoint", attention="stored"))
     assert not any(isinstance(m, RazorLayer) for m in model.modules())
 
 

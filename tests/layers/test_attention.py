@@ -124,6 +124,16 @@ def test_everything_kept_equals_stock_in_low_precision(backend, mask, dtype, dev
     assert_close(*results, 2 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_of_which_nothing_takes_part_is_finite(backend, device):
+    tensors = inputs(device)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=device)
+    mask[2] = False
+    y = layer("topk", backend).attend(*tensors, attn_mask=mask)
+    for t in (y, *torch.autograd.grad(y.square().sum(), tensors)):
+        assert t.isfinite().all()
+
+
 @pytest.mark.parametrize("rule", ["dense", "topk"])
 def test_stored_dropout_equals_the_oracle(rule, device):
     attention = layer(rule, "stored")

@@ -1,14 +1,15 @@
 """RazorLinear against the oracle of its rule and against nn.Linear, for every rule."""
 
 import copy
-import pickle
+import gc
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
 from razorctl.rules import RULES, Rule
 
@@ -56,7 +57,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
     rule = RULES[name](33, 0.3, unbiased)
-    layer, x = razor(rule, device=device), torch.randn(shape, device=device)
+    layer, x = razor(copy.deepcopy(rule), device=device), torch.randn(shape, device=device)
 
     def reference(x: Tensor) -> Tensor:
         if precision is None:
@@ -65,7 +66,7 @@ def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
             cast = [t.to(precision) for t in (x, layer.weight, layer.bias)]
             return oracle(*cast, rule)
 
-    want = run(reference, x, layer, precision)  # first: the layer's backward teaches the sampler
+    want = run(reference, x, layer, precision)
     got = run(layer, x, layer, precision)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype
@@ -86,18 +87,6 @@ def test_forward_input_and_bias_gradients_are_bitwise_stock(name, shape, precisi
     assert torch.equal(db, stock_db)
 
 
-@every_rule
-@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
-def test_everything_kept_equals_stock(name, precision, device):
-    layer = razor(RULES[name](33, 1.0, True), device=device)
-    x = torch.randn(3, 7, 33, device=device)
-    got = run(layer, x, layer, precision)
-    layer.__class__ = nn.Linear
-    tolerance = max(TOLERANCE[precision], 1e-3 if name == "half" else 0)
-    for a, b in zip(got, run(layer, x, layer, precision), strict=True):
-        assert distance(a, b) < tolerance
-
-
 @pytest.mark.parametrize("method", ["backrazor", "prebackrazor-", "prebackrazor"])
 def test_ratio_zero_is_bitwise_stock(method):
     model = nn.Sequential(nn.Linear(33, 17))
@@ -106,17 +95,6 @@ def test_ratio_zero_is_bitwise_stock(method):
     sparsify(model, Recipe(method, ratio=0))
     for a, b in zip(run(model, x, model[0], None), want, strict=True):
         assert torch.equal(a, b)
-
-
-@every_rule
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, torch.float64])
-def test_low_and_high_precision_modules(name, precision, device):
-    layer = razor(RULES[name](33, 0.3, True), device=device).to(precision)
-    x = torch.randn(4, 33, device=device, dtype=precision, requires_grad=True)
-    layer(x).square().mean().backward()
-    for grad in (x.grad, layer.weight.grad, layer.bias.grad):
-        assert grad.dtype == precision
-        assert grad.isfinite().all()
 
 
 @every_rule
@@ -147,90 +125,6 @@ def test_frozen_parts_save_nothing_and_get_no_gradient(name):
 
 
 @every_rule
-def test_evaluation_and_no_grad_are_stock(name):
-    layer = razor(RULES[name](33, 0.3, False))
-    layer.rule = None  # whoever asks it fails
-    x = torch.randn(4, 33, requires_grad=True)
-    with torch.no_grad():
-        assert not layer(x).requires_grad
-    assert "LinearFunction" not in layer.eval()(x).grad_fn.name()
-
-
-@every_rule
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e30])
-def test_degenerate_inputs_give_finite_gradients(name, value, device):
-    layer = razor(RULES[name](33, 0.3, True), device=device)
-    for _ in range(3):
-        x = torch.full((6, 33), value, device=device, requires_grad=True)
-        layer(x).mean().backward()
-    assert layer.weight.grad.isfinite().all()
-    assert x.grad.isfinite().all()
-
-
-@every_rule
-def test_on_the_meta_device(name):
-    # Nothing there has a value, so this also shows that a step never waits for the device.
-    layer = razor(RULES[name](33, 0.3, True), device="meta")
-    x = torch.randn(3, 5, 33, device="meta", requires_grad=True)
-    layer(x).sum().backward()
-    assert x.grad.shape == x.shape
-    assert layer.weight.grad.shape == (17, 33)
-
-
-def test_backward_under_autocast_is_the_same():
-    x = torch.randn(4, 33, requires_grad=True)
-    grads = []
-    for inside in (False, True):
-        torch.manual_seed(0)
-        layer = razor(RULES["columns-bandit"](33, 0.3, False))
-        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-            with torch.autocast("cpu", enabled=False):
-                y = layer(x)
-            y.square().sum().backward()
-        grads.append(layer.weight.grad)
-    assert torch.equal(*grads)
-
-
-def test_an_empty_batch():
-    for name in RULES:
-        layer = razor(RULES[name](33, 0.3, True))
-        layer(torch.zeros(0, 33)).sum().backward()
-        assert torch.equal(layer.weight.grad, torch.zeros(17, 33))
-
-
-@every_rule
-def test_accumulation_adds(name):
-    layer, x = razor(RULES[name](33, 0.3, False)), torch.randn(2, 4, 33)
-    torch.manual_seed(0)
-    grads = []
-    for part in x:
-        layer.zero_grad()
-        layer(part).square().sum().backward()
-        grads.append(layer.weight.grad.clone())
-    torch.manual_seed(0)
-    layer.rule = RULES[name](33, 0.3, False)
-    layer.zero_grad()
-    for part in x:
-        layer(part).square().sum().backward()
-    assert torch.allclose(layer.weight.grad, grads[0] + grads[1], rtol=1e-5, atol=1e-5)
-
-
-@every_rule
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_replays_the_draw(name, reentrant):
-    from torch.utils.checkpoint import checkpoint
-
-    x = torch.randn(6, 33, requires_grad=True)
-    plain = razor(RULES[name](33, 0.3, True))
-    twin = copy.deepcopy(plain)
-    torch.manual_seed(5)
-    plain(x).square().sum().backward()
-    torch.manual_seed(5)
-    checkpoint(twin, x, use_reentrant=reentrant).square().sum().backward()
-    assert torch.equal(plain.weight.grad, twin.weight.grad)
-
-
-@every_rule
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_compiled_steps_equal_eager_ones(name, unbiased, device):
     eager = nn.Sequential(*(razor(RULES[name](33, 0.3, unbiased), device=device) for _ in range(2)))
@@ -247,28 +141,6 @@ def test_compiled_steps_equal_eager_ones(name, unbiased, device):
             forward(x).square().sum().backward()
         for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
             assert distance(b.grad, a.grad) < 1e-6
-
-
-def test_a_second_derivative_is_refused():
-    layer = razor(RULES["topk"](33, 0.3, False))
-    x = torch.randn(4, 33, requires_grad=True)
-    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
-
-
-@every_rule
-def test_copies_and_pickles_keep_working(name):
-    model = nn.Sequential(nn.Linear(33, 17))
-    sparsify(model, Recipe("prebackrazor"))
-    model[0].rule = RULES[name](33, 0.3, False)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(twin[0]) is RazorLinear
-        twin(torch.randn(4, 33)).sum().backward()
-        assert twin[0].weight.grad.any()
-        assert twin[0].weight is not model[0].weight
-        restore(twin)
-        assert type(twin[0]) is nn.Linear
 
 
 class TestMemo:
@@ -291,12 +163,8 @@ class TestMemo:
     @pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
     def test_gradients_are_those_of_the_rule_of_the_first(self, method):
         model, x = self.three(method), torch.randn(6, 33)
-        torch.manual_seed(3)
-        model(x).sum().backward()
-        torch.manual_seed(3)
         rule = copy.deepcopy(model.parts[0].rule)
-        if method == "prebackrazor":
-            rule.sampler = type(rule.sampler)(33, rule.sampler.count)
+        model(x).sum().backward()
         stand_in = rule.restore(rule.keep(x), x.shape)
         outputs = [part(x).detach() for part in model.parts]
         want = [torch.ones(6, 17), outputs[2], outputs[1]]
@@ -319,3 +187,33 @@ class TestMemo:
         loss = model(torch.randn(6, 33)).sum()
         assert model.parts[0].memo._entry is None
         del loss
+
+    @pytest.mark.parametrize("method", ["backrazor", "full"])
+    def test_a_model_can_be_collected(self, method):
+        model = nn.Sequential(nn.Linear(33, 33), nn.GELU(), nn.Linear(33, 17))
+        sparsify(model, Recipe(method, ratio=0.5, joint_budget=0.5))
+        for _ in range(3):
+            model(torch.randn(6, 33)).sum().backward()
+        weight = weakref.ref(model[2].weight)
+        del model
+        gc.collect()
+        assert weight() is None
+
+    def test_the_same_tensor_is_another_input_in_another_pass(self):
+        layer, x = nn.Linear(33, 17), torch.randn(6, 33)
+        sparsify(layer, Recipe("prebackrazor"))
+        drawn = set()
+        for _ in range(20):
+            layer.zero_grad()
+            layer(x).sum().backward()
+            drawn.add(tuple(layer.weight.grad.any(0).tolist()))
+        assert len(drawn) > 5
+
+    def test_another_precision_is_another_input(self):
+        layers, x = [nn.Linear(33, 17) for _ in "ab"], torch.randn(6, 33)
+        model = nn.ModuleList(layers)
+        sparsify(model, Recipe("backrazor"))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layers[0](x)
+        (y.float() + layers[1](x)).sum().backward()
+        assert all(layer.weight.grad.dtype == torch.float32 for layer in layers)

@@ -75,15 +75,25 @@ def test_systematic_draws_never_leave_the_range(u):
 def test_registration():
     log_w = torch.randn(30)
     torch.library.opcheck(project, (log_w, 6.0, 0.05))
-    # The checks left out compare two calls, which draw differently.
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(draw, (torch.empty(0), project(log_w, 6.0, 0.05), 6), test_utils=checks)
+    p, phase = project(log_w, 6.0, 0.05), torch.rand((), dtype=torch.float64)
+    torch.library.opcheck(draw, (p, phase, 6))
 
 
-def test_draw_is_systematic_and_replayed_by_the_generator():
-    p = project(torch.randn(30), 6, 0.05)
-    torch.manual_seed(4)
-    index, drawn = draw(torch.empty(0), p, 6)
-    torch.manual_seed(4)
-    assert torch.equal(index, systematic(p, 6, torch.rand(())))
-    assert torch.equal(drawn, p[index].float())
+def test_draws_are_systematic_and_step_by_the_golden_ratio():
+    p, phase = project(torch.randn(30), 6, 0.05), torch.tensor(0.25, dtype=torch.float64)
+    state = torch.get_rng_state()
+    for step in range(1, 10):
+        index, drawn = draw(p, phase, 6)
+        u = (0.25 + step * (5**0.5 - 1) / 2) % 1
+        assert phase.item() == pytest.approx(u)
+        assert torch.equal(index, systematic(p, 6, phase))
+        assert torch.equal(drawn, p[index].float())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_have_the_inclusion_probabilities():
+    p, phase = project(torch.randn(20), 6, 0.05), torch.rand((), dtype=torch.float64)
+    hits = torch.zeros(20, dtype=torch.float64)
+    for _ in range(1000):
+        hits[draw(p, phase, 6)[0]] += 1
+    assert torch.allclose(hits / 1000, p, atol=4e-3)
