@@ -18,6 +18,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def poisoned_empty():
     """torch.empty and its kin hand out NaN, so that reading what nothing wrote is seen."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.allow_tf32 = False  # or convolutions round where GEMMs do not
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
