@@ -1,8 +1,9 @@
 """What survives of an activation between forward and backward.
 
 A rule sees an activation as [rows, columns], the columns being its last axis (of images: the
-channels), in the dtype that the layer computes in. `RULES` names them all; a method of
-`recipe.py` says which rule each kind of layer gets.
+channels), in the dtype that the layer computes in. Attention, which takes elementwise rules alone,
+shows them [heads, tokens, columns]. `RULES` names them all; a method of `recipe.py` says which rule
+each kind of layer gets.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops.columns import gather_columns
+from razorctl.ops.quantise import BITS, dequantise, quantise
 from razorctl.ops.topk import topk_pack, topk_unpack
 from razorctl.sampling import Bandit, Proportional, Sampler
 
@@ -37,7 +39,7 @@ class Rule(Protocol):
     elementwise: bool = True
 
     def keep(self, x: Tensor) -> Kept:
-        """What to save of `x` [rows, columns]."""
+        """What to save of `x` [rows, columns] or, if elementwise, of any shape."""
         ...
 
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
@@ -141,6 +143,33 @@ class Columns(Rule):
         return grad.new_zeros(grad.shape[0], shape[1]).index_copy_(1, index, grad)
 
 
+class Quantised(Rule):
+    """All elements, in few bits: codes with an offset and a step for each column.
+
+    Of an activation [blocks, rows, columns] each block has its own. Group quantisation as in ActNN
+    (2021) and Mesa (2021), with columns for groups: a GEMM that contracts rows can take the codes,
+    and columns of activations differ more than rows do.
+    """
+
+    prunes = False
+
+    def __init__(self, bits: int, stochastic: bool = False) -> None:
+        self.bits, self.stochastic = bits, stochastic
+
+    def keep(self, x: Tensor) -> Kept:
+        packed, offset, step = quantise(_blocks(x), self.bits, self.stochastic)
+        return packed, offset, step, x.new_empty(0)  # the last for its dtype
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        packed, offset, step, like = kept
+        blocks = torch.Size((1, *shape)) if len(shape) == 2 else shape
+        return dequantise(packed, offset, step, blocks, self.bits, like.dtype).view(shape)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return x.unsqueeze(0) if x.dim() == 2 else x
+
+
 class Centred(Rule):
     """Another rule, applied to what is left once each column's mean is taken out and kept exactly.
 
@@ -183,11 +212,16 @@ def _drawn(sampler: type[Sampler]) -> Callable[[int, float, bool], Rule]:
     return build
 
 
+def _quantised(bits: int) -> Callable[[int, float, bool], Rule]:
+    return lambda columns, density, unbiased: Quantised(bits)
+
+
 # Name -> builder from (columns of the activation, density, unbiased).
 RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     "dense": lambda columns, density, unbiased: Dense(),
     "half": lambda columns, density, unbiased: Half(),
     "topk": lambda columns, density, unbiased: TopK(density),
+    **{f"{bits}-bit": _quantised(bits) for bits in BITS},
     "columns-norm": lambda columns, density, unbiased: Columns(density),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),

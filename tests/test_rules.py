@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 
-from razorctl.rules import RULES, Centred, Columns, Rule, TopK, survivors
+from razorctl.ops.quantise import BITS, packed_bytes
+from razorctl.rules import RULES, Centred, Columns, Quantised, Rule, TopK, survivors
 
 # Every rule, and every one that prunes with the mean correction too.
 NAMES = [*RULES, *(f"{name}, centred" for name in RULES if RULES[name](1, 0.5, False).prunes)]
@@ -39,6 +40,8 @@ def test_round_trip(name, shape, dtype, unbiased, device):
     assert back.isfinite().all()
     if name == "half":
         assert torch.equal(back, x.half().to(dtype) if dtype == torch.float32 else x)
+    elif "bit" in name:
+        assert (back - x).double().norm() <= 2 * x.double().norm() / (2 ** int(name[0]) - 1) + 1e-2
     elif "centred" not in name and not (unbiased and name.startswith("columns")):
         assert ((back == x) | (back == 0)).all()
 
@@ -49,6 +52,8 @@ def test_density_one_restores_everything(name, shape, device):
     x = torch.randn(shape, device=device)
     rule = build(name, shape[1], 1.0, True)
     tolerance = {"rtol": 2**-11, "atol": 1e-7} if name == "half" else {"rtol": 1e-6, "atol": 1e-6}
+    if "bit" in name:  # half a step of what spans up to 8
+        tolerance = {"rtol": 0, "atol": 4 / (2 ** int(name[0]) - 1)}
     assert torch.allclose(rule.restore(rule.keep(x), x.shape), x, **tolerance)
 
 
@@ -87,8 +92,10 @@ def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     assert not back.isnan().any()
     if name == "half":
         assert torch.equal(back, x.clamp(-65504, 65504))
-    elif name.endswith("centred") and x.isfinite().all():
-        assert torch.equal(back, x)  # nothing is left to prune
+    elif (name.endswith("centred") or "bit" in name) and x.isfinite().all():
+        assert torch.equal(back, x)  # nothing is left to prune or to round
+    elif "bit" in name:
+        assert back.isfinite().all()
     else:
         assert ((back == x) | (back == 0)).all()
 
@@ -114,6 +121,10 @@ def test_exact_bytes(rows, columns, density, dtype):
     for name in ("columns-uniform", "columns-bandit", "columns-proportional"):
         # indices of 8 bytes and probabilities of 4 beside the columns
         assert nbytes(build(name, columns, density, True).keep(x)) == s * (rows * width + 12)
+    for bits in BITS:
+        # codes, and an offset and a step in single precision for each column
+        assert nbytes(Quantised(bits).keep(x)) == packed_bytes(n, bits) + columns * 8
+        assert packed_bytes(n, bits) == pytest.approx(n * bits / 8, abs=2)
 
 
 @pytest.mark.parametrize(("total", "density", "kept"), [(10, 0.1, 1), (10, 0.01, 1), (3, 1.0, 3)])
@@ -162,8 +173,8 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
 @every_rule
 def test_what_the_registry_says_of_itself(name):
     rule = build(name, 20, 0.3, False)
-    assert rule.prunes == (name not in ("dense", "half"))
-    assert rule.elementwise == (name in ("dense", "half", "topk"))
+    assert rule.prunes == (name not in ("dense", "half") and "bit" not in name)
+    assert rule.elementwise == (name in ("dense", "half", "topk") or "bit" in name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "centred" in name])
@@ -193,3 +204,11 @@ def test_the_mean_correction_comes_closer():
 def test_half_costs_two_bytes_an_element():
     for dtype in DTYPES:
         assert nbytes(build("half", 9, 0.1, False).keep(torch.randn(5, 9).to(dtype))) == 90
+
+
+def test_heads_have_steps_of_their_own():
+    x = torch.randn(3, 50, 4) * torch.tensor([1.0, 100.0, 1e4]).view(3, 1, 1)
+    rule = Quantised(4)
+    back = rule.restore(rule.keep(x), x.shape)
+    for got, want in zip(back, x, strict=True):
+        assert (got - want).norm() < 0.15 * want.norm()

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer, flat, no_autocast, to_compute_dtype
+from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
 from razorctl.ops.dropout import dropout
 from razorctl.rules import Centred, Rule
 
@@ -92,18 +92,23 @@ class StoredFunction(torch.autograd.Function):
 def _keep(ctx: Any, tensors: list[Tensor]) -> list[Tensor]:
     """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list."""
     rules = ctx.layer.rules[: len(tensors)]
-    kept = [rule.keep(flat(t)) for rule, t in zip(rules, tensors, strict=True)]
+    kept = [rule.keep(_heads(t)) for rule, t in zip(rules, tensors, strict=True)]
     ctx.shapes, ctx.counts = [t.shape for t in tensors], [len(part) for part in kept]
     return [t for part in kept for t in part]
+
+
+def _heads(t: Tensor) -> Tensor:
+    """`t` as [heads, tokens, columns]."""
+    return t.reshape(-1, *t.shape[-2:])
 
 
 def _restore(ctx: Any, saved: Sequence[Tensor]) -> list[Tensor]:
     """The stand-ins for what `_keep` was given, from the list that it gave."""
     restored, start = [], 0
     for rule, shape, count in zip(ctx.layer.rules, ctx.shapes, ctx.counts, strict=False):
-        rows = torch.Size((shape[:-1].numel(), shape[-1]))
+        heads = torch.Size((shape[:-2].numel(), *shape[-2:]))
         kept = tuple(saved[start : start + count])
-        restored.append(rule.restore(kept, rows).view(shape))
+        restored.append(rule.restore(kept, heads).view(shape))
         start += count
     return restored
 

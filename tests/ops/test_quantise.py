@@ -78,7 +78,7 @@ def test_degenerate_tiles(bits, dtype, device):
     assert round_trip(spread, bits).isfinite().all()
     outlier = torch.zeros(1, 100, 1, device=device, dtype=dtype)
     outlier[0, 3] = 1000
-    assert torch.equal(round_trip(outlier, bits), outlier)
+    torch.testing.assert_close(round_trip(outlier, bits), outlier)
     assert round_trip(torch.full((1, 4, 1), torch.nan, device=device), bits).isfinite().all()
     assert round_trip(torch.empty(2, 0, 3, device=device), bits).shape == (2, 0, 3)
 
