@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from razorctl.errors import UsageError
+from razorctl.settings import check_types
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs are two ways to say the same; give one of them.")
         for name in (
@@ -47,11 +49,15 @@ class Job:
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name.replace('_', ' ')} {value} is not a positive number.")
+                raise UsageError(
+                    f"{name.replace('_', ' ')} {value} is not a positive number; give one."
+                )
         for name in ("momentum", "weight_decay", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise UsageError(f"{name.replace('_', ' ')} {value} is negative or not a number.")
+                raise UsageError(
+                    f"{name.replace('_', ' ')} {value} is negative or not a number; give one from 0 on."
+                )
 
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job with every None settled, `epochs` as steps, for `examples` training examples.

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
+from razorctl.settings import check_types
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 Joint = Literal["weights", "branches"]
@@ -113,10 +114,11 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        find("method", str(self.method), METHODS)
-        if not (isinstance(self.ratio, int | float) and 0 <= self.ratio < 1):
+        check_types(self)
+        find("method", self.method, METHODS)
+        if not 0 <= self.ratio < 1:
             raise UsageError(f"ratio {self.ratio!r} is outside [0, 1); 0.9 prunes nine tenths.")
-        if not (isinstance(self.joint_budget, int | float) and 0 < self.joint_budget <= 1):
+        if not 0 < self.joint_budget <= 1:
             raise UsageError(
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
                 "at 1 every weight gets a gradient in every step."

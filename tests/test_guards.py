@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parents[1] / "razorctl"
 LEVELS = {
     "errors": 0,
     "registry": 1,
+    "settings": 1,
     "ops": 0,
-    "job": 1,
+    "job": 2,
     "sampling": 1,
     "rules": 2,
     "recipe": 2,

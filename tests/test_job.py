@@ -31,7 +31,7 @@ def test_a_batch_larger_than_the_data_is_refused():
 @pytest.mark.parametrize("field", POSITIVE)
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_what_must_be_positive(field, value):
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="positive|not of type"):
         Job("m", "d", **{field: value})
 
 
@@ -56,3 +56,11 @@ def test_schedule_rises_then_falls_to_zero():
     assert shares[100] == pytest.approx(0)
     constant = Job("m", "d", steps=1, warmup_steps=0).resolved({}, 1000)
     assert constant.decay(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("batch_size", 2.5), ("batch_size", "64"), ("steps", True), ("seed", None)]
+)
+def test_values_of_another_type_are_refused(field, value):
+    with pytest.raises(UsageError, match=rf"{field.replace('_', ' ')} {value!r} is not of type"):
+        Job("m", "d", **{field: value})
