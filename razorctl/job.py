@@ -55,9 +55,7 @@ class Job:
         for name in ("momentum", "weight_decay", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} {value} is negative or not a number; give one from 0 on."
-                )
+                raise UsageError(f"{name.replace('_', ' ')} {value} is negative or not a number.")
 
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job with every None settled, `epochs` as steps, for `examples` training examples.

@@ -31,7 +31,7 @@ def test_a_batch_larger_than_the_data_is_refused():
 @pytest.mark.parametrize("field", POSITIVE)
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_what_must_be_positive(field, value):
-    with pytest.raises(UsageError, match="positive|not of type"):
+    with pytest.raises(UsageError, match=r"positive|not of type"):
         Job("m", "d", **{field: value})
 
 
