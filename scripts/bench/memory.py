@@ -1,0 +1,90 @@
+"""Saved bytes and peaks of training steps with every method, traced: nothing runs.
+
+    .venv/bin/python scripts/bench/memory.py
+
+A step is forward, backward and SGD with momentum, on fake tensors. Writes results/memory.json.
+"""
+
+import argparse
+import datetime
+import json
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BertConfig, BertForSequenceClassification
+
+from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.memory import peak_bytes
+from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.views import size
+
+RATIO = 0.9
+RESULT = Path(__file__).parent / "results" / "memory.json"
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+CASES = {
+    "full, stored attention": Recipe("full", attention="stored"),
+    **{name: Recipe(name, RATIO) for name in METHODS},
+    f"{DEFAULT_METHOD}, joint budget 0.5": Recipe(DEFAULT_METHOD, RATIO, joint_budget=0.5),
+}
+
+
+def vit() -> tuple[nn.Module, Any]:
+    return timm.create_model("vit_base_patch16_224", num_classes=100), torch.empty(128, 3, 224, 224)
+
+
+def bert() -> tuple[nn.Module, Any]:
+    ids = torch.zeros(32, 128, dtype=torch.long)
+    model = BertForSequenceClassification(BertConfig())
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+MODELS = {
+    "ViT-B/16, 224 px, batch 128": (vit, ("fp32", "bf16")),
+    "BERT-base, 128 tokens, batch 32": (bert, ("fp32",)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    rows = []
+    for name, (build, precisions) in MODELS.items():
+        with FakeTensorMode():
+            model, inputs = build()
+        for case, recipe in track(CASES.items(), name, Console(stderr=True)):
+            sparsify(model, recipe)
+            for precision in precisions:
+                autocast = PRECISIONS[precision]
+                row = {"model": name, "precision": precision, "case": case}
+                row["saved_bytes"] = saved_bytes(model, inputs, autocast=autocast)
+                row["peak_bytes"] = peak_bytes(model, inputs, SGD, autocast=autocast)
+                rows.append(row)
+            restore(model)
+    document = {
+        "command": "scripts/bench/memory.py",
+        "date": datetime.date.today().isoformat(),
+        "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
+        "ratio": RATIO,
+        "rows": rows,
+    }
+    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    table = Table("model", "precision", "case", "saved", "peak")
+    for row in rows:
+        sizes = (size(row[key]) for key in ("saved_bytes", "peak_bytes"))
+        table.add_row(row["model"], row["precision"], row["case"], *sizes)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
