@@ -183,8 +183,9 @@ class Centred(Rule):
         self.rule = rule
 
     def keep(self, x: Tensor) -> Kept:
-        mean = x.mean(0, dtype=torch.float64).to(x.dtype)  # whose sum cannot overflow
-        # The mean of no rows is NaN, and taking away an infinite one would make NaN.
+        # In double precision, whose sum cannot overflow. No rows have the mean NaN, and taking away
+        # an infinite one would make NaN.
+        mean = x.mean(-2, keepdim=True, dtype=torch.float64).to(x.dtype)
         mean = torch.where(mean.isfinite(), mean, 0)
         return mean, *self.rule.keep(x - mean)
 

@@ -183,7 +183,7 @@ def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
     dy = torch.randn(40, 7)
     rule = build(name, 20, 0.3, True)
     kept = rule.keep(x)
-    assert torch.equal(kept[0], x.double().mean(0).float())
+    assert torch.equal(kept[0], x.double().mean(0, keepdim=True).float())
     # Rows that are all equal to the mean have nothing but the exact part.
     constant = x.mean(0).expand(40, 20)
     got = rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(constant), x.shape)

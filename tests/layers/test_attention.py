@@ -47,8 +47,8 @@ def options(mask: str, device) -> dict:
 def stand_ins(attention: RazorLayer, tensors: list[Tensor]) -> list[Tensor]:
     restored = []
     for rule, t in zip(attention.rules, tensors, strict=False):
-        rows = t.detach().reshape(-1, t.shape[-1])
-        restored.append(rule.restore(rule.keep(rows), rows.shape).view(t.shape))
+        heads = t.detach().flatten(0, -3)
+        restored.append(rule.restore(rule.keep(heads), heads.shape).view(t.shape))
     return restored
 
 
