@@ -39,13 +39,16 @@ CASES = {
 
 
 def vit() -> tuple[nn.Module, Any]:
-    return timm.create_model("vit_base_patch16_224", num_classes=100), torch.empty(128, 3, 224, 224)
+    with FakeTensorMode():
+        images = torch.empty(128, 3, 224, 224)
+    return timm.create_model("vit_base_patch16_224", num_classes=100), images
 
 
 def bert() -> tuple[nn.Module, Any]:
-    ids = torch.zeros(32, 128, dtype=torch.long)
-    model = BertForSequenceClassification(BertConfig())
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with FakeTensorMode():
+        ids = torch.zeros(32, 128, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return BertForSequenceClassification(BertConfig()), inputs
 
 
 MODELS = {
@@ -60,9 +63,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name, (build, precisions) in MODELS.items():
-        with FakeTensorMode():
-            model, inputs = build()
-        for case, recipe in track(CASES.items(), name, Console(stderr=True)):
+        model, inputs = build()
+        for case, recipe in track(CASES.items(), name, console=Console(stderr=True)):
             sparsify(model, recipe)
             for precision in precisions:
                 autocast = PRECISIONS[precision]
