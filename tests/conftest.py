@@ -7,6 +7,8 @@ os.environ.pop("FORCE_COLOR", None)
 import pytest
 import torch
 
+torch.set_num_threads(1)  # tests are small, and processes run them side by side
+
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:

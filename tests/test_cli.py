@@ -245,14 +245,21 @@ def test_interrupting_ends_with_130_and_keeps_the_metrics():
         "cpu",
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "razorctl", *args], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "razorctl", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, and what it starts, ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     metrics = Path("run/metrics.jsonl")
     deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    try:
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert stderr == "error: interrupted.\n"
     assert json.loads(metrics.read_text().splitlines()[0])["step"] == 1

@@ -12,6 +12,7 @@ from razorctl import Recipe, sparsify
 from razorctl.recipe import METHODS
 
 WORLD = 2
+JOINT = ("full", "prebackrazor++")
 
 
 def build(method: str, joint_budget: float = 1.0) -> nn.Module:
@@ -41,41 +42,46 @@ def backward(model: nn.Module, rank: int) -> None:
     model(torch.randn(5, 3, 8, 8)).square().sum().backward()
 
 
-def process(rank: int, method: str, folder: str) -> None:
+def process(rank: int, folder: str) -> None:
+    """Saves what the tests compare; one start of both processes serves every method."""
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=WORLD)
-    model = DistributedDataParallel(build(method))
-    backward(model, rank)
-    torch.save([p.grad for p in model.parameters()], f"{folder}/{rank}.pt")
+    averaged, drawn = {}, {}
+    for method in METHODS:
+        model = DistributedDataParallel(build(method))
+        backward(model, rank)
+        averaged[method] = [p.grad for p in model.parameters()]
+    for method in JOINT:
+        stock = build(method, joint_budget=0.5)
+        model = DistributedDataParallel(stock, find_unused_parameters=True)
+        steps = drawn[method] = []
+        for _ in range(3):
+            model.zero_grad()
+            backward(model, rank)
+            gradients = [p.grad for p in model.parameters()]
+            steps.append((gradients, stock.head.blocks.sampler.p.clone()))
+    torch.save((averaged, drawn), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Of each process, gradients by method, and of three steps with a joint budget also p."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(process, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gradients_are_averaged(method, tmp_path):
-    mp.spawn(process, (method, str(tmp_path)), nprocs=WORLD)
+def test_gradients_are_averaged(method, ranks):
     want = [torch.stack(grads).mean(0) for grads in zip(*alone(method), strict=True)]
-    for rank in range(WORLD):
-        for a, b in zip(torch.load(tmp_path / f"{rank}.pt"), want, strict=True):
+    for averaged, _ in ranks:
+        for a, b in zip(averaged[method], want, strict=True):
             torch.testing.assert_close(a, b)
 
 
-def draw_weights(rank: int, method: str, folder: str) -> None:
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=WORLD)
-    stock = build(method, joint_budget=0.5)
-    model = DistributedDataParallel(stock, find_unused_parameters=True)
-    gradients, probabilities = [], []
-    for _ in range(3):
-        model.zero_grad()
-        backward(model, rank)
-        gradients.append([p.grad for p in model.parameters()])
-        probabilities.append(stock.head.blocks.sampler.p.clone())
-    torch.save((gradients, probabilities), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("method", ["full", "prebackrazor++"])
-def test_processes_draw_the_same_weights(method, tmp_path):
-    mp.spawn(draw_weights, (method, str(tmp_path)), nprocs=WORLD)
-    (first, p), (second, q) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD))
+@pytest.mark.parametrize("method", JOINT)
+def test_processes_draw_the_same_weights(method, ranks):
+    (first, p), (second, q) = (zip(*drawn[method], strict=True) for _, drawn in ranks)
     assert all(map(torch.equal, p, q))
     assert not torch.equal(p[0], p[-1])
     for a, b in zip(first, second, strict=True):

@@ -180,9 +180,12 @@ def test_the_peak_falls_with_the_saved_bytes(model, method, attention, request):
     saved, peak = bytes_of_a_step(model, inputs, full)
     less, lower = bytes_of_a_step(model, inputs, Recipe(method, attention=attention))
     assert peak - lower >= 0.9 * (saved - less)
-    joint = Recipe(method, attention=attention, joint_budget=0.5)
-    least, lowest = bytes_of_a_step(model, inputs, joint)
-    assert lower - lowest >= 0.9 * (less - least)
+
+
+def test_the_peak_falls_with_the_joint_budget(vit):
+    saved, peak = bytes_of_a_step(*vit, Recipe("prebackrazor++"))
+    less, lower = bytes_of_a_step(*vit, Recipe("prebackrazor++", joint_budget=0.5))
+    assert peak - lower >= 0.9 * (saved - less)
 
 
 def test_the_peak_of_a_step_that_can_be_counted_by_hand():
