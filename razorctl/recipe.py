@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from razorctl.allocation import allocate
 from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
 from razorctl.settings import check_types
@@ -19,8 +20,11 @@ class Method:
     """A named set of rules: `rules` maps a layer kind to a name in `rules.RULES`.
 
     A kind that is not named stays stock. attention: the backend that `Recipe.attention="auto"`
-    means; "auto" leaves the model's own. unbiased: what `Recipe.unbiased=None` means.
-    checkpoints: whether the model's own activation checkpointing is switched on.
+    means; "auto" leaves the model's own. unbiased, int8: what `Recipe.unbiased=None` and
+    `Recipe.int8_weight_grad=None`, `int8_input_grad=None` mean. checkpoints: whether the model's
+    own activation checkpointing is switched on. ratio: what `Recipe.ratio` says: the share that is
+    `pruned`, a promise in `bytes` of all that is saved, which `allocation` finds rules for, or
+    `nothing`. spares_classifier: whether the last linear layer stays stock.
     """
 
     name: str
@@ -29,7 +33,15 @@ class Method:
     rules: Mapping[str, str]
     attention: Attention = "auto"
     unbiased: bool = False
+    int8: bool = False
     checkpoints: bool = False
+    ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
+    spares_classifier: bool = False
+
+    @property
+    def approximates(self) -> bool:
+        """Whether it keeps less than everything of some layer kinds."""
+        return bool(self.rules) or self.ratio == "bytes"
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
@@ -43,6 +55,11 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "activation": "half",
         "dropout": "dense",  # its mask is kept exactly, in bits
     }
+
+
+def _quantised_rules(bits: str) -> dict[str, str]:
+    kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
+    return dict.fromkeys(kinds, bits) | {"dropout": "dense"}
 
 
 METHODS: dict[str, Method] = {
@@ -84,6 +101,34 @@ METHODS: dict[str, Method] = {
             _paper_rules("columns-bandit"),
             attention="sparse-flash",
         ),
+        Method(
+            "int8",
+            "every input in 8 bits",
+            "as Mesa (2021) does, with a scale for each column",
+            _quantised_rules("8-bit"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+        ),
+        Method(
+            "int2",
+            "every input in 2 bits, rounded stochastically",
+            "as ActNN (2021) does, with a scale for each column",
+            _quantised_rules("2-bit-stochastic"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+        ),
+        Method(
+            "razor",
+            "few bits of each input, as many as the ratio allows; backward GEMMs in int8",
+            "razorctl",
+            {},
+            attention="sparse-flash",
+            int8=True,
+            ratio="bytes",
+            spares_classifier=True,
+        ),
     )
 }
 DEFAULT_METHOD = "prebackrazor++"
@@ -93,7 +138,8 @@ DEFAULT_METHOD = "prebackrazor++"
 class Recipe:
     """Method, ratio, joint budget, attention backend and seed. Raises UsageError if unsound.
 
-    ratio: share of an activation that is pruned, in [0, 1).
+    ratio: share of an activation that is pruned, in [0, 1); for `razor` a promise: it saves at
+        most 1 - ratio of the bytes that `full` saves.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
     joint: what a block is; `weights` are the weight tensors of the pruned layers.
     attention: `stored` keeps the probabilities, pruned by the method; `flash` keeps q, k, v
@@ -101,6 +147,8 @@ class Recipe:
         the method's own, and for a method that prunes nothing the model's.
     unbiased: scale kept gradients by 1 / p; None is the method's measured default.
     mean_correction: keep the mean of each column exactly and prune only what is left.
+    int8_weight_grad, int8_input_grad: run those GEMMs of linear layers in int8; None is the
+        method's default.
     seed: of the draws of parameter blocks; those of columns start where torch's generator says.
     """
 
@@ -111,6 +159,8 @@ class Recipe:
     attention: Attention = "auto"
     unbiased: bool | None = None
     mean_correction: bool = False
+    int8_weight_grad: bool | None = None
+    int8_input_grad: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -129,12 +179,20 @@ class Recipe:
         ):
             if value not in choices:
                 raise unknown(name, str(value), choices)
+        _ = self.rules  # for a ratio that cannot be met
+
+    @property
+    def prunes(self) -> bool:
+        """Whether the method does anything: at ratio 0 nothing is pruned, packed or drawn."""
+        return self.ratio > 0 or METHODS[self.method].ratio == "nothing"
 
     @property
     def rules(self) -> Mapping[str, str]:
         """Layer kind -> name of its rule, for the kinds that are not to stay stock."""
-        # At ratio 0 nothing is pruned, so nothing is packed or drawn either.
-        rules = METHODS[self.method].rules if self.ratio > 0 else {}
+        method = METHODS[self.method]
+        rules: Mapping[str, str] = {}
+        if self.prunes:
+            rules = allocate(self.ratio) if method.ratio == "bytes" else method.rules
         if self.joint_budget < 1 and not rules:
             rules = dict.fromkeys(WEIGHTS, "dense")
         return rules
@@ -142,7 +200,7 @@ class Recipe:
     @property
     def backend(self) -> Attention:
         """The attention backend, with the method's own for `auto`."""
-        if self.attention == "auto" and self.ratio > 0:
+        if self.attention == "auto" and self.prunes:
             return METHODS[self.method].attention
         return self.attention
 
@@ -150,6 +208,14 @@ class Recipe:
     def scaled(self) -> bool:
         """Whether kept gradients are scaled by 1 / p."""
         return METHODS[self.method].unbiased if self.unbiased is None else self.unbiased
+
+    @property
+    def int8(self) -> tuple[bool, bool]:
+        """Whether the weight gradient and the input gradient run in int8."""
+        default = self.prunes and METHODS[self.method].int8
+        chosen = (self.int8_weight_grad, self.int8_input_grad)
+        weight, inputs = (default if flag is None else flag for flag in chosen)
+        return weight, inputs
 
     def to_toml(self) -> str:
         """TOML of every field that is set."""

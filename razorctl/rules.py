@@ -7,20 +7,42 @@ each kind of layer gets.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from razorctl.allocation import largest
+from razorctl.errors import UsageError
 from razorctl.ops.columns import gather_columns
-from razorctl.ops.quantise import BITS, dequantise, quantise
+from razorctl.ops.quantise import BITS, codes, dequantise, quantise, scales
 from razorctl.ops.topk import topk_pack, topk_unpack
 from razorctl.sampling import Bandit, Proportional, Sampler
 
 Kept = tuple[Tensor, ...]
-# Columns of an activation [rows, c] -> their columns of the weight gradient, [anything, c]. Linear
-# in its argument, column by column; for a linear layer x -> dy^T x.
-Product = Callable[[Tensor], Tensor]
+
+
+class Product:
+    """Columns of an activation [rows, c] -> their columns of the weight gradient, [anything, c].
+
+    Linear in its argument, column by column; for a linear layer x -> dy^T x.
+    """
+
+    def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:
+        self.multiply = multiply
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+    def of_ones(self, like: Tensor, rows: int) -> Tensor:
+        """The product of one column of ones."""
+        return self(like.new_ones(rows, 1))
+
+    def of_codes(
+        self, codes: Tensor, bits: int, offset: Tensor, step: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """The product of offset + step * code in `dtype`, for uint8 codes and scales [columns]."""
+        return self(dequantise(codes, offset, step, dtype))
 
 
 def survivors(total: int, density: float) -> int:
@@ -49,6 +71,16 @@ class Rule(Protocol):
     def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
         """dW = product(restore(kept)), [anything, columns]."""
         return product(self.restore(kept, shape))
+
+    def lends(self, kept: Kept) -> bool:
+        """Whether what was kept of x stands for functions of x too, close enough for a GEMM."""
+        return False
+
+    def affine(
+        self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
+    ) -> Kept | None:
+        """What was kept of x as kept of x weight + bias in the dtype of `like`; None for no way."""
+        return None
 
 
 class Dense(Rule):
@@ -144,30 +176,123 @@ class Columns(Rule):
 
 
 class Quantised(Rule):
-    """All elements, in few bits: codes with an offset and a step for each column.
+    """All elements, in few bits: codes with a zero and a step for each column.
 
     Of an activation [blocks, rows, columns] each block has its own. Group quantisation as in ActNN
     (2021) and Mesa (2021), with columns for groups: a GEMM that contracts rows can take the codes,
-    and columns of activations differ more than rows do.
+    and columns of activations differ more than rows do. `rows` cuts columns into blocks of at least
+    so many, which come closer but which no GEMM can contract.
     """
 
     prunes = False
 
-    def __init__(self, bits: int, stochastic: bool = False) -> None:
-        self.bits, self.stochastic = bits, stochastic
+    def __init__(self, bits: int, stochastic: bool = False, rows: int | None = None) -> None:
+        self.bits, self.stochastic, self.rows = bits, stochastic, rows
 
     def keep(self, x: Tensor) -> Kept:
-        packed, offset, step = quantise(_blocks(x), self.bits, self.stochastic)
-        return packed, offset, step, x.new_empty(0)  # the last for its dtype
+        packed, zero, step = quantise(x.view(self._tiles(x.shape)), self.bits, self.stochastic)
+        return packed, zero, step, x.new_empty(0)  # the last for its dtype
 
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        packed, offset, step, like = kept
-        blocks = torch.Size((1, *shape)) if len(shape) == 2 else shape
-        return dequantise(packed, offset, step, blocks, self.bits, like.dtype).view(shape)
+        packed, _, _, like = kept
+        unpacked = codes(packed, self._tiles(shape), self.bits)
+        return dequantise(unpacked, *_scales(kept), like.dtype).view(shape)
+
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
+        packed, _, _, like = kept
+        offset, step = _scales(kept)
+        if len(step) > 1:
+            return super().weight_grad(product, kept, shape)
+        unpacked = codes(packed, list(shape), self.bits)
+        return product.of_codes(unpacked, self.bits, offset[0], step[0], like.dtype)
+
+    def _tiles(self, shape: torch.Size) -> list[int]:
+        """`shape` as [blocks, rows, columns]: as many equal blocks as there may be."""
+        if len(shape) == 3:
+            return list(shape)
+        rows, columns = shape
+        most = max(1, rows // (self.rows or max(1, rows)))
+        blocks = next(n for n in range(most, 0, -1) if rows % n == 0)
+        return [blocks, rows // blocks, columns]
+
+    def lends(self, kept: Kept) -> bool:
+        return True
+
+    def affine(
+        self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
+    ) -> Kept | None:
+        offset, step = _scales(kept)
+        if weight is not None:
+            offset, step = offset * weight, step * weight
+        return kept[0], offset if bias is None else offset + bias, step, like
 
 
-def _blocks(x: Tensor) -> Tensor:
-    return x.unsqueeze(0) if x.dim() == 2 else x
+def _scales(kept: Kept) -> tuple[Tensor, Tensor]:
+    """Offset and step of what `Quantised` has kept, or `affine` has made of it."""
+    _, zero, step, _ = kept
+    return (zero, step) if zero.is_floating_point() else scales(zero, step)
+
+
+class ByPrecision(Rule):
+    """One rule for activations of 16 bits and another for wider ones.
+
+    Of both, the last tensor that they keep has the dtype of the activation.
+    """
+
+    prunes = False
+
+    def __init__(self, wide: Rule, narrow: Rule) -> None:
+        self.wide, self.narrow = wide, narrow
+
+    def of(self, like: Tensor) -> Rule:
+        """The rule for activations of the dtype of `like`."""
+        return self.narrow if like.element_size() <= 2 else self.wide
+
+    def keep(self, x: Tensor) -> Kept:
+        return self.of(x).keep(x)
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        return self.of(kept[-1]).restore(kept, shape)
+
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
+        return self.of(kept[-1]).weight_grad(product, kept, shape)
+
+    def lends(self, kept: Kept) -> bool:
+        return self.of(kept[-1]).lends(kept)
+
+    def affine(
+        self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
+    ) -> Kept | None:
+        return self.of(kept[-1]).affine(kept, weight, bias, like)
+
+
+class Unmet(Rule):
+    """For activations of 16 bits, where no rule saves as little as was promised: UsageError."""
+
+    def keep(self, x: Tensor) -> Kept:
+        raise UsageError(
+            "the ratio cannot be met with activations of 16 bits; the largest that can is "
+            f"{largest('narrow'):g}."
+        )
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        raise NotImplementedError
+
+
+class Through(Rule):
+    """The output of a function, from what another rule keeps of its input."""
+
+    prunes = False
+
+    def __init__(self, function: Callable[[Tensor], Tensor], rule: Rule) -> None:
+        self.function, self.rule = function, rule
+
+    def keep(self, x: Tensor) -> Kept:
+        """Of the input of the function."""
+        return self.rule.keep(x)
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        return self.function(self.rule.restore(kept, shape))
 
 
 class Centred(Rule):
@@ -196,7 +321,7 @@ class Centred(Rule):
     def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
         mean, *rest = kept
         grad = self.rule.weight_grad(product, tuple(rest), shape)
-        return grad.addcmul(product(mean.new_ones(shape[0], 1)), mean)
+        return grad.addcmul(product.of_ones(mean, shape[0]), mean)
 
 
 def _column_norms(x: Tensor) -> Tensor:
@@ -213,8 +338,8 @@ def _drawn(sampler: type[Sampler]) -> Callable[[int, float, bool], Rule]:
     return build
 
 
-def _quantised(bits: int) -> Callable[[int, float, bool], Rule]:
-    return lambda columns, density, unbiased: Quantised(bits)
+def _quantised(bits: int, **options: Any) -> Callable[[int, float, bool], Rule]:
+    return lambda columns, density, unbiased: Quantised(bits, **options)
 
 
 # Name -> builder from (columns of the activation, density, unbiased).
@@ -223,8 +348,21 @@ RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     "half": lambda columns, density, unbiased: Half(),
     "topk": lambda columns, density, unbiased: TopK(density),
     **{f"{bits}-bit": _quantised(bits) for bits in BITS},
+    **{f"{bits}-bit-stochastic": _quantised(bits, stochastic=True) for bits in BITS},
+    **{f"{bits}-bit-blocks": _quantised(bits, rows=128) for bits in BITS},
     "columns-norm": lambda columns, density, unbiased: Columns(density),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),
     "columns-proportional": _drawn(Proportional),
 }
+
+
+def build(name: str, columns: int, density: float, unbiased: bool = False) -> Rule:
+    """The rule of a name in RULES, or of two as `ByPrecision`: "WIDE/NARROW"."""
+    wide, _, narrow = name.partition("/")
+    rule = RULES[wide](columns, density, unbiased)
+    if narrow in ("", wide):
+        return rule
+    if narrow == "unmet":
+        return ByPrecision(rule, Unmet())
+    return ByPrecision(rule, RULES[narrow](columns, density, unbiased))

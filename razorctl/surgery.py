@@ -10,8 +10,9 @@ from razorctl.errors import UsageError
 from razorctl.families import swaps
 from razorctl.layers import Memo, RazorLayer, WeightLayer
 from razorctl.layers.attention import Attention
+from razorctl.layers.linear import RazorLinear
 from razorctl.recipe import METHODS, Recipe
-from razorctl.rules import RULES, Centred, Rule
+from razorctl.rules import Centred, Rule, build
 from razorctl.sampling import Blocks
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
         raise UsageError("joint='branches' is not there yet; leave it at 'weights'.")
     chosen = _choose(model, recipe)
     prunable = any(swap.razor.kind in recipe.rules for swap in chosen)
-    if recipe.rules and method.rules and not prunable:
+    if recipe.rules and method.approximates and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
@@ -68,12 +69,14 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     for swap in chosen:
         module = swap.module
         module.__class__ = swap.razor
-        module.rule = swap.rule  # type: ignore[assignment]
+        module.rule, module.memo = swap.rule, memo  # type: ignore[assignment]
         if isinstance(module, WeightLayer):
-            module.memo, module.blocks, module.block = memo, None, block
+            module.blocks, module.block = None, block
             if _drawn(swap):
                 module.blocks = blocks
                 block += 1
+        if isinstance(module, RazorLinear):
+            module.int8_weight_grad, module.int8_input_grad = recipe.int8
         if isinstance(module, Attention):
             module.backend = recipe.backend
             module.take_over()
@@ -98,34 +101,41 @@ def restore(model: nn.Module) -> None:
         if isinstance(module, WeightLayer):
             if module.blocks is not None:
                 module.blocks.detach()
-            del module.memo, module.blocks, module.block
+            del module.blocks, module.block
+        if isinstance(module, RazorLinear):
+            del module.int8_weight_grad, module.int8_input_grad
         if isinstance(module, Attention):
             module.give_back()
             del module.backend
         if isinstance(module, RazorLayer):
-            del module.rule
+            del module.rule, module.memo
             module.__class__ = stock[type(module)]  # type: ignore[assignment]
 
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     """What to swap; raises UsageError if the model's attention cannot run on the backend."""
-    known, chosen = swaps(), []
+    known, chosen, rules = swaps(), [], recipe.rules
     attention = recipe.backend != "auto"
-    if recipe.backend == "sparse-flash" and "attention" not in recipe.rules:
+    if recipe.backend == "sparse-flash" and "attention" not in rules:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
+    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    # A model's last linear layer is its classifier: small, and its output is what is learned.
+    spared = linear[-1] if METHODS[recipe.method].spares_classifier and linear[1:] else None
     for name, module in model.named_modules():
         razor = known.get(type(module))
         if razor is None or not (
-            razor.kind in recipe.rules or (issubclass(razor, Attention) and attention)
+            razor.kind in rules or (issubclass(razor, Attention) and attention)
         ):
             continue
+        if module is spared:
+            continue
         rule = None
-        if razor.kind in recipe.rules:
+        if razor.kind in rules:
             width = razor.columns(module)
-            rule = RULES[recipe.rules[razor.kind]](width, 1 - recipe.ratio, recipe.scaled)
+            rule = build(rules[razor.kind], width, 1 - recipe.ratio, recipe.scaled)
             if recipe.mean_correction and rule.prunes:
                 rule = Centred(rule)
             if not razor.fits(module, rule):

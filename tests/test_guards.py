@@ -12,6 +12,7 @@ import torch
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 LEVELS = {
     "errors": 0,
+    "allocation": 1,
     "registry": 1,
     "settings": 1,
     "ops": 0,

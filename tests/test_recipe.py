@@ -65,7 +65,7 @@ def test_unknown_names_get_the_nearest(field, value, nearest):
 def test_toml_round_trip():
     for recipe in (
         Recipe(),
-        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, 7),
+        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, True, False, 7),
     ):
         assert Recipe.from_toml(recipe.to_toml()) == recipe
 
@@ -93,9 +93,11 @@ def test_auto_attention_is_the_methods_own():
 
 
 def test_ratio_zero_has_no_rules_and_leaves_attention_alone():
-    for method in METHODS:
-        assert not Recipe(method, 0).rules
-        assert Recipe(method, 0).backend == "auto"
+    for name, method in METHODS.items():
+        if method.ratio != "nothing":
+            assert not Recipe(name, 0).rules
+            assert Recipe(name, 0).backend == "auto"
+            assert Recipe(name, 0).int8 == (False, False)
 
 
 def test_a_joint_budget_draws_the_weights_of_methods_that_prune_nothing():

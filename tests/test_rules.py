@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from razorctl.ops.quantise import BITS, packed_bytes
-from razorctl.rules import RULES, Centred, Columns, Quantised, Rule, TopK, survivors
+from razorctl.rules import RULES, Centred, Columns, Product, Quantised, Rule, TopK, survivors
 
 # Every rule, and every one that prunes with the mean correction too.
 NAMES = [*RULES, *(f"{name}, centred" for name in RULES if RULES[name](1, 0.5, False).prunes)]
@@ -52,8 +52,9 @@ def test_density_one_restores_everything(name, shape, device):
     x = torch.randn(shape, device=device)
     rule = build(name, shape[1], 1.0, True)
     tolerance = {"rtol": 2**-11, "atol": 1e-7} if name == "half" else {"rtol": 1e-6, "atol": 1e-6}
-    if "bit" in name:  # half a step of what spans up to 8
-        tolerance = {"rtol": 0, "atol": 4 / (2 ** int(name[0]) - 1)}
+    if "bit" in name:  # half a step of what spans up to 8, or by chance a whole one
+        step = 8 / (2 ** int(name[0]) - 1)
+        tolerance = {"rtol": 2**-12, "atol": step if "stochastic" in name else 0.6 * step}
     assert torch.allclose(rule.restore(rule.keep(x), x.shape), x, **tolerance)
 
 
@@ -76,7 +77,7 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
     rule = build(name, 96, 0.2, unbiased)
     kept = rule.keep(x)
     want = dy.double().T @ rule.restore(kept, x.shape).double()
-    got = rule.weight_grad(lambda columns: dy.T @ columns, kept, x.shape)
+    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), kept, x.shape)
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     error = (got.double() - want).norm() / want.norm()
@@ -84,7 +85,7 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
 
 
 @every_rule
-@pytest.mark.parametrize("value", [0.0, 1.0, -3e38, torch.inf])
+@pytest.mark.parametrize("value", [0.0, 1.0, -2e38, torch.inf])
 def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     x = torch.full((6, 20), value, device=device)
     rule = build(name, 20, 0.3, False)
@@ -93,7 +94,8 @@ def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     if name == "half":
         assert torch.equal(back, x.clamp(-65504, 65504))
     elif (name.endswith("centred") or "bit" in name) and x.isfinite().all():
-        assert torch.equal(back, x)  # nothing is left to prune or to round
+        tolerance = 2**-11 if "stochastic" in name else 2**-14 if "bit" in name else 0
+        torch.testing.assert_close(back, x, rtol=tolerance, atol=0)
     elif "bit" in name:
         assert back.isfinite().all()
     else:
@@ -106,7 +108,9 @@ def test_copies_and_pickles(name):
     x = torch.randn(5, 20)
     for twin in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
         first = copy.deepcopy(rule)
+        torch.manual_seed(1)
         a = first.restore(first.keep(x), x.shape)
+        torch.manual_seed(1)
         assert torch.equal(a, twin.restore(twin.keep(x), x.shape))
 
 
@@ -123,7 +127,7 @@ def test_exact_bytes(rows, columns, density, dtype):
         assert nbytes(build(name, columns, density, True).keep(x)) == s * (rows * width + 12)
     for bits in BITS:
         # codes, and an offset and a step in single precision for each column
-        assert nbytes(Quantised(bits).keep(x)) == packed_bytes(n, bits) + columns * 8
+        assert nbytes(Quantised(bits).keep(x)) == packed_bytes(n, bits) + columns * 4
         assert packed_bytes(n, bits) == pytest.approx(n * bits / 8, abs=2)
 
 
@@ -143,7 +147,7 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     x, dy = torch.randn(16, 20), torch.randn(16, 5)
     rule = build(name, 20, 0.25, True)
     for _ in range(50):  # away from uniform probabilities
-        rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
+        rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
     p = rule.sampler.p.clone()
     if name != "columns-uniform":
         assert p.max() > 1.2 * p.min()
@@ -151,7 +155,7 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     total, draws = torch.zeros_like(exact), 4000
     for _ in range(draws):
         rule.sampler.p.copy_(p)  # one distribution for all draws
-        total += rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
+        total += rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
     # Each entry is exact / p with probability p: five standard errors of its mean.
     spread = exact.abs() * ((1 - p) / p / draws).sqrt()
     assert ((total / draws - exact).abs() < 5 * spread + 1e-5).all()
@@ -164,7 +168,7 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
         torch.manual_seed(1)
         rule = RULES["columns-bandit"](20, 0.25, unbiased)
         for _ in range(10):
-            rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
+            rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
         ps.append(rule.sampler.p)
     assert torch.equal(*ps)
     assert ps[0].max() > ps[0].min()
@@ -186,7 +190,7 @@ def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
     assert torch.equal(kept[0], x.double().mean(0, keepdim=True).float())
     # Rows that are all equal to the mean have nothing but the exact part.
     constant = x.mean(0).expand(40, 20)
-    got = rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(constant), x.shape)
+    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(constant), x.shape)
     assert torch.allclose(got, dy.T @ constant, rtol=1e-4, atol=1e-4)
 
 
@@ -196,7 +200,7 @@ def test_the_mean_correction_comes_closer():
     for name in ("topk", "columns-norm", "columns-uniform"):
         errors = []
         for rule in (build(name, 30, 0.2, False), build(f"{name}, centred", 30, 0.2, False)):
-            grad = rule.weight_grad(lambda columns: dy.T @ columns, rule.keep(x), x.shape)
+            grad = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
             errors.append((grad - exact).norm())
         assert errors[1] < errors[0]
 

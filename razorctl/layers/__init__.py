@@ -19,10 +19,12 @@ from razorctl.sampling import Blocks
 
 
 class Memo:
-    """What was last kept, and of which tensor: an activation that feeds several layers of one kind
-    (separate q, k and v) is kept once, by the rule of the first of them.
+    """What was last kept, and of which tensor, so that an activation is kept once.
 
-    Under torch.compile every layer keeps for itself: identity means nothing to a traced program.
+    One that feeds several layers of one kind (separate q, k and v) is kept by the rule of the
+    first. What a norm or an activation function keeps of its input may tell its output as well:
+    then it offers that to the layer which the output feeds. Under torch.compile every layer keeps
+    for itself: identity means nothing to a traced program.
     """
 
     def __init__(self) -> None:
@@ -44,8 +46,13 @@ class Memo:
             if known() is x and known_state == state:
                 return first, kept, True
         kept = rule.keep(rows())
-        self._entry = weakref.ref(x, self._forget), state, rule, kept
+        self.offer(x, layout, rule, kept)
         return rule, kept, False
+
+    def offer(self, x: Tensor, layout: Hashable, rule: Rule, kept: Kept) -> None:
+        """Says that `kept`, by `rule`, is what there is to keep of `x` in that layout."""
+        if not torch.compiler.is_compiling():
+            self._entry = weakref.ref(x, self._forget), (layout, x._version), rule, kept
 
     def _forget(self, dead: Any) -> None:
         if self._entry is not None and self._entry[0] is dead:
@@ -62,11 +69,13 @@ class Memo:
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward saves by `rule`.
 
-    kind: layer kind, as `Method.rules` names it.
+    kind: layer kind, as `Method.rules` names it. memo: shared by the layers of a model, None to
+    keep for oneself.
     """
 
     kind: ClassVar[str]
     rule: Rule
+    memo: Memo | None = None
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -87,13 +96,11 @@ class RazorLayer(nn.Module):
 class WeightLayer(RazorLayer):
     """A layer with a weight gradient from what `rule` keeps of its input.
 
-    memo: shared by the layers of a model, None to keep for oneself. blocks: the draw of weights
-    under a joint budget, of which this layer's weight is number `block`; None if every weight gets
-    a gradient.
+    blocks: the draw of weights under a joint budget, of which this layer's weight is number
+    `block`; None if every weight gets a gradient.
     """
 
     weight: Tensor
-    memo: Memo | None = None
     blocks: Blocks | None = None
     block: int = 0
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, flat
+from razorctl.layers import RazorLayer, flat, to_compute_dtype
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules import Rule
+from razorctl.rules import Kept, Rule, Through
 
 aten = torch.ops.aten
 
@@ -21,8 +21,7 @@ class ActivationFunction(torch.autograd.Function):
     """y = f(x), dx = f'(x') dy, with x' what the rule restores; f is the stock forward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
-        kept = layer.keep(x)
+    def forward(ctx: Any, x: Tensor, layer: "Activation", *kept: Tensor) -> Tensor:
         ctx.layer, ctx.shape = layer, x.shape
         ctx.save_for_backward(*kept)
         y = layer.stock(x)
@@ -33,7 +32,8 @@ class ActivationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.layer.gradient(dy, ctx.saved_tensors, ctx.shape), None
+        kept = ctx.saved_tensors
+        return ctx.layer.gradient(dy, kept, ctx.shape), None, *[None] * len(kept)
 
 
 class Activation(RazorLayer):
@@ -49,20 +49,30 @@ class Activation(RazorLayer):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        y: Tensor = ActivationFunction.apply(x, self)
+        with torch.no_grad():
+            kept = self.keep(x.detach())
+        y: Tensor = ActivationFunction.apply(x, self, *kept)
+        self.offer(y, kept)
         return y
+
+    def offer(self, y: Tensor, kept: Kept) -> None:
+        """What tells x tells y = f(x) too, which the linear layers that it feeds can take."""
+        if self.memo is not None and self.rule.lends(kept):
+            dtype = to_compute_dtype(y.detach()[:0]).dtype
+            if dtype == y.dtype:
+                self.memo.offer(y, ("linear", dtype), Through(self.stock, self.rule), kept)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
         y: Tensor = super().forward(x)
         return y
 
-    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
+    def keep(self, x: Tensor) -> Kept:
         """What is saved of the input."""
         # A rule may keep the very tensor that the function is about to overwrite.
         return self.rule.keep(flat(x.clone() if getattr(self, "inplace", False) else x))
 
-    def gradient(self, dy: Tensor, kept: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    def gradient(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
         """dx from dy and what was kept."""
         rows = torch.Size((shape[:-1].numel(), shape[-1]))
         x = self.rule.restore(kept, rows).view(shape)
@@ -108,10 +118,13 @@ class SiLU(Activation):
 class ReLU(Activation):
     """max(x, 0): one bit per element is all its derivative needs, whatever the rule."""
 
-    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
+    def offer(self, y: Tensor, kept: Kept) -> None:
+        pass  # but y needs more
+
+    def keep(self, x: Tensor) -> Kept:
         return (pack_bits((x > 0).reshape(-1)),)
 
-    def gradient(self, dy: Tensor, kept: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    def gradient(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
         return torch.where(unpack_bits(kept[0], dy.numel()).view(shape), dy, 0)
 
 

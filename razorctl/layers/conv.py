@@ -101,7 +101,7 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         batch, channels, height, width = shape
         if _by_patches(self):
             outputs = flat(dy.movedim(1, -1))
-            return lambda x: outputs.T @ x, torch.Size((len(outputs), self.columns(self)))
+            return Product(lambda x: outputs.T @ x), torch.Size((len(outputs), self.columns(self)))
 
         def product(x: Tensor) -> Tensor:
             image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
@@ -109,7 +109,7 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
             dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
             return dw.movedim(1, -1).flatten(0, 2)
 
-        return product, torch.Size((batch * height * width, channels))
+        return Product(product), torch.Size((batch * height * width, channels))
 
     def fold(self, dw: Tensor) -> Tensor:
         """dW as `products` lays it out -> in the shape of the weight."""

@@ -41,7 +41,9 @@ class RazorDropout(RazorLayer, nn.Dropout):
         return rule.elementwise and not module.inplace
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.saving and input.requires_grad and 0 < self.p < 1):
+        if self.p == 0:
+            return input  # not a copy, of which no layer would know that it was kept already
+        if not (self.saving and input.requires_grad and self.p < 1):
             return super().forward(input)
         y: Tensor = DropoutFunction.apply(input, self.p)
         return y

@@ -1,4 +1,7 @@
-"""nn.Linear that saves its input by a rule; the input gradient and bias gradient stay exact."""
+"""nn.Linear that saves its input by a rule, with GEMMs of its backward pass in int8 where wanted.
+
+Without them the input gradient and bias gradient are exact; the bias gradient is anyway.
+"""
 
 from typing import Any, ClassVar
 
@@ -8,7 +11,47 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
-from razorctl.rules import Rule
+from razorctl.ops.int8 import scaled_gemm, to_int8
+from razorctl.rules import Product, Rule
+
+
+class Gemm(Product):
+    """x -> dy^T x for dy [rows, out], in int8 or in the precision of dy."""
+
+    def __init__(self, dy: Tensor, int8: bool) -> None:
+        super().__init__(lambda x: dy.T @ x)
+        self.dy, self.int8 = dy, int8
+        self._total: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """dy summed over rows, [out]: the gradient of a bias."""
+        if self._total is None:
+            self._total = self.dy.sum(0)
+        return self._total
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.int8:
+            return self._of_int8(*to_int8(x, 0))
+        return super().__call__(x)
+
+    def of_ones(self, like: Tensor, rows: int) -> Tensor:
+        return self.total.unsqueeze(1)
+
+    def of_codes(
+        self, codes: Tensor, bits: int, offset: Tensor, step: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        if not self.int8:
+            return super().of_codes(codes, bits, offset, step, dtype)
+        # Around their middle, where the rounding of dy does least, codes fit int8.
+        middle = 2 ** (bits - 1)
+        grad = self._of_int8((codes - middle).view(torch.int8), step.unsqueeze(0))
+        return grad.addr_(self.total.to(grad.dtype), offset + middle * step)
+
+    def _of_int8(self, codes: Tensor, scale: Tensor) -> Tensor:
+        dy, dy_scale = to_int8(self.dy, 0)
+        grad: Tensor = scaled_gemm(dy.T, codes, dy_scale.T, scale, scale.dtype)
+        return grad
 
 
 class LinearFunction(torch.autograd.Function):
@@ -26,6 +69,7 @@ class LinearFunction(torch.autograd.Function):
         *kept: Tensor,
     ) -> Tensor:
         ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
+        ctx.int8 = layer.int8_gemms(x)
         # Autocast saves a low-precision copy of the weight; the parameter itself costs nothing.
         ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
         return F.linear(x, weight, bias)
@@ -36,23 +80,40 @@ class LinearFunction(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         rows = torch.Size((ctx.shape[:-1].numel(), ctx.shape[-1]))
         dy = flat(dy)
+        product = Gemm(dy, int8=ctx.int8[0])
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
             # First, so that a restored input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.weight_grad(ctx.rule, lambda x: dy.T @ x, tuple(kept), rows, ctx.p)
+                dw = ctx.layer.weight_grad(ctx.rule, product, tuple(kept), rows, ctx.p)
             if ctx.needs_input_grad[2]:
-                db = dy.sum(0)
+                db = product.total
             if ctx.needs_input_grad[0]:
-                dx = (dy @ weight.to(dy.dtype)).view(ctx.shape)
+                dx = input_grad(dy, weight, int8=ctx.int8[1]).view(ctx.shape)
         return dx, dw, db, *[None] * (3 + len(kept))
 
 
+def input_grad(dy: Tensor, weight: Tensor, int8: bool) -> Tensor:
+    """dX = dy W, with int8 in the dtype of dy too."""
+    if not int8:
+        return dy @ weight.to(dy.dtype)
+    (rows, dy_scale), (columns, w_scale) = to_int8(dy, 1), to_int8(weight, 0)
+    dx: Tensor = scaled_gemm(rows, columns, dy_scale, w_scale, dy.dtype)
+    return dx
+
+
 class RazorLinear(WeightLayer, nn.Linear):
-    """nn.Linear that saves its input by `rule`, or nothing of it while its block is not drawn."""
+    """nn.Linear that saves its input by `rule`, or nothing of it while its block is not drawn.
+
+    int8_weight_grad, int8_input_grad: whether those GEMMs of the backward pass run in int8 where
+    they have SMALLEST multiplications at least; below, what comes with them takes longer.
+    """
 
     kind: ClassVar[str] = "linear"
+    SMALLEST: ClassVar[int] = 2**26
+    int8_weight_grad: bool = False
+    int8_input_grad: bool = False
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -66,6 +127,11 @@ class RazorLinear(WeightLayer, nn.Linear):
         weight, p, rule, kept = self.keep(input, (self.kind, x.dtype), lambda: flat(x.detach()))
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, rule, p, *kept)
         return y
+
+    def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
+        """Whether the weight gradient and the input gradient of an input take int8 GEMMs."""
+        large = x.numel() * self.out_features >= self.SMALLEST
+        return large and self.int8_weight_grad, large and self.int8_input_grad
 
 
 SWAPS = {nn.Linear: RazorLinear}

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
+from razorctl.rules import Dense, Kept
+
+aten = torch.ops.aten
 
 
 class NormFunction(torch.autograd.Function):
@@ -19,20 +22,17 @@ class NormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: "Norm"
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        layer: "Norm",
+        scale: Tensor | None,
+        *kept: Tensor,
     ) -> Tensor:
-        y = layer.stock(x)
         ctx.layer, ctx.shape = layer, x.shape
-        kept: tuple[Tensor, ...] = ()
-        scale = None
-        if any(ctx.needs_input_grad[:2]):
-            normalised, scale = layer.normalise(x)
-            # The dense rule keeps what stock autocast keeps: norms run in single precision.
-            kept = layer.rule.keep(
-                to_compute_dtype(normalised) if layer.rule.prunes else normalised
-            )
         ctx.save_for_backward(weight, scale, *kept)
-        return y
+        return layer.stock(x)
 
     @staticmethod
     @once_differentiable
@@ -46,16 +46,12 @@ class NormFunction(torch.autograd.Function):
                 db = dy.sum(0).view(ctx.layer.normalized_shape)
             if any(ctx.needs_input_grad[:2]):
                 x = ctx.layer.rule.restore(tuple(kept), dy.shape).to(scale.dtype)
-                if ctx.needs_input_grad[1]:
-                    dw = (dy * x).sum(0).view(weight.shape)
-                if ctx.needs_input_grad[0]:
-                    g = dy.to(scale.dtype)
-                    g = g if weight is None else g * weight.reshape(-1)
-                    along = (g * x).mean(1, keepdim=True)
-                    if ctx.layer.centres:
-                        g = g - g.mean(1, keepdim=True)
-                    dx = torch.addcmul(g, x, along, value=-1).mul_(scale).view(ctx.shape)
-        return dx, dw, db, None
+                dx, dw = ctx.layer.gradients(dy, x, weight, ctx.needs_input_grad[:2])
+                if dw is not None:
+                    dw = dw.view(weight.shape)
+                if dx is not None:
+                    dx = dx.mul_(scale).view(ctx.shape)
+        return dx, dw, db, *[None] * (2 + len(kept))
 
 
 class Norm(RazorLayer):
@@ -75,8 +71,33 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        y: Tensor = NormFunction.apply(x, self.weight, getattr(self, "bias", None), self)
+        scale, kept = self.keep(x)
+        y: Tensor = NormFunction.apply(
+            x, self.weight, getattr(self, "bias", None), self, scale, *kept
+        )
+        if kept:
+            self.offer(y, kept)
         return y
+
+    @torch.no_grad()
+    def keep(self, x: Tensor) -> tuple[Tensor | None, Kept]:
+        """1 / std and what is kept of x_hat, if a gradient needs them."""
+        if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
+            return None, ()
+        normalised, scale = self.normalise(x.detach())
+        # The dense rule keeps what stock autocast keeps: norms run in single precision.
+        if not isinstance(self.rule, Dense):
+            normalised = to_compute_dtype(normalised)
+        return scale, self.rule.keep(normalised)
+
+    @torch.no_grad()
+    def offer(self, y: Tensor, kept: Kept) -> None:
+        """Codes of x_hat are codes of y too, which the linear layers that it feeds can take."""
+        if self.memo is not None and len(self.normalized_shape) == 1:
+            like = to_compute_dtype(y.new_empty(0))
+            of_y = self.rule.affine(kept, self.weight, getattr(self, "bias", None), like)
+            if of_y is not None:
+                self.memo.offer(y, ("linear", like.dtype), self.rule, of_y)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
@@ -90,10 +111,28 @@ class Norm(RazorLayer):
         eps = torch.finfo(dtype).eps if self.eps is None else self.eps
         x = x.to(dtype)
         if self.centres:
-            x = x - x.mean(1, keepdim=True)
+            normalised, _, scale = torch.native_layer_norm(x, x.shape[1:], None, None, eps)
+            return normalised, scale
         mean_square = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
         scale = torch.rsqrt(mean_square + eps)
         return x * scale, scale
+
+    def gradients(
+        self, dy: Tensor, x: Tensor, weight: Tensor | None, needed: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """std dx [rows, columns] and dw [columns], as needed, from dy and x_hat [rows, columns]."""
+        g, weight = dy.to(x.dtype), None if weight is None else weight.reshape(-1).to(x.dtype)
+        if self.centres:  # x_hat is its own normalised input, with mean 0 and deviation 1
+            mean = x.new_zeros(len(x), 1)
+            dx, dw, _ = aten.native_layer_norm_backward(
+                g.contiguous(), x, x.shape[1:], mean, mean + 1, weight, None, [*needed, False]
+            )
+            return dx if needed[0] else None, dw if needed[1] else None
+        dw = (dy * x).sum(0) if needed[1] else None
+        if not needed[0]:
+            return None, dw
+        g = g if weight is None else g * weight
+        return torch.addcmul(g, x, (g * x).mean(1, keepdim=True), value=-1), dw
 
 
 class RazorLayerNorm(Norm, nn.LayerNorm):

@@ -1,16 +1,23 @@
-"""Few-bit copies: codes of 8, 4, 3 or 2 bits with an offset and a step for each tile.
+"""Few-bit copies: codes of 2 to 8 bits with a zero and a step for each tile.
 
-A tile is one column of one block of rows, so a value is offset + step * code, with the least and
-the greatest value of its tile as ends. Group-wise quantisation for the backward pass is ActNN's
-(Chen et al., 2021) and Mesa's (Pan et al., 2021); tiles are columns here, because a GEMM that
-contracts rows can take the codes as they are.
+A tile is one column of one block of rows. A value is step * (code - zero / 8), and the codes reach
+from the least to the greatest value of their tile, with 2 bits not quite. Group-wise quantisation
+for the backward pass is ActNN's (Chen et al., 2021) and Mesa's (Pan et al., 2021); tiles are
+columns here, because a GEMM that contracts rows can take the codes as they are.
 """
 
 import torch
 from torch import Tensor
 
-BITS = (8, 4, 3, 2)
-PLANES = {8: (8,), 4: (4,), 3: (2, 1), 2: (2,)}  # widths that pack into bytes, lowest bits first
+BITS = (8, 6, 5, 4, 3, 2)
+LARGEST = 0.8  # that is told apart, as a share of the largest value of a dtype
+PARTS = 8  # of a code, that a zero is a whole number of
+FURTHEST = 32000 / PARTS  # from its codes that an int16 zero can lie
+# Standard deviations that codes reach to either side. With 2 bits the many near the mean gain more
+# than the few beyond lose; with more bits it was the other way round for every kind of layer.
+CLIP = {2: 2.0}
+# Widths that pack into bytes, of the lowest bits first.
+PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 
 
 def packed_bytes(numel: int, bits: int) -> int:
@@ -43,8 +50,12 @@ def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
         size = -(-numel * width // 8)
         plane = packed[start : start + size]
         if width < 8:
-            parts = [(plane >> (i * width)) & (2**width - 1) for i in range(8 // width)]
-            plane = torch.cat(parts)[:numel]
+            parts = 8 // width
+            spread = packed.new_empty(parts, size)
+            for i in range(parts - 1):
+                torch.bitwise_and(plane >> (i * width), 2**width - 1, out=spread[i])
+            torch.bitwise_right_shift(plane, 8 - width, out=spread[-1])
+            plane = spread.view(-1)[:numel]
         codes = plane if codes is None else codes | (plane << shift)
         start, shift = start + size, shift + width
     assert codes is not None
@@ -58,18 +69,29 @@ def quantise_reference(
     levels = 2**bits - 1
     dtype = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:
-        empty = x.new_zeros(x.shape[0], x.shape[2], dtype=dtype)
-        return x.new_empty(0, dtype=torch.uint8), empty, empty.clone()
-    limit = torch.finfo(dtype).max
-    low, high = (t.to(dtype).nan_to_num(0, limit, -limit) for t in (x.amin(1), x.amax(1)))
-    step = high / levels - low / levels
-    inverse = torch.where(step > 0, 1 / step, 0).nan_to_num(0, 0, 0)
+        zero = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
+        return x.new_empty(0, dtype=torch.uint8), zero, zero.to(torch.bfloat16)
+    # Beyond that, rounding could carry what is restored out of range.
+    limit = LARGEST * min(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max)
+    low, high = (t.to(dtype).nan_to_num(0).clamp(-limit, limit) for t in (x.amin(1), x.amax(1)))
+    if bits in CLIP and not stochastic:
+        mean = x.mean(1, dtype=dtype)
+        deviation = (x.to(dtype) - mean.unsqueeze(1)).square_().mean(1).sqrt_()
+        least, most = mean - CLIP[bits] * deviation, mean + CLIP[bits] * deviation
+        low = torch.where(least.isfinite(), torch.maximum(low, least), low)
+        high = torch.where(most.isfinite(), torch.minimum(high, most), high)
+    # Never so fine that `zero` would not fit, and rounded up, so that the codes reach both ends.
+    step = torch.maximum(high / levels - low / levels, torch.maximum(high, -low) / FURTHEST)
+    step = (step * (1 + 2**-8)).to(torch.bfloat16)
+    inverse = torch.where(step > 0, 1 / step.to(dtype), 0).nan_to_num(0, 0, 0)
+    zero = (-low * inverse * PARTS).round_()
     # Truncation of what is half a step higher is rounding; of what is up to one, by chance.
-    shift = 0.5 - low * inverse
-    scaled = torch.addcmul(shift.unsqueeze(1), x.to(dtype), inverse.unsqueeze(1))
+    scaled = torch.addcmul((zero / PARTS + 0.5).unsqueeze(1), x.to(dtype), inverse.unsqueeze(1))
     if stochastic:
         scaled += torch.rand_like(scaled).sub_(0.5)
-    return pack(scaled.clamp_(0, levels + 0.5).to(torch.uint8), bits), low, step
+    if stochastic or bits in CLIP:  # only then can values lie beyond the codes
+        scaled.clamp_(0, levels + 0.5)
+    return pack(scaled.to(torch.uint8), bits), zero.to(torch.int16), step
 
 
 @torch.library.custom_op("razorctl::quantise", mutates_args=())
@@ -77,19 +99,18 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
     """A few-bit copy of `x` [blocks, rows, columns], a tile being a column of a block.
 
     Rounds to the nearest code, or if `stochastic` to one of the two with the mean kept, by the
-    default generator. Returns the packed codes, uint8, and offset and step [blocks, columns] in
-    single precision at least. A tile whose values are all equal, and zero where it is an end of
-    its tile, are exact.
+    default generator. Returns the packed codes, uint8, and of every tile the code of the value 0,
+    in eighths and int16, and the step, bfloat16, [blocks, columns]. A tile whose values are all
+    equal is off by one in 2 ** 15 at most, and by nothing if they are 0.
     """
     return quantise_reference(x, bits, stochastic)
 
 
 @quantise.register_fake
 def _(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    tile = x.new_empty(x.shape[0], x.shape[2], dtype=dtype)
+    zero = x.new_empty(x.shape[0], x.shape[2], dtype=torch.int16)
     packed = x.new_empty(packed_bytes(x.numel(), bits), dtype=torch.uint8)
-    return packed, tile, torch.empty_like(tile)
+    return packed, zero, torch.empty_like(zero, dtype=torch.bfloat16)
 
 
 @torch.library.custom_op("razorctl::codes", mutates_args=())
@@ -104,9 +125,13 @@ def _(packed: Tensor, shape: list[int], bits: int) -> Tensor:
     return packed.new_empty(shape)
 
 
-def dequantise(
-    packed: Tensor, offset: Tensor, step: Tensor, shape: torch.Size, bits: int, dtype: torch.dtype
-) -> Tensor:
-    """offset + step * code, for an `x` of `shape` [blocks, rows, columns], in `dtype`."""
-    values = codes(packed, list(shape), bits).to(step.dtype)
-    return torch.addcmul(offset.unsqueeze(1), values, step.unsqueeze(1)).to(dtype)
+def scales(zero: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Offset and step, in single precision, such that a value is offset + step * code."""
+    step = step.float()
+    return -zero / PARTS * step, step
+
+
+def dequantise(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """offset + step * code in `dtype`, for codes [..., rows, columns] and scales [..., columns]."""
+    values = codes.to(step.dtype)
+    return values.mul_(step.unsqueeze(-2)).add_(offset.unsqueeze(-2)).to(dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
-from razorctl.rules import RULES, Rule
+from razorctl.rules import RULES, Centred, Rule
 
 SHAPES = [(5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33), (33,)]
 PRECISIONS = [None, torch.bfloat16]
@@ -217,3 +217,84 @@ class TestMemo:
             y = layers[0](x)
         (y.float() + layers[1](x)).sum().backward()
         assert all(layer.weight.grad.dtype == torch.float32 for layer in layers)
+
+
+def int8(x: Tensor, dim: int) -> Tensor:
+    """`x` as 8-bit copies have it: in steps of a 127th of the largest along `dim`."""
+    scale = x.abs().amax(dim, keepdim=True).clamp(min=1e-30) / 127
+    return (x / scale).round() * scale
+
+
+class TestInt8:
+    @pytest.fixture(autouse=True)
+    def whatever_the_size(self, monkeypatch):
+        monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+
+    def layer(self, name: str, weight: bool, inputs: bool, device="cpu") -> RazorLinear:
+        rule = RULES[name](33, 0.3, False)
+        layer = razor(rule, device=device)
+        layer.int8_weight_grad, layer.int8_input_grad = weight, inputs
+        return layer
+
+    @every_rule
+    @pytest.mark.parametrize("weight", [False, True])
+    @pytest.mark.parametrize("inputs", [False, True])
+    @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+    def test_each_gemm_is_that_of_the_copies_where_it_is_switched_on(
+        self, name, weight, inputs, precision, device
+    ):
+        layer = self.layer(name, weight, inputs, device)
+        rule, x = copy.deepcopy(layer.rule), torch.randn(40, 33, device=device)
+        _, dx, dw, db = run(layer, x, layer, precision)
+        torch.manual_seed(7)
+        dtype = precision or torch.float32
+        stand_in = rule.restore(rule.keep(x.to(dtype)), x.shape).float()
+        dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17).to(dtype).float()
+        w = layer.weight.detach().to(dtype).float()
+        exact = not (weight and "bit" not in name)  # codes of few bits are themselves int8
+        want_dw = (int8(dy, 0) if weight else dy).T @ (stand_in if exact else int8(stand_in, 0))
+        want_dx = int8(dy, 1) @ int8(w, 0) if inputs else dy @ w
+        tolerance = 2e-2 if precision else 1e-5
+        if weight and "bit" in name:  # what rounding dy leaves out meets other offsets
+            tolerance = max(tolerance, 5e-3)
+        assert distance(dw, want_dw) < tolerance
+        assert distance(dx, want_dx) < tolerance
+        assert distance(db, dy.sum(0)) < tolerance
+
+    @pytest.mark.parametrize("name", ["8-bit", "dense"])
+    def test_close_to_the_exact_gradient(self, name, device):
+        layer, x = self.layer(name, True, True, device), torch.randn(500, 33, device=device) + 3
+        got = run(layer, x, layer, None)
+        layer.__class__ = nn.Linear
+        for a, b in zip(got, run(layer, x, layer, None), strict=True):
+            assert distance(a, b) < 0.03
+
+    def test_columns_with_the_mean_kept(self, device):
+        """The mean's part does not go through int8 at all."""
+        layer = self.layer("columns-norm", True, False, device)
+        layer.rule = Centred(layer.rule)
+        x = torch.full((40, 33), 3.7, device=device)
+        x[:, 5] += torch.randn(40, device=device)
+        _, _, dw, db = run(layer, x, layer, None)
+        others = [i for i in range(33) if i != 5]
+        torch.testing.assert_close(dw[:, others], db[:, None] * x[:1, others], rtol=1e-4, atol=1e-4)
+        dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17)
+        assert distance(dw[:, 5], dy.T @ x[:, 5]) < 0.02
+
+    def test_small_layers_keep_their_precision(self, monkeypatch):
+        monkeypatch.setattr(RazorLinear, "SMALLEST", 40 * 33 * 17 + 1)
+        layer, x = self.layer("dense", True, True), torch.randn(40, 33)
+        _, dx, dw, _ = run(layer, x, layer, None)
+        layer.__class__ = nn.Linear
+        want = run(layer, x, layer, None)
+        assert torch.equal(dx, want[1])
+        torch.testing.assert_close(dw, want[2])
+
+    def test_switched_by_the_recipe(self):
+        for weight, inputs in ((None, None), (True, None), (False, True)):
+            net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+            recipe = Recipe("razor", int8_weight_grad=weight, int8_input_grad=inputs)
+            sparsify(net, recipe)
+            assert net[0].int8_weight_grad == (weight is not False)
+            assert net[0].int8_input_grad == (inputs is not False)
+            assert type(net[1]) is nn.Linear  # the classifier

@@ -8,6 +8,7 @@ from razorctl.ops.quantise import (
     pack,
     packed_bytes,
     quantise,
+    scales,
     unpack,
 )
 
@@ -16,11 +17,20 @@ every_width = pytest.mark.parametrize("bits", BITS)
 
 
 def round_trip(x: torch.Tensor, bits: int, stochastic: bool = False) -> torch.Tensor:
-    packed, offset, step = quantise(x, bits, stochastic)
+    packed, zero, step = quantise(x, bits, stochastic)
     assert packed.dtype == torch.uint8
     assert packed.shape == (packed_bytes(x.numel(), bits),)
-    assert offset.shape == step.shape == (x.shape[0], x.shape[2])
-    return dequantise(packed, offset, step, x.shape, bits, x.dtype)
+    assert zero.shape == step.shape == (x.shape[0], x.shape[2])
+    return dequantise(codes(packed, list(x.shape), bits), *scales(zero, step), x.dtype)
+
+
+def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """What codes of so many bits reach to, in double precision."""
+    x = x.double()
+    if bits != 2:
+        return x
+    std, mean = torch.std_mean(x, 1, correction=0, keepdim=True)
+    return x.clamp(mean - 2 * std, mean + 2 * std)
 
 
 @every_width
@@ -37,25 +47,26 @@ def test_packing(n, bits, device):
 @pytest.mark.parametrize("shape", [(1, 40, 7), (3, 13, 5), (2, 1, 3)])
 def test_nearest_is_within_half_a_step(shape, dtype, bits, device):
     x = torch.randn(shape, device=device).to(dtype)
-    back = round_trip(x, bits)
-    span = x.double().amax(1, keepdim=True) - x.double().amin(1, keepdim=True)
-    rounding = 4 * torch.finfo(dtype).eps * x.double().abs().amax(1, keepdim=True)
-    assert ((back.double() - x.double()).abs() <= span / (2**bits - 1) / 2 + rounding).all()
+    back, x = round_trip(x, bits), clipped(x, bits)
+    span = x.amax(1, keepdim=True) - x.amin(1, keepdim=True)
+    rounding = (2**-15 + 4 * torch.finfo(dtype).eps) * x.abs().amax(1, keepdim=True)
+    half = span / (2**bits - 1) * (0.5 + 1 / 16 + 2**-6)  # zero is rounded, a step rounded up
+    assert ((back.double() - x).abs() <= half + rounding).all()
 
 
 @every_width
 def test_naive_twin(bits, device):
     x = torch.randn(2, 9, 4, device=device)
-    packed, offset, step = quantise(x, bits)
-    got = codes(packed, list(x.shape), bits)
+    packed, zero, step = quantise(x, bits)
+    got, x = codes(packed, list(x.shape), bits), clipped(x, bits)
     for block in range(2):
         for column in range(4):
             tile = x[block, :, column].tolist()
-            low, width = min(tile), (max(tile) - min(tile)) / (2**bits - 1)
-            want = [round((value - low) / width) for value in tile]
+            width = step[block, column].item()
+            assert width == pytest.approx((max(tile) - min(tile)) / (2**bits - 1), rel=2**-6)
+            assert zero[block, column] == -round(8 * min(tile) / width)
+            want = [round(value / width + zero[block, column].item() / 8) for value in tile]
             assert got[block, :, column].tolist() == want
-            assert offset[block, column].item() == pytest.approx(low)
-            assert step[block, column].item() == pytest.approx(width)
 
 
 @every_width
@@ -63,22 +74,24 @@ def test_stochastic_rounding_keeps_the_mean(bits, device):
     x = torch.linspace(-1, 2, 50, device=device).view(1, 50, 1)
     mean = torch.stack([round_trip(x, bits, stochastic=True) for _ in range(2000)]).mean(0)
     step = 3 / (2**bits - 1)
-    assert (mean - x).abs().max() < 0.07 * step
+    assert (mean - x).abs().max() < 0.1 * step
     assert round_trip(x, bits, stochastic=True).sub(x).abs().max() <= 1.001 * step
 
 
 @every_width
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_degenerate_tiles(bits, dtype, device):
-    huge = torch.finfo(dtype).max
+    huge = 0.8 * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
     for value in (0.0, 1.0, -3.0, huge, 1e-30):
         x = torch.full((2, 6, 3), value, device=device, dtype=dtype)
-        assert torch.equal(round_trip(x, bits), x)
+        torch.testing.assert_close(round_trip(x, bits).double(), x.double(), rtol=2**-14, atol=0)
     spread = torch.tensor([-huge / 4, 0, huge / 4], device=device, dtype=dtype).view(1, 3, 1)
     assert round_trip(spread, bits).isfinite().all()
     outlier = torch.zeros(1, 100, 1, device=device, dtype=dtype)
     outlier[0, 3] = 1000
-    torch.testing.assert_close(round_trip(outlier, bits), outlier)
+    back = round_trip(outlier, bits)
+    assert (back[outlier == 0] == 0).all()
+    torch.testing.assert_close(back.double(), clipped(outlier, bits), rtol=2**-6, atol=0)
     assert round_trip(torch.full((1, 4, 1), torch.nan, device=device), bits).isfinite().all()
     assert round_trip(torch.empty(2, 0, 3, device=device), bits).shape == (2, 0, 3)
 

@@ -1,0 +1,130 @@
+"""GEMMs of int8 copies, for a backward pass: their scales are the operands' largest values.
+
+Contracted dimensions cannot have scales of their own, so each operand has one for each slice along
+the other: dW = dy^T x for each output and each column, dX = dy W for each token and each column.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEVELS = 127
+ELEMENTS = 2**22  # of a chunk, which bounds the temporaries
+CACHED = 2**17  # of a chunk that stays in a core's cache
+# Sums of so many products of codes are whole numbers that single precision holds exactly.
+EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
+
+
+def _scale(x: Tensor, dim: int) -> Tensor:
+    """The scale of each slice of `x` along `dim`, whose size becomes 1."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    limit = torch.finfo(dtype).max
+    largest = torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
+    return largest.to(dtype).nan_to_num(0, limit) / LEVELS
+
+
+def to_int8_reference(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """See `to_int8`."""
+    scale = _scale(x, dim)
+    inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
+    return (x * inverse).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
+
+
+@torch.library.custom_op("razorctl::to_int8", mutates_args=())
+def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The int8 copy of `x` [rows, columns] with a scale for each slice along `dim`.
+
+    x is about scale * code, to the nearest; the largest of a slice is exact. Returns codes in -127
+    to 127 and scales, in single precision at least, with size 1 at `dim`.
+    """
+    codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
+    if x.numel() == 0:
+        kept = [1 if i == dim else n for i, n in enumerate(x.shape)]
+        return codes, x.new_zeros(kept, dtype=torch.promote_types(x.dtype, torch.float32))
+    scale = _scale(x, dim)
+    inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
+    for rows in _chunks(*x.shape, CACHED if x.device.type == "cpu" else ELEMENTS):
+        part = x[rows] * (inverse if dim == 0 else inverse[rows])
+        codes[rows] = part.round_()
+    return codes, scale
+
+
+@to_int8.register_fake
+def _(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    kept = [1 if i == dim else n for i, n in enumerate(x.shape)]
+    scale = x.new_empty(kept, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(x.shape, dtype=torch.int8), scale
+
+
+def scaled_gemm_reference(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """See `scaled_gemm`."""
+    return ((a.double() @ b.double()).to(a_scale.dtype) * a_scale * b_scale).to(dtype)
+
+
+@torch.library.custom_op("razorctl::scaled_gemm", mutates_args=())
+def scaled_gemm(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """a_scale (a b) b_scale in `dtype`, for int8 a [m, k], b [k, n] and scales [m, 1], [1, n].
+
+    The int8 product is exact: by `torch._int_mm` where the device has int8 GEMMs, anywhere else in
+    single precision over parts of k that it can sum exactly.
+    """
+    gemm = int8_gemm if has_int8_gemm(a.device) else exact_gemm
+    if a.device.type == "cuda":  # the layout that every int8 GEMM of cuBLASLt takes
+        b = b.t().contiguous().t()
+    if dtype == torch.float32:
+        return _scaled(gemm(a, b), a_scale, b_scale)
+    out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+    for rows in _chunks(*out.shape, ELEMENTS):
+        out[rows] = _scaled(gemm(a[rows], b), a_scale[rows], b_scale)
+    return out
+
+
+def _scaled(product: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
+    """The int32 product times its scales, in single precision and in its own memory."""
+    values = product.view(torch.float32)
+    return values.copy_(product).mul_(b_scale).mul_(a_scale)
+
+
+@scaled_gemm.register_fake
+def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+
+
+def _chunks(rows: int, columns: int, elements: int) -> list[slice]:
+    """Slices of rows that hold about so many elements each."""
+    step = max(1, elements // max(1, columns))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def has_int8_gemm(device: torch.device) -> bool:
+    """Whether `torch._int_mm` is there and fast: tensor cores from Turing on, VNNI on a CPU."""
+    if device.type == "cuda":
+        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
+    vnni: bool = device.type == "cpu" and torch.cpu._is_vnni_supported()
+    return vnni
+
+
+def int8_gemm(a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] times b [k, n], int8, as int32 [m, n] by `torch._int_mm`."""
+    (m, k), n = a.shape, b.shape[1]
+    if not (m and k and n):
+        return a.new_zeros(m, n, dtype=torch.int32)
+    if a.device.type == "cuda":  # cuBLASLt: more than 16 rows, the other sizes multiples of 8
+        a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m))).contiguous()
+        if k % 8 or n % 8:
+            b = F.pad(b.t(), (0, -k % 8, 0, -n % 8)).t()
+    product: Tensor = torch._int_mm(a, b)
+    return product[:m, :n]
+
+
+def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
+    """The same numbers as `int8_gemm`, where there is none."""
+    total = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.int32)
+    for start in range(0, a.shape[1], EXACT_TERMS):
+        terms = slice(start, start + EXACT_TERMS)
+        total += (a[:, terms].float() @ b[terms].float()).to(torch.int32)
+    return total

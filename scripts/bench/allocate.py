@@ -1,0 +1,182 @@
+"""Finds which bits `razor` gives to which layer kind: writes razorctl/allocations.json.
+
+    .venv/bin/python scripts/bench/allocate.py
+
+Starting from 8 bits everywhere, gives each layer kind fewer, one kind at a time, and measures what
+that adds to the squared relative error of the whole gradient (on the tasks of gradients.py, the
+worse of them) and what it takes from the saved bytes (traced, on those models and on ViT-B/16 and
+BERT-base, in single and in half precision). Both add up over kinds, so all combinations are known;
+those that no other beats in both are written, best first. The ratio of one is what it keeps on
+every model. It needs the `bench` extra and some ten minutes.
+"""
+
+import argparse
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import transformers
+from gradients import BATCHES, Subject
+from pretrained import CACHE, TASKS
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import razorctl.recipe
+from razorctl import Recipe, restore, saved_bytes, sparsify
+
+KINDS = ("linear", "conv", "norm", "scale", "attention", "activation")
+EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
+# Blocks of rows of their own are for what enters no GEMM as it is.
+RULES = dict.fromkeys(KINDS, FEWER) | {
+    "activation": [*FEWER, *(f"{bits}-blocks" for bits in FEWER)]
+}
+PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
+OUT = Path(razorctl.__file__).parent / "allocations.json"
+TRIAL = "trial"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a step of a model saves: in full, with 8 bits, and what fewer take away."""
+
+    full: int
+    base: int
+    less: Mapping[tuple[str, str], int]
+
+    def ratio(self, rules: Mapping[str, str]) -> float:
+        """The share of the bytes of full that rules save nothing of."""
+        return 1 - (self.base - sum(self.less.get(pair, 0) for pair in rules.items())) / self.full
+
+
+def recipe(rules: Mapping[str, str]) -> Recipe:
+    """Of razor with rules of our own."""
+    methods = razorctl.recipe.METHODS
+    fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
+    trial = rules | {"dropout": "dense"}
+    methods[TRIAL] = razorctl.recipe.Method(TRIAL, rules=trial, int8=True, **fields)
+    return Recipe(TRIAL)
+
+
+def fewer() -> list[tuple[str, str]]:
+    """A layer kind and a rule of fewer bits, which it alone gets."""
+    return [(kind, rule) for kind in KINDS for rule in RULES[kind]]
+
+
+def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[], Any]) -> Any:
+    """What the action returns while the model is sparsified."""
+    sparsify(model, recipe(rules))
+    try:
+        return action()
+    finally:
+        restore(model)
+
+
+def footprint(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Footprint:
+    """Traced."""
+
+    def saved() -> int:
+        return saved_bytes(model, inputs, autocast=autocast)
+
+    base = dict.fromkeys(KINDS, EIGHT)
+    eight = with_recipe(model, base, saved)
+    less = {
+        (kind, bits): eight - with_recipe(model, base | {kind: bits}, saved)
+        for kind, bits in fewer()
+    }
+    return Footprint(saved(), eight, less)
+
+
+def errors(subject: Subject) -> dict[tuple[str, str], float]:
+    """Squared relative error of the whole gradient that fewer bits add; with none, that of 8."""
+    exact = subject.gradients()["all"]
+
+    def error() -> float:
+        return ((subject.gradients()["all"] - exact).norm() / exact.norm()).item() ** 2
+
+    base = dict.fromkeys(KINDS, EIGHT)
+    eight = with_recipe(subject.model, base, error)
+    found = {("", ""): eight}
+    for kind, bits in fewer():
+        found[kind, bits] = max(0.0, with_recipe(subject.model, base | {kind: bits}, error) - eight)
+        print(f"{subject.name} {kind} {bits}: {found[kind, bits]:.2e}")
+    return found
+
+
+def frontier(
+    added: list[Mapping[tuple[str, str], float]], footprints: list[Footprint]
+) -> list[dict[str, Any]]:
+    """The combinations that no other beats in both ratio and error, of least error first."""
+    choices = []
+    for combination in itertools.product(*([EIGHT, *RULES[kind]] for kind in KINDS)):
+        rules = dict(zip(KINDS, combination, strict=True))
+        ratio = min(footprint.ratio(rules) for footprint in footprints)
+        error = max(
+            task["", ""] + sum(task.get(pair, 0.0) for pair in rules.items()) for task in added
+        )
+        choices.append({"ratio": math.floor(ratio * 1000) / 1000, "error": error, "rules": rules})
+    choices.sort(key=lambda choice: (choice["error"], -choice["ratio"]))
+    best: list[dict[str, Any]] = []
+    for choice in choices:
+        if not best or choice["ratio"] > best[-1]["ratio"]:
+            best.append(choice | {"rules": choice["rules"] | {"dropout": "dense"}})
+    return best
+
+
+def large_models() -> list[tuple[str, nn.Module, Any]]:
+    """Models that are only traced."""
+    with FakeTensorMode():
+        images = torch.empty(128, 3, 224, 224)
+        ids = torch.zeros(32, 128, dtype=torch.long)
+        texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig())
+    return [
+        ("ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images),
+        ("BERT-base, 128 tokens, batch 32", bert, texts),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    added, models = [], large_models()
+    for task in TASKS.values():
+        subject = Subject(task, task.load(args.cache)[0], args.cache, args.batches)
+        added.append(errors(subject))
+        models.append((task.summary, subject.model, subject.batches[0][0]))
+    choices = {
+        width: frontier(added, [footprint(model, x, precision) for _, model, x in models])
+        for width, precision in PRECISIONS.items()
+    }
+    document = {
+        "command": "scripts/bench/allocate.py",
+        "date": date.today().isoformat(),
+        "models": [name for name, *_ in models],
+        "errors": [
+            {"task": name, **{" ".join(pair).strip() or "8-bit": e for pair, e in task.items()}}
+            for name, task in zip(TASKS, added, strict=True)
+        ],
+        "choices": choices,
+    }
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    for width, found in choices.items():
+        for choice in found:
+            rules = " ".join(f"{kind} {choice['rules'][kind]}" for kind in KINDS)
+            print(f"{width} {choice['ratio']:.3f} {choice['error']:.2e} {rules}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from razorctl.ops.int8 import (
+    LEVELS,
+    exact_gemm,
+    has_int8_gemm,
+    int8_gemm,
+    scaled_gemm,
+    scaled_gemm_reference,
+    to_int8,
+    to_int8_reference,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SIZES = [(1, 1, 1), (17, 8, 8), (5, 33, 17), (40, 16, 24), (33, 2100, 9)]
+
+
+def codes(*shape: int, device: torch.device) -> torch.Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(40, 7), (1, 5), (13, 1)])
+def test_int8_is_within_half_a_step(shape, dim, dtype, device):
+    x = torch.randn(shape, device=device).to(dtype)
+    got, scale = to_int8(x, dim)
+    assert got.dtype == torch.int8
+    assert got.abs().max() == LEVELS
+    assert scale.shape == x.amax(dim, keepdim=True).shape
+    back = got.double() * scale.double()
+    assert ((back - x.double()).abs() <= scale.double() / 2 * (1 + 1e-5)).all()
+    torch.testing.assert_close(got.T.contiguous(), to_int8(x.T, 1 - dim)[0])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_chunks_change_nothing(dim, device, monkeypatch):
+    x = torch.randn(50, 7, device=device)
+    for name in ("ELEMENTS", "CACHED"):
+        monkeypatch.setattr(f"razorctl.ops.int8.{name}", 30)
+    for got, want in zip(to_int8(x, dim), to_int8_reference(x, dim), strict=True):
+        assert torch.equal(got, want)
+    (a, a_scale), (b, b_scale) = to_int8(x, 1), to_int8(x.T.contiguous(), 0)
+    got = scaled_gemm(a, b, a_scale, b_scale, torch.float32)
+    torch.testing.assert_close(
+        got, scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_degenerate_values(dtype, device):
+    huge = 0.99 * torch.finfo(dtype).max
+    for value in (0.0, 1.0, -3.0, huge, -huge, 1e-30, 1e-42):
+        x = torch.full((6, 3), value, device=device, dtype=dtype)
+        for dim in (0, 1):
+            got, scale = to_int8(x, dim)
+            torch.testing.assert_close((got * scale).to(dtype), x, rtol=1e-2, atol=1e-37)
+    for empty in ((0, 3), (3, 0)):
+        for dim in (0, 1):
+            got, scale = to_int8(torch.empty(empty, device=device), dim)
+            assert got.shape == empty
+            assert scale.shape[dim] == 1
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_both_gemms_are_exact(m, k, n, device):
+    a, b = codes(m, k, device=device), codes(k, n, device=device)
+    b[0] = a[:, 0] = -128  # the largest products
+    want = (a.double() @ b.double()).to(torch.int32)
+    assert torch.equal(exact_gemm(a, b), want)
+    if has_int8_gemm(device):
+        assert torch.equal(int8_gemm(a, b), want)
+        assert torch.equal(int8_gemm(a, b.T.contiguous().T), want)
+        assert torch.equal(int8_gemm(a.T.contiguous().T, b), want)
+
+
+def test_sums_that_single_precision_only_just_holds(device):
+    a = torch.full((2, 5000), -128, dtype=torch.int8, device=device)
+    assert (exact_gemm(a, a.T) == 5000 * 128**2).all()
+
+
+def test_without_int8_gemms_the_numbers_are_the_same(device, monkeypatch):
+    (a, a_scale), (b, b_scale) = (
+        to_int8(torch.randn(50, 70, device=device), 1),
+        to_int8(torch.randn(70, 20, device=device), 0),
+    )
+    got = scaled_gemm(a, b, a_scale, b_scale, torch.float32)
+    monkeypatch.setattr("razorctl.ops.int8.has_int8_gemm", lambda device: False)
+    assert torch.equal(scaled_gemm(a, b, a_scale, b_scale, torch.float32), got)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 3), (4, 0, 3), (4, 5, 0)])
+def test_empty_products(sizes, device):
+    m, k, n = sizes
+    got = scaled_gemm(
+        codes(m, k, device=device),
+        codes(k, n, device=device),
+        torch.ones(m, 1, device=device),
+        torch.ones(1, n, device=device),
+        torch.bfloat16,
+    )
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, torch.zeros(m, n, device=device, dtype=torch.bfloat16))
+
+
+def test_registration():
+    x = torch.randn(20, 16)
+    for dim in (0, 1):
+        torch.library.opcheck(to_int8, (x, dim))
+    (a, a_scale), (b, b_scale) = to_int8(x, 1), to_int8(torch.randn(16, 8), 0)
+    torch.library.opcheck(scaled_gemm, (a, b, a_scale, b_scale, torch.float32))
