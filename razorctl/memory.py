@@ -11,7 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from razorctl.sampling import Blocks
+from razorctl.sampling import Blocks, draws
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
@@ -21,25 +21,16 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     pass runs on fake copies in train mode, so it allocates nothing, computes nothing and leaves
     model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
     of keywords) and the model may be real or fake. `autocast` is the dtype of a mixed-precision
-    step, None for none. Under a joint budget the blocks of largest input count as drawn.
+    step, None for none. Under a joint budget the largest blocks count as drawn.
     """
     mode, model, inputs = _fake(model, inputs)
-    resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held: dict[int, torch.UntypedStorage] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in resident:
-            held[_storage(tensor)] = tensor.untyped_storage()
-        return tensor
-
-    def trace() -> None:
-        held.clear()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            _forward(model, inputs, autocast)
+    def forward() -> None:
+        _forward(model, inputs, autocast)
 
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
-        _hold_largest_draw(model, trace)
-        trace()
+        _hold_largest_draw(model, forward)
+        held = _held(model, forward)
     return sum(storage.nbytes() for storage in held.values())
 
 
@@ -112,13 +103,31 @@ def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
+def _held(
+    model: nn.Module, forward: Callable[[], Any], blocks: Blocks | None = None
+) -> dict[int, torch.UntypedStorage]:
+    """Storages that a forward pass saves; adds to the sizes of the branches that saved them."""
+    resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        key, storage = _storage(tensor), tensor.untyped_storage()
+        if key not in resident and key not in held:
+            held[key] = storage
+            if blocks is not None and blocks.inside is not None:
+                blocks.sizes[blocks.inside] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return held
+
+
 def _hold_largest_draw(model: nn.Module, forward: Callable[[], Any]) -> None:
     """Under a joint budget, fixes the draw that saves most, which a forward pass tells."""
-    drawing = (getattr(module, "blocks", None) for module in model.modules())
-    blocks = next((b for b in drawing if isinstance(b, Blocks)), None)
-    if blocks is not None:
+    for blocks in draws(model):
         blocks.hold_all()
-        forward()
+        _held(model, forward, blocks)
         blocks.hold_largest()
 
 

@@ -141,7 +141,9 @@ class Recipe:
     ratio: share of an activation that is pruned, in [0, 1); for `razor` a promise: it saves at
         most 1 - ratio of the bytes that `full` saves.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
-    joint: what a block is; `weights` are the weight tensors of the pruned layers.
+    joint: what a block is; `weights` are the weight tensors of the pruned layers, `branches` the
+        residual branches, which skip the whole backward pass, with any method, in steps where
+        they are not drawn.
     attention: `stored` keeps the probabilities, pruned by the method; `flash` keeps q, k, v
         dense; `sparse-flash` prunes them and runs attention again in the backward pass; `auto` is
         the method's own, and for a method that prunes nothing the model's.
@@ -171,7 +173,7 @@ class Recipe:
         if not 0 < self.joint_budget <= 1:
             raise UsageError(
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
-                "at 1 every weight gets a gradient in every step."
+                "at 1 every block gets a gradient in every step."
             )
         for name, value, choices in (
             ("joint", self.joint, get_args(Joint)),
@@ -193,7 +195,7 @@ class Recipe:
         rules: Mapping[str, str] = {}
         if self.prunes:
             rules = allocate(self.ratio) if method.ratio == "bytes" else method.rules
-        if self.joint_budget < 1 and not rules:
+        if self.joint_budget < 1 and self.joint == "weights" and not rules:
             rules = dict.fromkeys(WEIGHTS, "dense")
         return rules
 

@@ -124,11 +124,12 @@ class Proportional(Sampler):
 
 
 class Blocks:
-    """JointSpar over parameters: the weight tensors that get a gradient in this step.
+    """JointSpar: the weight tensors, or residual branches, that get a gradient in this step.
 
     A fixed share of them is drawn before each training forward pass of the model, by a bandit on
-    their gradient norms (Sheared Backpropagation, Sec. 4). The draw decides what is launched, so
-    it lives on the host; norms are fetched from the device once per step, before the next draw.
+    their gradient norms (Sheared Backpropagation, Sec. 4), or what `branches.Member` puts in their
+    place. The draw decides what is launched, so it lives on the host; norms are fetched from the
+    device once per step, before the next draw.
     With torch.distributed initialised they are averaged first, so that all processes draw the same;
     DistributedDataParallel then needs find_unused_parameters=True.
     A draw depends on seed, step and what was learned before it, all of it in `state_dict` but the
@@ -141,7 +142,8 @@ class Blocks:
         self.unbiased, self.seed, self.step = unbiased, seed, 0
         self.drawn: dict[int, float] = {}  # block -> its probability
         self.seen: dict[int, Tensor] = {}  # block -> gradient norm in the last step
-        self.sizes: dict[int, int] = {}  # block -> elements of the input it last kept
+        self.sizes: dict[int, int] = {}  # block -> elements it last kept, or bytes of a branch
+        self.inside: int | None = None  # the branch that is running
         self.handle: RemovableHandle | None = None
 
     def attach(self, model: nn.Module) -> None:
@@ -153,12 +155,13 @@ class Blocks:
             self.handle.remove()
 
     def hold_all(self) -> None:
-        """Draws every block from now on: for tracing, to learn the sizes of their inputs."""
+        """Draws every block from now on: for tracing, to learn their sizes."""
         self.detach()
+        self.sizes = dict.fromkeys(range(self.sampler.size), 0)
         self.drawn = dict.fromkeys(range(self.sampler.size), 1.0)
 
     def hold_largest(self) -> None:
-        """Draws the blocks of largest input from now on: for tracing, the draw that saves most."""
+        """Draws the largest blocks from now on: for tracing, the draw that saves most."""
         self.detach()
         largest = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
         self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
@@ -166,19 +169,22 @@ class Blocks:
     def probability(self, block: int) -> float:
         """With which a block was drawn in this step, 0 if it was not.
 
-        Raises UsageError if nothing has been drawn, so that no weight would ever get a gradient.
+        Raises UsageError if nothing has been drawn, so that none would ever get a gradient.
         """
         _refuse_compilation()
         if not self.drawn:
             raise UsageError(
-                "a joint budget draws weights when the sparsified model itself is called, not a "
-                "part of it; call the model, or set joint_budget to 1."
+                "a joint budget draws when the sparsified model itself is called, not a part of "
+                "it; call the model, or set joint_budget to 1."
             )
         return self.drawn.get(block, 0.0)
 
-    def observe(self, block: int, p: float, grad: Tensor) -> Tensor:
-        """Learns from the gradient of a block drawn with probability p; returns it scaled."""
-        self.seen[block] = torch.linalg.vector_norm(grad.float())
+    def observe(self, block: int, p: float, grad: Tensor, size: Tensor | float = 1.0) -> Tensor:
+        """Learns from `size` times the gradient of a block drawn with probability p.
+
+        Returns that gradient scaled.
+        """
+        self.seen[block] = norm(grad) * size
         return grad / p if self.unbiased else grad
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,7 +206,9 @@ class Blocks:
             self._learn(next(model.parameters()).device)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         u = torch.rand((), generator=generator)
-        index = systematic(self.sampler.p, self.sampler.count, u)
+        # In random order, or half of all branches would be every attention or every MLP.
+        order = torch.randperm(self.sampler.size, generator=generator)
+        index = order[systematic(self.sampler.p[order], self.sampler.count, u)]
         self.drawn = {block: self.sampler.p[block].item() for block in index.tolist()}
         self.step += 1
 
@@ -220,10 +228,24 @@ class Blocks:
             self.sampler.update(index, self.sampler.p[index], total[index] / count[index])
 
 
+def draws(model: nn.Module) -> list[Blocks]:
+    """The draws that `model` and its parts make."""
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return [owner for owner in owners if isinstance(owner, Blocks)]
+
+
+def norm(x: Tensor) -> Tensor:
+    """The norm of all of x, in single precision and without a copy of x in it."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    value: Tensor = torch.linalg.vector_norm(x.detach(), dtype=dtype)
+    return value.float()
+
+
 def _refuse_compilation() -> None:
     # Without fullgraph, torch.compile takes this as a reason to run its caller uncompiled.
     if torch.compiler.is_compiling():
         raise UsageError(
-            "a joint budget draws other weights in every step, which a compiled graph cannot "
-            "follow; set joint_budget to 1 or compile without fullgraph."
+            "a joint budget draws anew in every step, which a compiled graph cannot follow; "
+            "set joint_budget to 1 or compile without fullgraph."
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from razorctl import checkpointing
+from razorctl import branches, checkpointing, families
 from razorctl.errors import UsageError
 from razorctl.families import swaps
 from razorctl.layers import Memo, RazorLayer, WeightLayer
@@ -13,7 +13,7 @@ from razorctl.layers.attention import Attention
 from razorctl.layers.linear import RazorLinear
 from razorctl.recipe import METHODS, Recipe
 from razorctl.rules import Centred, Rule, build
-from razorctl.sampling import Blocks
+from razorctl.sampling import Blocks, draws
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,8 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     """
     recipe = recipe or Recipe()
     method = METHODS[recipe.method]
-    if any(isinstance(m, RazorLayer) or checkpointing.switched(m) for m in model.modules()):
+    if any(map(_changed, model.modules())):
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
-    if recipe.joint != "weights":
-        raise UsageError("joint='branches' is not there yet; leave it at 'weights'.")
     chosen = _choose(model, recipe)
     prunable = any(swap.razor.kind in recipe.rules for swap in chosen)
     if recipe.rules and method.approximates and not prunable:
@@ -54,14 +52,16 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
         )
-    blocks = None
+    blocks, residual = None, list[branches.Branch]()
     if recipe.joint_budget < 1:
-        weights = sum(map(_drawn, chosen))
-        if not weights:
-            raise UsageError(
-                f"{type(model).__name__} has no trainable weight to draw; set joint_budget to 1."
-            )
-        blocks = Blocks(weights, recipe.joint_budget, recipe.scaled, recipe.seed)
+        if recipe.joint == "branches":
+            residual = branches.find(model, families.branches())
+            size, what = len(residual), "residual branch that is known and trainable"
+        else:
+            size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
+        if not size:
+            raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
+        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
     _log_stock(model, chosen, recipe)
 
@@ -72,7 +72,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
         module.rule, module.memo = swap.rule, memo  # type: ignore[assignment]
         if isinstance(module, WeightLayer):
             module.blocks, module.block = None, block
-            if _drawn(swap):
+            if recipe.joint == "weights" and _drawn(swap):
                 module.blocks = blocks
                 block += 1
         if isinstance(module, RazorLinear):
@@ -83,8 +83,16 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     for module in checkpointed.values():
         checkpointing.switch_on(module)
     if blocks is not None:
+        for number, branch in enumerate(residual):
+            branch.attach(blocks, number)
         blocks.attach(model)
     return *checkpointed, *(swap.name for swap in chosen)
+
+
+def _changed(module: nn.Module) -> bool:
+    """Whether `sparsify` has changed this very module."""
+    razor = isinstance(module, RazorLayer)
+    return razor or checkpointing.switched(module) or branches.attached(module)
 
 
 def _drawn(swap: Swap) -> bool:
@@ -96,11 +104,12 @@ def _drawn(swap: Swap) -> bool:
 def restore(model: nn.Module) -> None:
     """Makes every razor layer of `model` its stock class again, with the same parameters."""
     stock = {razor: stock for stock, razor in swaps().items()}
+    for blocks in draws(model):
+        blocks.detach()
     for module in model.modules():
         checkpointing.switch_back(module)
+        branches.detach(module)
         if isinstance(module, WeightLayer):
-            if module.blocks is not None:
-                module.blocks.detach()
             del module.blocks, module.block
         if isinstance(module, RazorLinear):
             del module.int8_weight_grad, module.int8_input_grad

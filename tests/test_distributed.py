@@ -10,17 +10,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
 from razorctl.recipe import METHODS
+from razorctl.sampling import draws
 
 WORLD = 2
-JOINT = ("full", "prebackrazor++")
+JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
 
 
-def build(method: str, joint_budget: float = 1.0) -> nn.Module:
+def build(method: str, joint_budget: float = 1.0, joint: str = "weights") -> nn.Module:
     torch.manual_seed(0)
     model = VisionTransformer(
         img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.1
     )
-    sparsify(model, Recipe(method, 0.5, joint_budget))
+    sparsify(model, Recipe(method, 0.5, joint_budget, joint))
     return model
 
 
@@ -50,15 +51,15 @@ def process(rank: int, folder: str) -> None:
         model = DistributedDataParallel(build(method))
         backward(model, rank)
         averaged[method] = [p.grad for p in model.parameters()]
-    for method in JOINT:
-        stock = build(method, joint_budget=0.5)
+    for method, joint in JOINT:
+        stock = build(method, 0.5, joint)
         model = DistributedDataParallel(stock, find_unused_parameters=True)
-        steps = drawn[method] = []
+        steps = drawn[method, joint] = []
         for _ in range(3):
             model.zero_grad()
             backward(model, rank)
             gradients = [p.grad for p in model.parameters()]
-            steps.append((gradients, stock.head.blocks.sampler.p.clone()))
+            steps.append((gradients, draws(stock)[0].sampler.p.clone()))
     torch.save((averaged, drawn), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -79,15 +80,15 @@ def test_gradients_are_averaged(method, ranks):
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("method", JOINT)
-def test_processes_draw_the_same_weights(method, ranks):
-    (first, p), (second, q) = (zip(*drawn[method], strict=True) for _, drawn in ranks)
+@pytest.mark.parametrize(("method", "joint"), JOINT)
+def test_processes_draw_the_same_blocks(method, joint, ranks):
+    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn in ranks)
     assert all(map(torch.equal, p, q))
     assert not torch.equal(p[0], p[-1])
     for a, b in zip(first, second, strict=True):
         assert any(grad is None for grad in a)
         for one, other in zip(a, b, strict=True):
             torch.testing.assert_close(one, other)
-    for got, *grads in zip(first[0], *alone(method, joint_budget=0.5), strict=True):
+    for got, *grads in zip(first[0], *alone(method, joint_budget=0.5, joint=joint), strict=True):
         want = None if grads[0] is None else torch.stack(grads).mean(0)
         torch.testing.assert_close(got, want)

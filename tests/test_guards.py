@@ -21,6 +21,7 @@ LEVELS = {
     "rules": 2,
     "recipe": 2,
     "layers": 3,
+    "branches": 3,
     "checkpointing": 3,
     "families": 4,
     "surgery": 5,

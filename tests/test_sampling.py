@@ -120,6 +120,13 @@ class TestBlocks:
         with pytest.raises(ValueError, match="not the state"):
             Blocks(9, 0.3).load_state_dict(state)
 
+    def test_any_two_are_drawn_together(self):
+        drawn = self.draws(*self.model(0.5), 300)
+        pairs = [sum({a, b} <= d for d in drawn) / 300 for a in range(10) for b in range(a)]
+        assert len(pairs) == 45
+        assert min(pairs) > 0.1  # 2 / 9 on average
+        assert max(pairs) < 0.35
+
     def test_draws_ignore_the_default_generator(self):
         first = self.draws(*self.model(0.3, seed=5), 10)
         torch.manual_seed(99)

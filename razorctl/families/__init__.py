@@ -1,7 +1,9 @@
 """How a library's models are built, fed and swapped: a file a library, found by listing.
 
-A family file has the name of its library and defines `MODELS`, a tuple of `Model` entries, and
-`SWAPS`, as a layer file does, for the library's own layers.
+A family file has the name of its library and defines `MODELS`, a tuple of `Model` entries; `SWAPS`,
+as a layer file does, for the library's own layers; and `BRANCHES`, which maps its exact block types
+to the residual branches in them: the names of the modules that save something, the last of which
+gives the branch's output.
 """
 
 import importlib
@@ -55,8 +57,17 @@ def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
 
     A library that is not loaded has no module in any model, and may be slow to load.
     """
-    found = dict(layers.SWAPS)
+    return dict(layers.SWAPS) | _registered("SWAPS")
+
+
+def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
+    """Stock block types -> their residual branches, of every library that is loaded."""
+    return _registered("BRANCHES")
+
+
+def _registered(name: str) -> dict[type[nn.Module], Any]:
+    found: dict[type[nn.Module], Any] = {}
     for file in pkgutil.iter_modules(__path__):
         if file.name in sys.modules:
-            found |= importlib.import_module(f"{__name__}.{file.name}").SWAPS
+            found |= getattr(importlib.import_module(f"{__name__}.{file.name}"), name)
     return found

@@ -8,6 +8,14 @@ from safetensors.torch import load_file
 from timm import layers as stock
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import activations as stock_activations
+from timm.models import (
+    beit,
+    eva,
+    swin_transformer,
+    swin_transformer_v2,
+    vision_transformer,
+    vision_transformer_relpos,
+)
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -167,4 +175,17 @@ SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
         RazorQuickGELU,
         RazorSwish,
     )
+}
+
+_PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
+_SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    vision_transformer.Block: _SCALED,
+    vision_transformer.ResPostBlock: _PLAIN,
+    vision_transformer_relpos.RelPosBlock: _SCALED,
+    beit.Block: _PLAIN,
+    eva.EvaBlock: _PLAIN,
+    eva.EvaBlockPostNorm: _PLAIN,
+    swin_transformer.SwinTransformerBlock: _PLAIN,
+    swin_transformer_v2.SwinTransformerV2Block: _PLAIN,
 }

@@ -144,4 +144,20 @@ for stock_type, base in (
 ):
     _razor(stock_type, base)
 
+_BERT_BRANCHES = (
+    ("attention.self", "attention.output.dense", "attention.output.dropout"),
+    ("intermediate", "output.dense", "output.dropout"),
+)
+# The dropout of ViT ends both branches of a layer, so it is in none: on an input without grad it
+# saves nothing.
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    modeling_bert.BertLayer: _BERT_BRANCHES,
+    modeling_roberta.RobertaLayer: _BERT_BRANCHES,
+    modeling_distilbert.TransformerBlock: (("attention", "attention.out_lin"), ("ffn",)),
+    modeling_vit.ViTLayer: (
+        ("layernorm_before", "attention", "attention.o_proj"),
+        ("layernorm_after", "mlp"),
+    ),
+}
+
 MODELS: tuple[Model, ...] = ()
