@@ -123,9 +123,14 @@ def finetune(
     model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
     dataset: Annotated[str, typer.Argument(help="Name of a data set.")],
     method: Annotated[str | None, Option(help="What survives of each activation.")] = None,
-    ratio: Annotated[float | None, Option(help="Share that is pruned, in [0, 1).")] = None,
+    ratio: Annotated[
+        float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")
+    ] = None,
     joint_budget: Annotated[
-        float | None, Option(help="Share of weights with a gradient each step, in (0, 1].")
+        float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
+    ] = None,
+    joint: Annotated[
+        str | None, Option(help="Those blocks: weights or branches. [default: weights]")
     ] = None,
     attention: Annotated[
         str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")

@@ -131,7 +131,7 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
-DEFAULT_METHOD = "prebackrazor++"
+DEFAULT_METHOD = "razor"
 
 
 @dataclass(frozen=True)

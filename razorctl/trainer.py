@@ -28,8 +28,9 @@ from razorctl import data, families
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory import saved_bytes
+from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
-from razorctl.surgery import restore, sparsify
+from razorctl.surgery import restore
 
 WEIGHTS = "model.safetensors"
 
@@ -80,7 +81,7 @@ class Run(Iterator[Step]):
         self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
         example, _ = self._to_device(next(iter(self.train_data)))
         self.full_saved_bytes = saved_bytes(self.model, example)
-        self.pruned = sparsify(self.model, recipe)
+        self.pruned = sparsify_within(self.model, recipe, example)
         self.saved_bytes = saved_bytes(self.model, example)
 
         self.history: list[Step] = []

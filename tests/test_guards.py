@@ -28,10 +28,11 @@ LEVELS = {
     "data": 5,
     "memory": 5,
     "gpus": 5,
-    "trainer": 6,
-    "views": 7,
-    "cli": 8,
-    "__main__": 9,
+    "promise": 6,
+    "trainer": 7,
+    "views": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 
 

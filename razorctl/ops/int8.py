@@ -43,7 +43,7 @@ def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         return codes, x.new_zeros(kept, dtype=torch.promote_types(x.dtype, torch.float32))
     scale = _scale(x, dim)
     inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
-    for rows in _chunks(*x.shape, CACHED if x.device.type == "cpu" else ELEMENTS):
+    for rows in _chunks(x.shape, CACHED if x.device.type == "cpu" else ELEMENTS):
         part = x[rows] * (inverse if dim == 0 else inverse[rows])
         codes[rows] = part.round_()
     return codes, scale
@@ -78,7 +78,7 @@ def scaled_gemm(
     if dtype == torch.float32:
         return _scaled(gemm(a, b), a_scale, b_scale)
     out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-    for rows in _chunks(*out.shape, ELEMENTS):
+    for rows in _chunks(out.shape, ELEMENTS):
         out[rows] = _scaled(gemm(a[rows], b), a_scale[rows], b_scale)
     return out
 
@@ -94,8 +94,9 @@ def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
     return a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
 
 
-def _chunks(rows: int, columns: int, elements: int) -> list[slice]:
-    """Slices of rows that hold about so many elements each."""
+def _chunks(shape: torch.Size, elements: int) -> list[slice]:
+    """Slices of the rows of [rows, columns] that hold about so many elements each."""
+    rows, columns = shape
     step = max(1, elements // max(1, columns))
     return [slice(start, start + step) for start in range(0, rows, step)]
 
