@@ -40,18 +40,21 @@ def peak_bytes(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     *,
     autocast: torch.dtype | None = None,
+    accumulate: bool = False,
 ) -> int:
     """Highest bytes of tensors alive in a training step, traced on fake copies as `saved_bytes` is.
 
     Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
     every tensor that comes and goes in between; not what kernels use inside themselves. `optimizer`
-    builds one from parameters; with None the step ends with the backward pass.
+    builds one from parameters; with None the step ends with the backward pass. `accumulate` is for
+    the last of several micro-batches: the gradients of the others are there from the start.
     """
     mode, model, inputs = _fake(model, inputs)
     updates = optimizer(p for p in model.parameters() if p.requires_grad) if optimizer else None
 
     def step() -> None:
-        model.zero_grad()
+        if not accumulate:
+            model.zero_grad()
         leaves = tree_leaves(_forward(model, inputs, autocast))
         loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
         torch.autograd.backward(loss.float().sum())

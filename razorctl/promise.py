@@ -33,7 +33,11 @@ def sparsify_within(
     ratio = recipe.ratio
     while True:
         names = sparsify(model, replace(recipe, ratio=ratio))
-        saved = saved_bytes(model, inputs, autocast=autocast)
+        try:
+            saved = saved_bytes(model, inputs, autocast=autocast)
+        except UsageError:  # the ratio is beyond what any rule keeps in 16 bits
+            restore(model)
+            raise
         if saved <= (1 - recipe.ratio) * full:
             return names
         restore(model)

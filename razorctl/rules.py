@@ -14,6 +14,8 @@ from torch import Tensor
 
 from razorctl.allocation import largest
 from razorctl.errors import UsageError
+from razorctl.ops import buckets
+from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.quantise import BITS, codes, dequantise, quantise, scales
 from razorctl.ops.topk import topk_pack, topk_unpack
@@ -75,6 +77,10 @@ class Rule(Protocol):
     def lends(self, kept: Kept) -> bool:
         """Whether what was kept of x stands for functions of x too, close enough for a GEMM."""
         return False
+
+    def of_function(self, name: str) -> "Rule":
+        """The rule for inputs of that activation function, one in `ops.buckets.FUNCTIONS`."""
+        return self
 
     def affine(
         self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
@@ -233,6 +239,30 @@ def _scales(kept: Kept) -> tuple[Tensor, Tensor]:
     return (zero, step) if zero.is_floating_point() else scales(zero, step)
 
 
+class Buckets(Rule):
+    """Of the input of an activation function, the interval that tells its derivative best.
+
+    Restores a stand-in with that derivative; see `ops.buckets`. It stands for nothing else: least
+    of all for the output, which the next layer keeps for itself.
+    """
+
+    prunes = False
+
+    def __init__(self, bits: int, function: str = "gelu") -> None:
+        self.bits, self.function = bits, function
+
+    def keep(self, x: Tensor) -> Kept:
+        return to_buckets(x, self.function, self.bits), x.new_empty(0)  # the second for its dtype
+
+    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
+        packed, like = kept
+        x: Tensor = from_buckets(packed, list(shape), self.function, self.bits, like.dtype)
+        return x
+
+    def of_function(self, name: str) -> Rule:
+        return Buckets(self.bits, name)
+
+
 class ByPrecision(Rule):
     """One rule for activations of 16 bits and another for wider ones.
 
@@ -259,6 +289,9 @@ class ByPrecision(Rule):
 
     def lends(self, kept: Kept) -> bool:
         return self.of(kept[-1]).lends(kept)
+
+    def of_function(self, name: str) -> Rule:
+        return ByPrecision(self.wide.of_function(name), self.narrow.of_function(name))
 
     def affine(
         self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
@@ -342,6 +375,10 @@ def _quantised(bits: int, **options: Any) -> Callable[[int, float, bool], Rule]:
     return lambda columns, density, unbiased: Quantised(bits, **options)
 
 
+def _buckets(bits: int) -> Callable[[int, float, bool], Rule]:
+    return lambda columns, density, unbiased: Buckets(bits)
+
+
 # Name -> builder from (columns of the activation, density, unbiased).
 RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     "dense": lambda columns, density, unbiased: Dense(),
@@ -350,6 +387,7 @@ RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     **{f"{bits}-bit": _quantised(bits) for bits in BITS},
     **{f"{bits}-bit-stochastic": _quantised(bits, stochastic=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantised(bits, rows=128) for bits in BITS},
+    **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
     "columns-norm": lambda columns, density, unbiased: Columns(density),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),

@@ -6,6 +6,8 @@ os.environ.pop("FORCE_COLOR", None)
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 torch.set_num_threads(1)  # tests are small, and processes run them side by side
 
@@ -29,3 +31,24 @@ def poisoned_empty():
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def vit() -> tuple[nn.Module, torch.Tensor]:
+    """ViT-B/16 and a batch of 128 images of 224 px."""
+    import timm
+
+    with FakeTensorMode():
+        x = torch.empty(128, 3, 224, 224)
+    return timm.create_model("vit_base_patch16_224", num_classes=100), x
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """BERT-base and a batch of 32 texts of 128 tokens."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    with FakeTensorMode():
+        ids = torch.zeros(32, 128, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return BertForSequenceClassification(BertConfig()), inputs

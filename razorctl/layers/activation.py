@@ -37,9 +37,13 @@ class ActivationFunction(torch.autograd.Function):
 
 
 class Activation(RazorLayer):
-    """Base of razor activations: a stock forward and a derivative."""
+    """Base of razor activations: a stock forward and a derivative.
+
+    function: in `ops.buckets.FUNCTIONS`, whose derivative is this one's, or near it.
+    """
 
     kind: ClassVar[str] = "activation"
+    function: ClassVar[str] = "gelu"
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -70,12 +74,13 @@ class Activation(RazorLayer):
     def keep(self, x: Tensor) -> Kept:
         """What is saved of the input."""
         # A rule may keep the very tensor that the function is about to overwrite.
-        return self.rule.keep(flat(x.clone() if getattr(self, "inplace", False) else x))
+        x = flat(x.clone() if getattr(self, "inplace", False) else x)
+        return self.rule.of_function(self.function).keep(x)
 
     def gradient(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
         """dx from dy and what was kept."""
         rows = torch.Size((shape[:-1].numel(), shape[-1]))
-        x = self.rule.restore(kept, rows).view(shape)
+        x = self.rule.of_function(self.function).restore(kept, rows).view(shape)
         return self.derivative(dy, x.to(dy.dtype))
 
     def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
@@ -109,6 +114,8 @@ class QuickGELU(Activation):
 
 class SiLU(Activation):
     """x sigmoid(x)."""
+
+    function: ClassVar[str] = "silu"
 
     def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
         dx: Tensor = aten.silu_backward(dy, x)

@@ -20,11 +20,12 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.memory import peak_bytes
-from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.recipe import METHODS
 from razorctl.views import size
 
 RATIO = 0.9
@@ -34,8 +35,10 @@ PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 CASES = {
     "full, stored attention": Recipe("full", attention="stored"),
     **{name: Recipe(name, RATIO) for name in METHODS},
-    f"{DEFAULT_METHOD}, joint budget 0.5": Recipe(DEFAULT_METHOD, RATIO, joint_budget=0.5),
+    "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
+    "razor, branches 0.5": Recipe("razor", RATIO, joint_budget=0.5, joint="branches"),
 }
+ACCUMULATE = 8  # micro-batches
 
 
 def vit() -> tuple[nn.Module, Any]:
@@ -64,13 +67,16 @@ def main() -> None:
     rows = []
     for name, (build, precisions) in MODELS.items():
         model, inputs = build()
-        for case, recipe in track(CASES.items(), name, console=Console(stderr=True)):
+        cases: dict[str, tuple[Recipe, bool]] = {case: (r, False) for case, r in CASES.items()}
+        cases[f"accumulate {ACCUMULATE}"] = Recipe("full"), True
+        for case, (recipe, accumulate) in track(cases.items(), name, console=Console(stderr=True)):
             sparsify(model, recipe)
+            part = tree_map(lambda t: t[: len(t) // ACCUMULATE], inputs) if accumulate else inputs
             for precision in precisions:
-                autocast = PRECISIONS[precision]
+                options = {"autocast": PRECISIONS[precision]}
                 row = {"model": name, "precision": precision, "case": case}
-                row["saved_bytes"] = saved_bytes(model, inputs, autocast=autocast)
-                row["peak_bytes"] = peak_bytes(model, inputs, SGD, autocast=autocast)
+                row["saved_bytes"] = saved_bytes(model, part, **options)
+                row["peak_bytes"] = peak_bytes(model, part, SGD, accumulate=accumulate, **options)
                 rows.append(row)
             restore(model)
     document = {

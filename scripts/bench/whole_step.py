@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.memory import peak_bytes
-from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.recipe import METHODS
 
 RATIO = 0.9
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -151,7 +151,8 @@ class Bench:
         with self.running(run):
             run.saved = saved_bytes(self.model, x, autocast=autocast)
             if self.device.type == "cpu":
-                run.peak = peak_bytes(self.model, x, SGD, autocast=autocast)
+                more = len(x) < len(self.x)
+                run.peak = peak_bytes(self.model, x, SGD, autocast=autocast, accumulate=more)
 
     def time(self, run: Run) -> None:
         """One turn of a case: a warm-up step, then the timed ones."""
@@ -178,16 +179,17 @@ class Bench:
 def runs(workload: Workload) -> list[list[Run]]:
     """Every case in every precision, full first."""
     rows, few = workload.batch_size, workload.micro_batch_size
-    pruning = [name for name, method in METHODS.items() if method.rules]
-    default = Recipe(DEFAULT_METHOD, RATIO)
+    pruning = [name for name, method in METHODS.items() if method.approximates]
+    sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
     cases = {
         "full": (Recipe("full"), rows),
         "full, stored attention": (Recipe("full", attention="stored"), rows),
         "checkpoint": (Recipe("checkpoint"), rows),
         f"accumulate {few}": (Recipe("full"), few),
         **{name: (Recipe(name, RATIO), rows) for name in pruning},
-        f"{DEFAULT_METHOD}, flash": (replace(default, attention="flash"), rows),
-        f"{DEFAULT_METHOD}, joint budget 0.5": (replace(default, joint_budget=0.5), rows),
+        "prebackrazor++, flash": (replace(sheared, attention="flash"), rows),
+        "prebackrazor++, joint budget 0.5": (replace(sheared, joint_budget=0.5), rows),
+        "razor, branches 0.5": (replace(razor, joint_budget=0.5, joint="branches"), rows),
     }
     return [
         [Run(case, *settings, precision) for case, settings in cases.items()]

@@ -1,0 +1,57 @@
+"""Codes of a function's argument that tell its derivative: the interval that it lies in.
+
+The derivative of GELU or SiLU is all that their backward pass needs, and it is nearly constant over
+long stretches, so few intervals tell it (Few-bit backward, Novikov et al., 2023). Intervals are
+cut, for inputs that real models were seen to have, where the squared error of the derivative is
+least; scripts/bench/derive_buckets.py finds them and writes buckets.json.
+"""
+
+import json
+from functools import cache
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+
+from razorctl.ops.quantise import pack, packed_bytes, unpack
+
+FUNCTIONS = ("gelu", "silu")
+BITS = (4, 3, 2)
+
+
+@cache
+def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Ends of the intervals in ascending order, 2 ** bits - 1, and a stand-in for each interval.
+
+    The derivative at a stand-in is the mean of the derivative in its interval.
+    """
+    tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
+    found = tables[function][str(bits)]
+    return tuple(found["ends"]), tuple(found["stand_ins"])
+
+
+@torch.library.custom_op("razorctl::to_buckets", mutates_args=())
+def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
+    """The packed numbers of the intervals that `x`, of any shape, lies in, uint8."""
+    ends = torch.tensor(table(function, bits)[0], dtype=x.dtype, device=x.device)
+    return pack(torch.bucketize(x, ends, out_int32=True).to(torch.uint8), bits)
+
+
+@to_buckets.register_fake
+def _(x: Tensor, function: str, bits: int) -> Tensor:
+    return x.new_empty(packed_bytes(x.numel(), bits), dtype=torch.uint8)
+
+
+@torch.library.custom_op("razorctl::from_buckets", mutates_args=())
+def from_buckets(
+    packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype
+) -> Tensor:
+    """The stand-ins for an `x` of `shape` that `to_buckets` packed."""
+    stand_ins = torch.tensor(table(function, bits)[1], dtype=dtype, device=packed.device)
+    numbers = unpack(packed, bits, torch.Size(shape).numel())
+    return stand_ins[numbers.int()].view(shape)
+
+
+@from_buckets.register_fake
+def _(packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(shape, dtype=dtype)
