@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from razorctl.ops.chunks import ELEMENTS, chunks
+
 LEVELS = 127
-ELEMENTS = 2**22  # of a chunk, which bounds the temporaries
-CACHED = 2**17  # of a chunk that stays in a core's cache
 # Sums of so many products of codes are whole numbers that single precision holds exactly.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
@@ -43,7 +43,7 @@ def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         return codes, x.new_zeros(kept, dtype=torch.promote_types(x.dtype, torch.float32))
     scale = _scale(x, dim)
     inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
-    for rows in _chunks(x.shape, CACHED if x.device.type == "cpu" else ELEMENTS):
+    for (rows,) in chunks(x):
         part = x[rows] * (inverse if dim == 0 else inverse[rows])
         codes[rows] = part.round_()
     return codes, scale
@@ -78,7 +78,9 @@ def scaled_gemm(
     if dtype == torch.float32:
         return _scaled(gemm(a, b), a_scale, b_scale)
     out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-    for rows in _chunks(out.shape, ELEMENTS):
+    step = max(17, ELEMENTS // max(1, b.shape[1]))
+    for start in range(0, len(a), step):
+        rows = slice(start, start + step)
         out[rows] = _scaled(gemm(a[rows], b), a_scale[rows], b_scale)
     return out
 
@@ -92,13 +94,6 @@ def _scaled(product: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
 @scaled_gemm.register_fake
 def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-
-
-def _chunks(shape: torch.Size, elements: int) -> list[slice]:
-    """Slices of the rows of [rows, columns] that hold about so many elements each."""
-    rows, columns = shape
-    step = max(1, elements // max(1, columns))
-    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def has_int8_gemm(device: torch.device) -> bool:

@@ -9,6 +9,8 @@ columns here, because a GEMM that contracts rows can take the codes as they are.
 import torch
 from torch import Tensor
 
+from razorctl.ops.chunks import chunks
+
 BITS = (8, 6, 5, 4, 3, 2)
 LARGEST = 0.8  # that is told apart, as a share of the largest value of a dtype
 PARTS = 8  # of a code, that a zero is a whole number of
@@ -62,36 +64,45 @@ def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
     return codes
 
 
-def quantise_reference(
-    x: Tensor, bits: int, stochastic: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `quantise`."""
+def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each tile of `x`: `zero` as a float, step in bfloat16, and 1 / step."""
     levels = 2**bits - 1
     dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.numel() == 0:
-        zero = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
-        return x.new_empty(0, dtype=torch.uint8), zero, zero.to(torch.bfloat16)
     # Beyond that, rounding could carry what is restored out of range.
     limit = LARGEST * min(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max)
     low, high = (t.to(dtype).nan_to_num(0).clamp(-limit, limit) for t in (x.amin(1), x.amax(1)))
-    if bits in CLIP and not stochastic:
+    if clip:
         mean = x.mean(1, dtype=dtype)
-        deviation = (x.to(dtype) - mean.unsqueeze(1)).square_().mean(1).sqrt_()
-        least, most = mean - CLIP[bits] * deviation, mean + CLIP[bits] * deviation
+        reach = CLIP[bits] * _deviation(x, mean)
+        least, most = mean - reach, mean + reach
         low = torch.where(least.isfinite(), torch.maximum(low, least), low)
         high = torch.where(most.isfinite(), torch.minimum(high, most), high)
     # Never so fine that `zero` would not fit, and rounded up, so that the codes reach both ends.
     step = torch.maximum(high / levels - low / levels, torch.maximum(high, -low) / FURTHEST)
     step = (step * (1 + 2**-8)).to(torch.bfloat16)
     inverse = torch.where(step > 0, 1 / step.to(dtype), 0).nan_to_num(0, 0, 0)
-    zero = (-low * inverse * PARTS).round_()
-    # Truncation of what is half a step higher is rounding; of what is up to one, by chance.
-    scaled = torch.addcmul((zero / PARTS + 0.5).unsqueeze(1), x.to(dtype), inverse.unsqueeze(1))
-    if stochastic:
-        scaled += torch.rand_like(scaled).sub_(0.5)
-    if stochastic or bits in CLIP:  # only then can values lie beyond the codes
-        scaled.clamp_(0, levels + 0.5)
-    return pack(scaled.to(torch.uint8), bits), zero.to(torch.int16), step
+    return (-low * inverse * PARTS).round_(), step, inverse
+
+
+def _deviation(x: Tensor, mean: Tensor) -> Tensor:
+    """The standard deviation of each tile."""
+    squares = torch.zeros_like(mean)
+    for block, *rows in chunks(x):
+        part = x[(block, *rows)].to(mean.dtype) - mean[block].unsqueeze(1)
+        squares[block] += part.square_().sum(1)
+    return (squares / x.shape[1]).sqrt_()
+
+
+def quantise_reference(
+    x: Tensor, bits: int, stochastic: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `quantise`."""
+    clip = bits in CLIP and not stochastic
+    zero, step, inverse = _scales_of(x, bits, clip)
+    scaled = x.to(inverse.dtype) * inverse.unsqueeze(1) + zero.unsqueeze(1) / PARTS
+    noise = torch.rand_like(scaled) - 0.5 if stochastic else 0.0
+    codes = (scaled + 0.5 + noise).clamp(0, 2**bits - 0.5)
+    return pack(codes.to(torch.uint8), bits), zero.to(torch.int16), step
 
 
 @torch.library.custom_op("razorctl::quantise", mutates_args=())
@@ -103,7 +114,23 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
     in eighths and int16, and the step, bfloat16, [blocks, columns]. A tile whose values are all
     equal is off by one in 2 ** 15 at most, and by nothing if they are 0.
     """
-    return quantise_reference(x, bits, stochastic)
+    if x.numel() == 0:
+        zero = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
+        return x.new_empty(0, dtype=torch.uint8), zero, zero.to(torch.bfloat16)
+    clip = bits in CLIP and not stochastic
+    zero, step, inverse = _scales_of(x, bits, clip)
+    # Truncation of what is half a step higher is rounding; of what is up to one, by chance.
+    shift = zero / PARTS if stochastic else zero / PARTS + 0.5
+    codes = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
+    for block, *rows in chunks(x):
+        part = x[(block, *rows)].to(inverse.dtype)
+        part = torch.addcmul(shift[block].unsqueeze(1), part, inverse[block].unsqueeze(1))
+        if stochastic:
+            part += torch.rand_like(part)
+        if stochastic or clip:  # only then can values lie beyond the codes
+            part.clamp_(0, 2**bits - 0.5)
+        codes[(block, *rows)] = part
+    return pack(codes, bits), zero.to(torch.int16), step
 
 
 @quantise.register_fake

@@ -8,6 +8,7 @@ from razorctl.ops.quantise import (
     pack,
     packed_bytes,
     quantise,
+    quantise_reference,
     scales,
     unpack,
 )
@@ -67,6 +68,20 @@ def test_naive_twin(bits, device):
             assert zero[block, column] == -round(8 * min(tile) / width)
             want = [round(value / width + zero[block, column].item() / 8) for value in tile]
             assert got[block, :, column].tolist() == want
+
+
+@every_width
+@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 11)])
+def test_chunks_change_nothing(shape, bits, device, monkeypatch):
+    x = torch.randn(shape, device=device)
+    whole = quantise(x, bits)
+    for name in ("ELEMENTS", "CACHED"):
+        monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
+    for got, want, reference in zip(
+        quantise(x, bits), whole, quantise_reference(x, bits), strict=True
+    ):
+        assert torch.equal(got, want)
+        assert torch.equal(got, reference)
 
 
 @every_width

@@ -1,0 +1,26 @@
+"""Parts of a tensor small enough that an operation's temporaries do not count."""
+
+from torch import Tensor
+
+ELEMENTS = 2**22  # of a part: the bound on temporaries
+CACHED = 2**17  # of a part on a CPU, where it stays in a core's cache
+
+
+def chunks(x: Tensor) -> list[tuple[slice, ...]]:
+    """Indices that cover `x` [..., rows, columns], along its first dimension if it has three.
+
+    A part holds about ELEMENTS, on a CPU about CACHED elements, and whole rows.
+    """
+    most = CACHED if x.device.type == "cpu" else ELEMENTS
+    *blocks, rows, columns = x.shape
+    if not blocks:
+        return _slices(rows, most // max(1, columns))
+    whole = _slices(x.shape[0], most // max(1, rows * columns))
+    if rows * columns <= most:
+        return whole
+    return [(*block, *part) for block in whole for part in _slices(rows, most // max(1, columns))]
+
+
+def _slices(count: int, step: int) -> list[tuple[slice, ...]]:
+    step = max(1, step)
+    return [(slice(start, start + step),) for start in range(0, count, step)]
