@@ -82,7 +82,7 @@ def test_the_promise_is_kept(name, width, request):
     @given(ratio=st.floats(0.5, 0.95))
     def kept(ratio: float) -> None:
         if ratio > largest(width):
-            with pytest.raises(UsageError, match=f"the largest that can is {largest(width):g}"):
+            with pytest.raises(UsageError, match="the largest that can is 0"):
                 sparsify_within(model, Recipe("razor", ratio), inputs, autocast=PRECISIONS[width])
             return
         sparsify(model, Recipe("razor", ratio))
