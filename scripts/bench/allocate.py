@@ -23,20 +23,26 @@ from typing import Any
 import timm
 import torch
 import transformers
-from gradients import BATCHES, Subject
+from gradients import Subject
 from pretrained import CACHE, TASKS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import razorctl.recipe
 from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.ops import buckets
 
 KINDS = ("linear", "conv", "norm", "scale", "attention", "activation")
 EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
 # Blocks of rows of their own are for what enters no GEMM as it is.
 RULES = dict.fromkeys(KINDS, FEWER) | {
-    "activation": [*FEWER, *(f"{bits}-blocks" for bits in FEWER)]
+    "activation": [
+        *FEWER,
+        *(f"{bits}-blocks" for bits in FEWER),
+        *(f"{bits}-bit-derivative" for bits in buckets.BITS),
+    ]
 }
+BATCHES = 2
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
 OUT = Path(razorctl.__file__).parent / "allocations.json"
 TRIAL = "trial"
