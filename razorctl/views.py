@@ -73,7 +73,8 @@ def show_result(result: dict[str, Any]) -> None:
     if recipe["method"] != "full":
         title += f", ratio {recipe['ratio']:g}"
     if recipe["joint_budget"] < 1:
-        title += f", joint budget {recipe['joint_budget']:g}"
+        what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
+        title += f", {what} {recipe['joint_budget']:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
