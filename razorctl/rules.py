@@ -202,7 +202,8 @@ class Quantised(Rule):
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
         packed, _, _, like = kept
         unpacked = codes(packed, self._tiles(shape), self.bits)
-        return dequantise(unpacked, *_scales(kept), like.dtype).view(shape)
+        x: Tensor = dequantise(unpacked, *_scales(kept), like.dtype)
+        return x.view(shape)
 
     def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
         packed, _, _, like = kept

@@ -1,17 +1,18 @@
 """Parts of a tensor small enough that an operation's temporaries do not count."""
 
+import torch
 from torch import Tensor
 
 ELEMENTS = 2**22  # of a part: the bound on temporaries
-CACHED = 2**17  # of a part on a CPU, where it stays in a core's cache
+CACHED = 2**17  # of a thread's share of a part on a CPU, where it stays in a core's cache
 
 
 def chunks(x: Tensor) -> list[tuple[slice, ...]]:
     """Indices that cover `x` [..., rows, columns], along its first dimension if it has three.
 
-    A part holds about ELEMENTS, on a CPU about CACHED elements, and whole rows.
+    A part holds about ELEMENTS, on a CPU about CACHED elements a thread, and whole rows.
     """
-    most = CACHED if x.device.type == "cpu" else ELEMENTS
+    most = CACHED * torch.get_num_threads() if x.device.type == "cpu" else ELEMENTS
     *blocks, rows, columns = x.shape
     if not blocks:
         return _slices(rows, most // max(1, columns))

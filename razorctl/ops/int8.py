@@ -88,7 +88,9 @@ def scaled_gemm(
 def _scaled(product: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
     """The int32 product times its scales, in single precision and in its own memory."""
     values = product.view(torch.float32)
-    return values.copy_(product).mul_(b_scale).mul_(a_scale)
+    for (rows,) in chunks(values):
+        values[rows].copy_(product[rows]).mul_(b_scale).mul_(a_scale[rows])
+    return values
 
 
 @scaled_gemm.register_fake

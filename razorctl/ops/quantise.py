@@ -158,7 +158,22 @@ def scales(zero: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return -zero / PARTS * step, step
 
 
+def dequantise_reference(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `dequantise`."""
+    return torch.addcmul(offset.unsqueeze(-2), codes.to(step.dtype), step.unsqueeze(-2)).to(dtype)
+
+
+@torch.library.custom_op("razorctl::dequantise", mutates_args=())
 def dequantise(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
     """offset + step * code in `dtype`, for codes [..., rows, columns] and scales [..., columns]."""
-    values = codes.to(step.dtype)
-    return values.mul_(step.unsqueeze(-2)).add_(offset.unsqueeze(-2)).to(dtype)
+    values = torch.empty_like(codes, dtype=dtype, memory_format=torch.contiguous_format)
+    for part in chunks(codes):
+        tile = part[: codes.dim() - 2]
+        scaled = codes[part].to(step.dtype).mul_(step[tile].unsqueeze(-2))
+        values[part] = scaled.add_(offset[tile].unsqueeze(-2))
+    return values
+
+
+@dequantise.register_fake
+def _(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty(codes.shape, dtype=dtype)

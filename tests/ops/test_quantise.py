@@ -5,6 +5,7 @@ from razorctl.ops.quantise import (
     BITS,
     codes,
     dequantise,
+    dequantise_reference,
     pack,
     packed_bytes,
     quantise,
@@ -84,6 +85,20 @@ def test_chunks_change_nothing(shape, bits, device, monkeypatch):
         assert torch.equal(got, reference)
 
 
+@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 11), (50, 7)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_restoring_in_parts(shape, dtype, device, monkeypatch):
+    numbers = torch.randint(256, shape, dtype=torch.uint8, device=device)
+    tile = (*shape[:-2], shape[-1])
+    offset, step = torch.randn(tile, device=device), torch.rand(tile, device=device)
+    for name in ("ELEMENTS", "CACHED"):
+        monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
+    got = dequantise(numbers, offset, step, dtype)
+    want = dequantise_reference(numbers, offset, step, dtype)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=1e-5)
+
+
 @every_width
 def test_stochastic_rounding_keeps_the_mean(bits, device):
     x = torch.linspace(-1, 2, 50, device=device).view(1, 50, 1)
@@ -115,4 +130,7 @@ def test_degenerate_tiles(bits, dtype, device):
 def test_registration(bits):
     x = torch.randn(2, 9, 5)
     torch.library.opcheck(quantise, (x, bits))
-    torch.library.opcheck(codes, (quantise(x, bits)[0], [2, 9, 5], bits))
+    packed, zero, step = quantise(x, bits)
+    torch.library.opcheck(codes, (packed, [2, 9, 5], bits))
+    numbers = codes(packed, [2, 9, 5], bits)
+    torch.library.opcheck(dequantise, (numbers, *scales(zero, step), torch.bfloat16))
