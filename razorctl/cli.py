@@ -4,7 +4,6 @@ Settings come from, in this order: flag, RAZORCTL_<NAME> in the environment, the
 [recipe] tables of razorctl.toml, the measured default of the model or method.
 """
 
-import tomllib
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import unknown
+from razorctl.settings import read_toml
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
@@ -70,12 +70,7 @@ app = typer.Typer(
 def _settings(file: Path) -> dict[str, Any]:
     """The [job] and [recipe] tables of a razorctl.toml or a run's config.toml, as one mapping."""
     known = [field.name for field in (*fields(Job), *fields(Recipe))]
-    try:
-        tables = tomllib.loads(file.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML, mend it: {error}.") from None
+    tables = read_toml(file)
     settings: dict[str, Any] = {}
     for table in ("recipe", "job"):
         if not isinstance(tables.get(table, {}), dict):

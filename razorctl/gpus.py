@@ -1,44 +1,242 @@
-"""GPU presets: what a card can hold and how fast it is, a TOML file a card."""
+"""GPUs: what a card can hold and how fast it is, a TOML file a card, and those of this machine."""
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from razorctl.registry import find
+import pynvml
+from platformdirs import user_config_dir
+
+from razorctl.errors import UsageError
+from razorctl.registry import find, unknown
+from razorctl.settings import check_types, read_toml
 
 _PACKAGE = Path(__file__).parent
 # In the wheel the presets lie inside the package, in a checkout beside it.
 PRESETS = next(p for p in (_PACKAGE / "presets", _PACKAGE.parent / "presets") if p.is_dir())
 
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
+ATTENTION = ("flash", "efficient", "math", "cudnn")
+# Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
+_SAME_MEMORY = 0.05
+
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its preset describes it.
+    """A GPU as its preset describes it; raises UsageError if a field cannot be meant.
 
-    memory_bytes: as the driver reports it. compute_capability: such as "8.9".
-    bandwidth: bytes per second. rates: precision -> operations per second of dense matrix
-    products with fp32 (int8: int32) accumulation; what the card has no unit for is not there.
+    name: as the driver says it. memory_bytes: as the driver reports it.
+    compute_capability: such as "8.9". bandwidth: bytes per second.
+    attention: the kernels of PyTorch's SDPA that it can run, in the order PyTorch tries them.
     source: the vendor's document for these figures.
+    rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
+    accumulation; what the card has no unit for is not there, fp32 always is.
     """
 
     name: str
     memory_bytes: int
     compute_capability: str
     bandwidth: float
-    rates: Mapping[str, float]
+    attention: tuple[str, ...]
     source: str
+    rates: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_positive("memory_bytes", self.memory_bytes, "bytes")
+        _check_positive("bandwidth", self.bandwidth, "bytes per second")
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", self.compute_capability):
+            raise UsageError(
+                f"compute_capability {self.compute_capability!r} is not major.minor; "
+                'write it like "8.6".'
+            )
+        _check_names("attention", self.attention, list | tuple, ATTENTION, "math")
+        _check_names("rates", self.rates, Mapping, PRECISIONS, "fp32")
+        for precision, rate in self.rates.items():
+            _check_positive(f"rates.{precision}", rate, "operations per second")
+        object.__setattr__(self, "attention", tuple(self.attention))  # TOML has lists alone
+
+
+def _check_positive(field: str, value: object, unit: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise UsageError(f"{field} {value!r} is not a positive, finite number; give {unit}.")
+
+
+def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed: str) -> None:
+    """Raises UsageError unless value holds known names, each once, and the one all cards have."""
+    if not isinstance(value, kind):
+        form = "table" if kind is Mapping else "list"
+        raise UsageError(f"{field} {value!r} is not a {form}; give a {form} with {needed!r} in it.")
+    for name in map(str, value):
+        if name not in known:
+            raise unknown(f"name in {field}", name, known)
+    if needed not in value:
+        raise UsageError(f"{field} lacks {needed!r}, which every card runs; add it.")
+    if len(set(value)) < len(value):
+        raise UsageError(f"{field} {value!r} has a name twice; leave one out.")
 
 
 def _files() -> dict[str, Path]:
-    return {file.stem: file for file in (PRESETS / "gpus").glob("*.toml")}
+    """Name -> preset file, the user's own first: they win."""
+    files: dict[str, Path] = {}
+    for folder in (Path(user_config_dir("razorctl")), PRESETS):
+        for file in sorted((folder / "gpus").glob("*.toml")):
+            files.setdefault(file.stem, file)
+    return files
 
 
 def names() -> tuple[str, ...]:
-    """The GPUs that have a preset."""
+    """The GPUs that have a preset, shipped or the user's own."""
     return tuple(sorted(_files()))
 
 
 def load(name: str) -> Gpu:
-    """The preset of that name; raises UsageError with the nearest one if there is none."""
-    return Gpu(**tomllib.loads(find("GPU", name, _files()).read_text()))
+    """The preset of that name, or in that file if the name ends in .toml.
+
+    Raises UsageError with the nearest name if there is none, and for a file that cannot be read
+    or has a field that is missing, unknown or cannot be meant.
+    """
+    return _read(Path(name) if name.endswith(".toml") else find("GPU", name, _files()))
+
+
+def _read(file: Path) -> Gpu:
+    table = read_toml(file)
+    known = [field.name for field in fields(Gpu)]
+    for name in table:
+        if name not in known:
+            raise unknown(f"field in {file}", name, known)
+    if missing := [name for name in known if name not in table]:
+        raise UsageError(f"{file} lacks {', '.join(missing)}; add what the preset t4 shows.")
+    try:
+        return Gpu(**table)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a card; memory_bytes is None where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A GPU of this machine as the driver describes it now.
+
+    memory_bytes, free_bytes: in all, and what nobody holds at this moment.
+    compute_capability: such as "8.9". processes: those on the card, this one left out;
+    inside a container the driver may name pids of the host, or none.
+    """
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    compute_capability: str
+    processes: tuple[Process, ...]
+
+
+def detect() -> tuple[Detected, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets through; none without a driver, never an error.
+
+    Indices count as nvidia-smi does, which is CUDA's way too under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    A card that the driver cannot describe (lost, forbidden, without memory of its own) and
+    instances of a card (MIG) are left out.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        uuids = [_uuid(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        cards = [_describe(index) for index in _visible(uuids)]
+        return tuple(card for card in cards if card is not None)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def preset_for(detected: Detected) -> Gpu | None:
+    """The preset of a card that was found, by its name and memory; the user's own come first."""
+    for file in _files().values():
+        gpu = _read(file)
+        distance = abs(gpu.memory_bytes - detected.memory_bytes)
+        if _bare(gpu.name) == _bare(detected.name) and distance < _SAME_MEMORY * gpu.memory_bytes:
+            return gpu
+    return None
+
+
+def _bare(name: str) -> str:
+    """A card's name without the brands that come and go with the driver's version."""
+    return name.casefold().removeprefix("nvidia ").removeprefix("tesla ")
+
+
+def _visible(uuids: Sequence[str]) -> list[int]:
+    """Indices of the cards that CUDA_VISIBLE_DEVICES names, as CUDA reads it.
+
+    The first entry that names no card (-1, too high, a prefix of several UUIDs) ends the list;
+    a card named twice empties it.
+    """
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return list(range(len(uuids)))
+    chosen: list[int] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.startswith("GPU-"):
+            matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        else:
+            matches = [index for index in range(len(uuids)) if entry == str(index)]
+        if len(matches) != 1:
+            break
+        if matches[0] in chosen:
+            return []
+        chosen += matches
+    return chosen
+
+
+def _uuid(index: int) -> str:
+    try:
+        return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    except pynvml.NVMLError:
+        return ""
+
+
+def _describe(index: int) -> Detected | None:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name = _text(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError:
+        return None
+    return Detected(name, memory.total, memory.free, f"{major}.{minor}", _processes(handle))
+
+
+def _processes(handle: Any) -> tuple[Process, ...]:
+    found: dict[int, int | None] = {}
+    for running in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        try:
+            for process in running(handle):
+                if found.get(process.pid) is None:  # one that computes and draws is in both lists
+                    found[process.pid] = process.usedGpuMemory
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+            continue  # not every card or driver lists them
+    found.pop(os.getpid(), None)
+    return tuple(Process(pid, used) for pid, used in sorted(found.items()))
+
+
+def _text(value: str | bytes) -> str:
+    """Text as older versions of the binding (bytes) and newer ones hand it out."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
