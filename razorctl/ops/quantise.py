@@ -112,7 +112,8 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
     Rounds to the nearest code, or if `stochastic` to one of the two with the mean kept, by the
     default generator. Returns the packed codes, uint8, and of every tile the code of the value 0,
     in eighths and int16, and the step, bfloat16, [blocks, columns]. A tile whose values are all
-    equal is off by one in 2 ** 15 at most, and by nothing if they are 0.
+    equal is off by one in 2 ** 15 at most, and by nothing if they are 0. Magnitudes beyond LARGEST
+    of the range of a dtype become that.
     """
     if x.numel() == 0:
         zero = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
