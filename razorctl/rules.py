@@ -15,6 +15,7 @@ from torch import Tensor
 from razorctl.allocation import largest
 from razorctl.errors import UsageError
 from razorctl.ops import buckets
+from razorctl.ops.activation import FUNCTIONS, activation_grad
 from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.quantise import BITS, codes, dequantise, quantise, scales
@@ -45,6 +46,19 @@ class Product:
     ) -> Tensor:
         """The product of offset + step * code in `dtype`, for uint8 codes and scales [columns]."""
         return self(dequantise(codes, offset, step, dtype))
+
+    def of_function(
+        self,
+        function: str,
+        codes: Tensor,
+        bits: int,
+        offset: Tensor,
+        step: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The product of f(x) for x of codes [blocks, rows, c] and scales [blocks, c]."""
+        x = dequantise(codes, offset, step, dtype).flatten(0, 1)
+        return self(FUNCTIONS[function].forward(x))
 
 
 def survivors(total: int, density: float) -> int:
@@ -78,9 +92,20 @@ class Rule(Protocol):
         """Whether what was kept of x stands for functions of x too, close enough for a GEMM."""
         return False
 
-    def of_function(self, name: str) -> "Rule":
-        """The rule for inputs of that activation function, one in `ops.buckets.FUNCTIONS`."""
+    def of_function(self, function: str) -> "Rule":
+        """The rule for inputs of that activation function, one in `ops.activation.FUNCTIONS`."""
         return self
+
+    def function_grad(self, function: str, dy: Tensor, kept: Kept) -> Tensor:
+        """f'(x) dy for dy [rows, columns]."""
+        x = self.restore(kept, dy.shape)
+        return FUNCTIONS[function].backward(dy, x.to(dy.dtype))
+
+    def function_weight_grad(
+        self, function: str, product: Product, kept: Kept, shape: torch.Size
+    ) -> Tensor:
+        """`weight_grad` of a layer whose input is f(x)."""
+        return product(FUNCTIONS[function].forward(self.restore(kept, shape)))
 
     def affine(
         self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
@@ -225,6 +250,19 @@ class Quantised(Rule):
     def lends(self, kept: Kept) -> bool:
         return True
 
+    def function_grad(self, function: str, dy: Tensor, kept: Kept) -> Tensor:
+        tiles = self._tiles(dy.shape)
+        unpacked = codes(kept[0], tiles, self.bits)
+        dx: Tensor = activation_grad(dy.reshape(tiles), unpacked, *_scales(kept), function)
+        return dx.view(dy.shape)
+
+    def function_weight_grad(
+        self, function: str, product: Product, kept: Kept, shape: torch.Size
+    ) -> Tensor:
+        unpacked = codes(kept[0], self._tiles(shape), self.bits)
+        scales = _scales(kept)
+        return product.of_function(function, unpacked, self.bits, *scales, kept[-1].dtype)
+
     def affine(
         self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
     ) -> Kept | None:
@@ -260,8 +298,8 @@ class Buckets(Rule):
         x: Tensor = from_buckets(packed, list(shape), self.function, self.bits, like.dtype)
         return x
 
-    def of_function(self, name: str) -> Rule:
-        return Buckets(self.bits, name)
+    def of_function(self, function: str) -> Rule:
+        return Buckets(self.bits, function)
 
 
 class ByPrecision(Rule):
@@ -291,8 +329,16 @@ class ByPrecision(Rule):
     def lends(self, kept: Kept) -> bool:
         return self.of(kept[-1]).lends(kept)
 
-    def of_function(self, name: str) -> Rule:
-        return ByPrecision(self.wide.of_function(name), self.narrow.of_function(name))
+    def of_function(self, function: str) -> Rule:
+        return ByPrecision(self.wide.of_function(function), self.narrow.of_function(function))
+
+    def function_grad(self, function: str, dy: Tensor, kept: Kept) -> Tensor:
+        return self.of(kept[-1]).function_grad(function, dy, kept)
+
+    def function_weight_grad(
+        self, function: str, product: Product, kept: Kept, shape: torch.Size
+    ) -> Tensor:
+        return self.of(kept[-1]).function_weight_grad(function, product, kept, shape)
 
     def affine(
         self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
@@ -314,11 +360,11 @@ class Unmet(Rule):
 
 
 class Through(Rule):
-    """The output of a function, from what another rule keeps of its input."""
+    """The output of an activation function, from what another rule keeps of its input."""
 
     prunes = False
 
-    def __init__(self, function: Callable[[Tensor], Tensor], rule: Rule) -> None:
+    def __init__(self, function: str, rule: Rule) -> None:
         self.function, self.rule = function, rule
 
     def keep(self, x: Tensor) -> Kept:
@@ -326,7 +372,10 @@ class Through(Rule):
         return self.rule.keep(x)
 
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        return self.function(self.rule.restore(kept, shape))
+        return FUNCTIONS[self.function].forward(self.rule.restore(kept, shape))
+
+    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
+        return self.rule.function_weight_grad(self.function, product, kept, shape)
 
 
 class Centred(Rule):

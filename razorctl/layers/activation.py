@@ -14,15 +14,13 @@ from razorctl.layers import RazorLayer, flat, to_compute_dtype
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules import Kept, Rule, Through
 
-aten = torch.ops.aten
-
 
 class ActivationFunction(torch.autograd.Function):
     """y = f(x), dx = f'(x') dy, with x' what the rule restores; f is the stock forward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "Activation", *kept: Tensor) -> Tensor:
-        ctx.layer, ctx.shape = layer, x.shape
+        ctx.layer = layer
         ctx.save_for_backward(*kept)
         y = layer.stock(x)
         if y is x:  # an in-place function
@@ -33,17 +31,17 @@ class ActivationFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
-        return ctx.layer.gradient(dy, kept, ctx.shape), None, *[None] * len(kept)
+        return ctx.layer.gradient(dy, kept), None, *[None] * len(kept)
 
 
 class Activation(RazorLayer):
-    """Base of razor activations: a stock forward and a derivative.
+    """Base of razor activations.
 
-    function: in `ops.buckets.FUNCTIONS`, whose derivative is this one's, or near it.
+    function: its name in `ops.activation.FUNCTIONS`.
     """
 
     kind: ClassVar[str] = "activation"
-    function: ClassVar[str] = "gelu"
+    function: str
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -64,7 +62,7 @@ class Activation(RazorLayer):
         if self.memo is not None and self.rule.lends(kept):
             dtype = to_compute_dtype(y.detach()[:0]).dtype
             if dtype == y.dtype:
-                self.memo.offer(y, ("linear", dtype), Through(self.stock, self.rule), kept)
+                self.memo.offer(y, ("linear", dtype), Through(self.function, self.rule), kept)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
@@ -77,49 +75,34 @@ class Activation(RazorLayer):
         x = flat(x.clone() if getattr(self, "inplace", False) else x)
         return self.rule.of_function(self.function).keep(x)
 
-    def gradient(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
+    def gradient(self, dy: Tensor, kept: Kept) -> Tensor:
         """dx from dy and what was kept."""
-        rows = torch.Size((shape[:-1].numel(), shape[-1]))
-        x = self.rule.of_function(self.function).restore(kept, rows).view(shape)
-        return self.derivative(dy, x.to(dy.dtype))
-
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        """f'(x) dy."""
-        raise NotImplementedError
+        rule = self.rule.of_function(self.function)
+        return rule.function_grad(self.function, flat(dy), kept).view(dy.shape)
 
 
 class ExactGELU(Activation):
     """x Phi(x)."""
 
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten.gelu_backward(dy, x)
-        return dx
+    function = "gelu"
 
 
 class TanhGELU(Activation):
     """The tanh approximation of GELU."""
 
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten.gelu_backward(dy, x, approximate="tanh")
-        return dx
+    function = "gelu-tanh"
 
 
 class QuickGELU(Activation):
     """x sigmoid(1.702 x)."""
 
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten.silu_backward(dy, 1.702 * x)
-        return dx
+    function = "quick-gelu"
 
 
 class SiLU(Activation):
     """x sigmoid(x)."""
 
-    function: ClassVar[str] = "silu"
-
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten.silu_backward(dy, x)
-        return dx
+    function = "silu"
 
 
 class ReLU(Activation):
@@ -131,16 +114,16 @@ class ReLU(Activation):
     def keep(self, x: Tensor) -> Kept:
         return (pack_bits((x > 0).reshape(-1)),)
 
-    def gradient(self, dy: Tensor, kept: Kept, shape: torch.Size) -> Tensor:
-        return torch.where(unpack_bits(kept[0], dy.numel()).view(shape), dy, 0)
+    def gradient(self, dy: Tensor, kept: Kept) -> Tensor:
+        return torch.where(unpack_bits(kept[0], dy.numel()).view(dy.shape), dy, 0)
 
 
 class RazorGELU(Activation, nn.GELU):
     """nn.GELU, exact or tanh, that saves its input by `rule`."""
 
-    def derivative(self, dy: Tensor, x: Tensor) -> Tensor:
-        dx: Tensor = aten.gelu_backward(dy, x, approximate=self.approximate)
-        return dx
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        return "gelu" if self.approximate == "none" else "gelu-tanh"
 
 
 class RazorSiLU(SiLU, nn.SiLU):

@@ -92,23 +92,33 @@ class StoredFunction(torch.autograd.Function):
 def _keep(ctx: Any, tensors: list[Tensor]) -> list[Tensor]:
     """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list."""
     rules = ctx.layer.rules[: len(tensors)]
-    kept = [rule.keep(_heads(t)) for rule, t in zip(rules, tensors, strict=True)]
-    ctx.shapes, ctx.counts = [t.shape for t in tensors], [len(part) for part in kept]
+    ctx.shapes, ctx.joined = [t.shape for t in tensors], [_heads_join(t) for t in tensors]
+    kept = [
+        rule.keep(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
+        for rule, t, joined in zip(rules, tensors, ctx.joined, strict=True)
+    ]
+    ctx.counts = [len(part) for part in kept]
     return [t for part in kept for t in part]
 
 
-def _heads(t: Tensor) -> Tensor:
-    """`t` as [heads, tokens, columns]."""
-    return t.reshape(-1, *t.shape[-2:])
+def _heads_join(t: Tensor) -> bool:
+    """Whether [batch, heads, tokens, columns] is a view of [batch, tokens, heads * columns]."""
+    return t.dim() == 4 and t.stride(1) == t.shape[3] and t.stride(3) == 1
 
 
 def _restore(ctx: Any, saved: Sequence[Tensor]) -> list[Tensor]:
     """The stand-ins for what `_keep` was given, from the list that it gave."""
     restored, start = [], 0
-    for rule, shape, count in zip(ctx.layer.rules, ctx.shapes, ctx.counts, strict=False):
-        heads = torch.Size((shape[:-2].numel(), *shape[-2:]))
+    layouts = zip(ctx.layer.rules, ctx.shapes, ctx.joined, ctx.counts, strict=False)
+    for rule, shape, joined, count in layouts:
         kept = tuple(saved[start : start + count])
-        restored.append(rule.restore(kept, heads).view(shape))
+        if joined:
+            batch, heads, tokens, columns = shape
+            t = rule.restore(kept, torch.Size((batch, tokens, heads * columns)))
+            restored.append(t.view(batch, tokens, heads, columns).transpose(1, 2))
+        else:
+            heads_first = torch.Size((shape[:-2].numel(), *shape[-2:]))
+            restored.append(rule.restore(kept, heads_first).view(shape))
         start += count
     return restored
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
+from razorctl.ops.activation import activation_to_int8
 from razorctl.ops.int8 import scaled_gemm, to_int8
 from razorctl.rules import Product, Rule
 
@@ -47,6 +48,19 @@ class Gemm(Product):
         middle = 2 ** (bits - 1)
         grad = self._of_int8((codes - middle).view(torch.int8), step.unsqueeze(0))
         return grad.addr_(self.total.to(grad.dtype), offset + middle * step)
+
+    def of_function(
+        self,
+        function: str,
+        codes: Tensor,
+        bits: int,
+        offset: Tensor,
+        step: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if not self.int8:
+            return super().of_function(function, codes, bits, offset, step, dtype)
+        return self._of_int8(*activation_to_int8(codes, bits, offset, step, function))
 
     def _of_int8(self, codes: Tensor, scale: Tensor) -> Tensor:
         dy, dy_scale = to_int8(self.dy, 0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from razorctl.ops.quantise import pack, packed_bytes, unpack
 
-FUNCTIONS = ("gelu", "silu")
+FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
 BITS = (4, 3, 2)
 
 
@@ -26,7 +26,7 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
     The derivative at a stand-in is the mean of the derivative in its interval.
     """
     tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
-    found = tables[function][str(bits)]
+    found = tables[function if function in FUNCTIONS else "gelu"][str(bits)]
     return tuple(found["ends"]), tuple(found["stand_ins"])
 
 

@@ -23,11 +23,15 @@ def _scale(x: Tensor, dim: int) -> Tensor:
     return largest.to(dtype).nan_to_num(0, limit) / LEVELS
 
 
+def inverse(scale: Tensor) -> Tensor:
+    """1 / scale, and 0 where that is none."""
+    return torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
+
+
 def to_int8_reference(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """See `to_int8`."""
     scale = _scale(x, dim)
-    inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
-    return (x * inverse).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
+    return (x * inverse(scale)).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
 
 
 @torch.library.custom_op("razorctl::to_int8", mutates_args=())
@@ -41,11 +45,16 @@ def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         kept = [1 if i == dim else n for i, n in enumerate(x.shape)]
         return codes, x.new_zeros(kept, dtype=torch.promote_types(x.dtype, torch.float32))
+    if dim == 1:  # a part at a time, while it is in cache
+        scale = x.new_empty(len(x), 1, dtype=torch.promote_types(x.dtype, torch.float32))
+        for (rows,) in chunks(x):
+            scale[rows] = _scale(x[rows], dim)
+            codes[rows] = (x[rows] * inverse(scale[rows])).round_()
+        return codes, scale
     scale = _scale(x, dim)
-    inverse = torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
+    factor = inverse(scale)
     for (rows,) in chunks(x):
-        part = x[rows] * (inverse if dim == 0 else inverse[rows])
-        codes[rows] = part.round_()
+        codes[rows] = (x[rows] * factor).round_()
     return codes, scale
 
 

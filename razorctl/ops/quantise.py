@@ -7,6 +7,7 @@ columns here, because a GEMM that contracts rows can take the codes as they are.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops.chunks import chunks
@@ -22,46 +23,58 @@ CLIP = {2: 2.0}
 PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 
 
+WORD = 8  # bytes that are packed at once
+
+
 def packed_bytes(numel: int, bits: int) -> int:
-    """The size of `pack`'s result."""
-    return sum(-(-numel * width // 8) for width in PLANES[bits])
+    """The size of `pack`'s result: below 8 bits, of a multiple of 64 codes."""
+    return numel if bits == 8 else -(-numel // WORD**2) * WORD * bits
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 codes below 2 ** bits, of any shape -> uint8 [packed_bytes].
 
-    A byte holds elements that lie far apart, so that every operation runs over long stretches.
+    A byte holds elements that lie far apart, so that every operation runs over long stretches, of
+    eight bytes at once.
     """
     flat, planes, shift = codes.reshape(-1), [], 0
+    if bits == 8:
+        return flat.clone()
+    missing = -flat.numel() % WORD**2
+    words = (F.pad(flat, (0, missing)) if missing else flat).view(torch.int64)
     for width in PLANES[bits]:
-        plane = flat if bits == width else (flat >> shift) & (2**width - 1)
-        size = -(-plane.numel() * width // 8)
-        packed = plane[:size].clone() if width < 8 else plane
-        for i in range(1, 8 // width):
-            part = plane[i * size : (i + 1) * size]
-            packed[: part.numel()] |= part << (i * width)
+        plane = words if width == bits else (words >> shift) & _in_each_byte(2**width - 1)
+        first, *others = plane.view(8 // width, -1)
+        packed = first.clone()
+        for i, part in enumerate(others, start=1):
+            packed |= part << i * width
         planes.append(packed)
         shift += width
-    return planes[0] if len(planes) == 1 else torch.cat(planes)
+    return (planes[0] if len(planes) == 1 else torch.cat(planes)).view(torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
     """The inverse of `pack`: uint8 [numel]."""
-    codes, start, shift = None, 0, 0
+    if bits == 8:
+        return packed.clone()
+    words, codes, start, shift = packed.view(torch.int64), None, 0, 0
+    size = len(words) // bits
     for width in PLANES[bits]:
-        size = -(-numel * width // 8)
-        plane = packed[start : start + size]
-        if width < 8:
-            parts = 8 // width
-            spread = packed.new_empty(parts, size)
-            for i in range(parts - 1):
-                torch.bitwise_and(plane >> (i * width), 2**width - 1, out=spread[i])
-            torch.bitwise_right_shift(plane, 8 - width, out=spread[-1])
-            plane = spread.view(-1)[:numel]
-        codes = plane if codes is None else codes | (plane << shift)
-        start, shift = start + size, shift + width
+        plane = words[start : start + size * width]
+        spread = words.new_empty(8 // width, size * width)
+        for i, part in enumerate(spread):
+            by = i * width - shift
+            moved = plane if by == 0 else plane >> by if by > 0 else plane << -by
+            torch.bitwise_and(moved, _in_each_byte(2**width - 1 << shift), out=part)
+        codes = spread.view(-1) if codes is None else codes.bitwise_or_(spread.view(-1))
+        start, shift = start + size * width, shift + width
     assert codes is not None
-    return codes
+    return codes.view(torch.uint8)[:numel]
+
+
+def _in_each_byte(mask: int) -> int:
+    """A mask of 7 bits at most for every byte of a word."""
+    return mask * 0x0101010101010101
 
 
 def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +135,9 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
     zero, step, inverse = _scales_of(x, bits, clip)
     # Truncation of what is half a step higher is rounding; of what is up to one, by chance.
     shift = zero / PARTS if stochastic else zero / PARTS + 0.5
-    codes = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
+    # torch converts to int8 in half the time; all but 8 bits fit.
+    dtype = torch.uint8 if bits == 8 else torch.int8
+    codes = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     for block, *rows in chunks(x):
         part = x[(block, *rows)].to(inverse.dtype)
         part = torch.addcmul(shift[block].unsqueeze(1), part, inverse[block].unsqueeze(1))
@@ -131,7 +146,7 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
         if stochastic or clip:  # only then can values lie beyond the codes
             part.clamp_(0, 2**bits - 0.5)
         codes[(block, *rows)] = part
-    return pack(codes, bits), zero.to(torch.int16), step
+    return pack(codes.view(torch.uint8), bits), zero.to(torch.int16), step
 
 
 @quantise.register_fake
@@ -144,8 +159,7 @@ def _(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, T
 @torch.library.custom_op("razorctl::codes", mutates_args=())
 def codes(packed: Tensor, shape: list[int], bits: int) -> Tensor:
     """The codes that `quantise` packed for an `x` of `shape`, uint8 of that shape."""
-    unpacked = unpack(packed, bits, torch.Size(shape).numel()).view(shape)
-    return unpacked.clone() if bits == 8 else unpacked  # which must not be the argument itself
+    return unpack(packed, bits, torch.Size(shape).numel()).view(shape)
 
 
 @codes.register_fake
@@ -170,8 +184,11 @@ def dequantise(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) 
     values = torch.empty_like(codes, dtype=dtype, memory_format=torch.contiguous_format)
     for part in chunks(codes):
         tile = part[: codes.dim() - 2]
-        scaled = codes[part].to(step.dtype).mul_(step[tile].unsqueeze(-2))
-        values[part] = scaled.add_(offset[tile].unsqueeze(-2))
+        scales = offset[tile].unsqueeze(-2), codes[part].to(step.dtype), step[tile].unsqueeze(-2)
+        if dtype == step.dtype:
+            torch.addcmul(*scales, out=values[part])
+        else:
+            values[part] = torch.addcmul(*scales)
     return values
 
 
