@@ -57,7 +57,7 @@ def test_the_live_bar_fits_80_columns(monkeypatch):
     monkeypatch.setattr(views, "err", terminal)
     finetune("--evaluate-every", "1")
     frames = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "3/3" in line]
-    for part in ("loss ", "acc 0.", "saves 1.27 MiB", "90% less", "/s", "00:00"):
+    for part in ("loss ", "acc 0.", "saves 1.28 MiB", "90% less", "/s", "00:00"):
         assert part in frames[-1]
     assert "…" not in frames[-1]
 
