@@ -139,9 +139,16 @@ def finetune(
     steps: Annotated[int | None, Option(help="Optimizer steps.")] = None,
     epochs: Annotated[float | None, Option(help="Passes over the data, not steps.")] = None,
     batch_size: Annotated[int | None, Option(help="Examples in a step.")] = None,
+    accumulate: Annotated[
+        int | None, Option(help="Micro-batches that a step's gradient adds up over. [default: 1]")
+    ] = None,
+    precision: Annotated[
+        str | None, Option(help="fp32, bf16 or fp16. [default: what suits the device]")
+    ] = None,
+    optimizer: Annotated[str | None, Option(help="sgd or adamw. [default: sgd]")] = None,
     learning_rate: Annotated[float | None, Option("--lr", help="Highest learning rate.")] = None,
     momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
-    weight_decay: Annotated[float | None, Option(help="Of SGD.")] = None,
+    weight_decay: Annotated[float | None, Option(help="Of the optimizer.")] = None,
     warmup_steps: Annotated[int | None, Option(help="Steps of rising learning rate.")] = None,
     clip_norm: Annotated[float | None, Option(help="Largest norm of the gradient.")] = None,
     evaluate_every: Annotated[int | None, Option(help="Steps between evaluations.")] = None,

@@ -3,20 +3,28 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from razorctl.errors import UsageError
+from razorctl.registry import unknown
 from razorctl.settings import check_types
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+OptimizerName = Literal["sgd", "adamw"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Model, data set, and SGD with momentum, linear warmup and cosine decay.
+    """Model, data set, and an optimizer with linear warmup and cosine decay.
 
     None means the model's measured default, else the one `resolved` names. Raises UsageError for
     values no training can use.
 
     epochs: an alternative to steps; fractions are fine.
+    accumulate: micro-batches, of equal size, that the gradient of a step adds up over.
+    precision: fp32; bf16 or fp16 by autocast, fp16 with loss scaling; auto is what suits the
+        device best.
+    optimizer: sgd, with momentum, or adamw.
     warmup_steps: over which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
     evaluate_every: steps between two evaluations on the test split; the last step always has one.
@@ -27,6 +35,9 @@ class Job:
     batch_size: int | None = None
     steps: int | None = None
     epochs: float | None = None
+    accumulate: int = 1
+    precision: Precision = "auto"
+    optimizer: OptimizerName = "sgd"
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -39,8 +50,15 @@ class Job:
         check_types(self)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs are two ways to say the same; give one of them.")
+        for name, choices in (
+            ("precision", get_args(Precision)),
+            ("optimizer", get_args(OptimizerName)),
+        ):
+            if getattr(self, name) not in choices:
+                raise unknown(name, getattr(self, name), choices)
         for name in (
             "batch_size",
+            "accumulate",
             "steps",
             "epochs",
             "learning_rate",
@@ -60,7 +78,7 @@ class Job:
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job with every None settled, `epochs` as steps, for `examples` training examples.
 
-        Raises UsageError if a batch is larger than the data.
+        Raises UsageError if a batch is larger than the data, or cannot be cut into micro-batches.
         """
         settings = {"batch_size": 64, "steps": 1000, "learning_rate": 0.01, **defaults}
         if self.epochs is not None:
@@ -72,6 +90,11 @@ class Job:
             raise UsageError(
                 f"batch size {job.batch_size} is larger than the {examples} training examples of "
                 f"{job.dataset}; use at most {examples}."
+            )
+        if job.batch_size % job.accumulate:
+            raise UsageError(
+                f"batch size {job.batch_size} cannot be cut into {job.accumulate} equal "
+                "micro-batches; accumulate over a number that divides it."
             )
         if job.epochs is not None:
             job = replace(

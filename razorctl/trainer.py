@@ -8,7 +8,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -26,10 +26,12 @@ from torch.utils.data import DataLoader
 import razorctl
 from razorctl import data, families
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
+from razorctl.gpus import settle_precision
+from razorctl.job import Job, Precision
 from razorctl.memory import saved_bytes
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
+from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery import restore
 
 WEIGHTS = "model.safetensors"
@@ -59,15 +61,16 @@ class Run(Iterator[Step]):
     def __init__(self, job: Job, recipe: Recipe, out: Path, device: torch.device) -> None:
         family, source = families.find(job.model), data.find(job.dataset)
         splits = source.load()
-        self.job = job.resolved(family.defaults, len(splits.train))
+        job = replace(job, precision=_precision(job, device))
+        self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
-        assert self.job.batch_size is not None
-        self.steps_per_epoch = len(splits.train) // self.job.batch_size
+        assert job.batch_size is not None
+        self.steps_per_epoch = len(splits.train) // job.batch_size
 
-        torch.manual_seed(self.job.seed)
+        torch.manual_seed(job.seed)
         self.model, self.logits = family.build(len(splits.classes)).to(device), family.logits
         transform = family.transform(self.model)
-        loading: dict[str, Any] = {"batch_size": self.job.batch_size}
+        loading: dict[str, Any] = {"batch_size": job.batch_size // job.accumulate}
         if device.type == "cuda":
             loading |= {"num_workers": min(8, os.cpu_count() or 1), "pin_memory": True}
         self.order = torch.Generator()
@@ -80,9 +83,10 @@ class Run(Iterator[Step]):
         )
         self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
         example, _ = self._to_device(next(iter(self.train_data)))
-        self.full_saved_bytes = saved_bytes(self.model, example)
-        self.pruned = sparsify_within(self.model, recipe, example)
-        self.saved_bytes = saved_bytes(self.model, example)
+        dtype = DTYPES[job.precision]
+        self.full_saved_bytes = saved_bytes(self.model, example, autocast=dtype)
+        self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
+        self.saved_bytes = saved_bytes(self.model, example, autocast=dtype)
 
         self.history: list[Step] = []
         self.peak_bytes: int | None = None
@@ -95,28 +99,20 @@ class Run(Iterator[Step]):
 
     def _train(self) -> Iterator[Step]:
         job, model = self.job, self.model
+        assert job.batch_size is not None
         assert job.steps is not None
-        assert job.learning_rate is not None
         assert job.evaluate_every is not None
-        optimizer = torch.optim.SGD(
-            model.parameters(),
-            job.learning_rate,
-            momentum=job.momentum,
-            weight_decay=job.weight_decay,
-        )
+        optimizer = build_optimizer(model, job)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.decay)
+        scaler = torch.amp.GradScaler(self.device.type, enabled=job.precision == "fp16")
         batches = self._batches()
         with (self.out / "metrics.jsonl").open("w") as metrics:
             for step in range(1, job.steps + 1):
                 start = time.perf_counter()
                 self._reset_peak()
-                inputs, labels = next(batches)
-                loss = F.cross_entropy(self.logits(model.train(), inputs), labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
-                optimizer.step()
                 rate = optimizer.param_groups[0]["lr"]
+                batch = next(batches)
+                loss, norm = train_step(model.train(), self.logits, batch, optimizer, job, scaler)
                 scheduler.step()
                 if not math.isfinite(loss.item()):  # waits for the device, so the time is true
                     raise RazorError(f"the loss is {loss.item()} at step {step}; lower --lr.")
@@ -131,7 +127,7 @@ class Run(Iterator[Step]):
                         learning_rate=rate,
                         grad_norm=norm.item(),
                         seconds=seconds,
-                        samples_per_second=len(labels) / seconds,
+                        samples_per_second=job.batch_size / seconds,
                         **(self.evaluate() if due else {}),
                     )
                 )
@@ -147,7 +143,8 @@ class Run(Iterator[Step]):
         self.model.eval()
         hits = loss = 0.0
         for inputs, labels in map(self._to_device, self.test_data):
-            logits = self.logits(self.model, inputs)
+            with autocast(self.device, self.job):
+                logits = self.logits(self.model, inputs).float()
             hits += (logits.argmax(1) == labels).sum().item()
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
         count = len(self.test_data.dataset)  # type: ignore[arg-type]
@@ -174,11 +171,14 @@ class Run(Iterator[Step]):
             "weights": str(self.out / WEIGHTS),
         }
 
-    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
+    def _batches(self) -> Iterator[list[tuple[Any, Tensor]]]:
+        """The micro-batches of each step."""
         for epoch in itertools.count():
             # From seed and epoch alone, so that the order of any epoch can be had again.
             self.order.manual_seed(self.job.seed * 1_000_003 + epoch)
-            yield from map(self._to_device, self.train_data)
+            micro_batches = map(self._to_device, self.train_data)
+            for _ in range(self.steps_per_epoch):
+                yield list(itertools.islice(micro_batches, self.job.accumulate))
 
     def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
         moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
@@ -214,6 +214,16 @@ class Run(Iterator[Step]):
         partial = self.out / f"{WEIGHTS}.partial"
         save_model(self.model, str(partial))
         partial.replace(self.out / WEIGHTS)
+
+
+def _precision(job: Job, device: torch.device) -> Precision:
+    """What `job.precision` means on a device; raises UsageError for one that it cannot run."""
+    if device.type != "cuda":
+        if job.precision == "fp16":
+            raise UsageError(f"fp16 cannot be trained on {device.type}; choose bf16 or fp32.")
+        return "fp32" if job.precision == "auto" else job.precision
+    major, minor = torch.cuda.get_device_capability(device)
+    return settle_precision(job.precision, f"{major}.{minor}")
 
 
 def _device_name(device: torch.device) -> str:

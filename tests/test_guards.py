@@ -29,6 +29,7 @@ LEVELS = {
     "memory": 5,
     "gpus": 5,
     "promise": 6,
+    "step": 6,
     "trainer": 7,
     "views": 8,
     "cli": 9,

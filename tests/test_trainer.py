@@ -1,6 +1,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
     run = finetune(Job("vit-micro", "digits", batch_size=479), out=tmp_path / "run", device="cpu")
     batches = run._batches()
     first, second = (
-        [x.numpy().tobytes() for _ in range(3) for x in next(batches)[0]] for _ in "ab"
+        [x.numpy().tobytes() for _ in range(3) for x in next(batches)[0][0]] for _ in "ab"
     )
     assert first != second
     assert sorted(first) == sorted(second)
@@ -174,3 +175,52 @@ def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(OSError):  # noqa: PT011
         list(run)
     assert not (tmp_path / "run/model.safetensors").exists()
+
+
+def test_accumulation_takes_the_same_steps(tmp_path):
+    weights = []
+    for accumulate in (1, 4):
+        (tmp_path / str(accumulate)).mkdir()
+        job = replace(JOB, accumulate=accumulate, evaluate_every=6, learning_rate=0.01)
+        run = train(tmp_path / str(accumulate), job, Recipe("full"))
+        weights.append(load_file(tmp_path / str(accumulate) / "run/model.safetensors"))
+    assert run.saved_bytes * 3 < finetune(JOB, Recipe("full"), out=tmp_path / "x").saved_bytes
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
+    job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
+    run = finetune(job, out=tmp_path / "run", device="cpu")
+    steps = [[len(labels) for _, labels in next(run._batches())] for _ in range(2)]
+    assert run.steps_per_epoch == 14
+    assert steps == [[20] * 5] * 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", ["full", "razor"])
+def test_mixed_precision_on_a_cpu(method, optimizer, tmp_path):
+    job = replace(JOB, precision="bf16", optimizer=optimizer, learning_rate=1e-3, weight_decay=0.01)
+    run = train(tmp_path, job, Recipe(method))
+    assert run.job.precision == "bf16"
+    assert run.result()["job"]["optimizer"] == optimizer
+    single = finetune(JOB, Recipe(method), out=tmp_path / "fp32")
+    assert single.job.precision == "fp32"
+    assert run.full_saved_bytes < single.full_saved_bytes
+    assert all(p.dtype == torch.float32 for p in run.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "fp16"}, "fp16 cannot be trained on cpu"),
+        ({"precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
+        ({"accumulate": 5}, "batch size 32 cannot be cut into 5 equal micro-batches"),
+        ({"accumulate": 0}, "accumulate 0 is not a positive number"),
+    ],
+)
+def test_steps_that_cannot_be_taken(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        finetune(replace(JOB, **settings), out=tmp_path / "run", device="cpu")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,68 @@
+"""One optimizer step: what training runs is what planning traces."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from razorctl.job import Job
+
+# Of `Job.precision`: what autocast computes in, None for the model's own.
+DTYPES: dict[str, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
+    """The optimizer of a resolved job, over what is trainable."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert job.learning_rate is not None
+    if job.optimizer == "adamw":  # fused, it has no temporaries as large as the model
+        return AdamW(parameters, job.learning_rate, weight_decay=job.weight_decay, fused=True)
+    # Fused SGD cannot leave out the weights that a joint budget has not drawn.
+    return SGD(
+        parameters,
+        job.learning_rate,
+        momentum=job.momentum,
+        weight_decay=job.weight_decay,
+        foreach=True,
+    )
+
+
+def train_step(
+    model: nn.Module,
+    logits: Callable[[nn.Module, Any], Tensor],
+    micro_batches: Sequence[tuple[Any, Tensor]],
+    optimizer: Optimizer,
+    job: Job,
+    scaler: torch.amp.GradScaler,
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward of every micro-batch, clipping and the update.
+
+    A micro-batch is inputs, as `logits` takes them, and labels [rows]; all are of one size.
+    `scaler` is one that is not enabled unless `job.precision` is fp16. Returns the mean loss and
+    the norm of the gradient; nothing waits for the device.
+    """
+    losses = []
+    for inputs, labels in micro_batches:
+        with autocast(labels.device, job):
+            loss = F.cross_entropy(logits(model, inputs), labels) / len(micro_batches)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return torch.stack(losses).sum(), norm
+
+
+def autocast(device: torch.device, job: Job) -> torch.autocast:
+    """The context that a forward pass of a resolved job runs in."""
+    dtype = DTYPES[job.precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
