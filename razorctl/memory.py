@@ -1,8 +1,10 @@
 """Traced and measured bytes: the only place that touches torch's private trackers."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,12 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
+from razorctl.ops.int8 import scaled_gemm
 from razorctl.sampling import Blocks, draws
+
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
@@ -34,6 +40,84 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     return sum(storage.nbytes() for storage in held.values())
 
 
+class Kernel(NamedTuple):
+    """What an operation does, as far as its time depends on it.
+
+    precision: of its products, a name in `gpus.PRECISIONS`. operations: of products, additions
+    counted too. bytes: read and written.
+    """
+
+    precision: str
+    operations: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A training step, traced.
+
+    peak: highest bytes of tensors alive; weights, gradients and optimizer are what these have of
+    it at that moment, buffers being weights, and the rest is activations and temporaries.
+    kernels: how often each runs in a step.
+    """
+
+    peak: int
+    weights: int
+    gradients: int
+    optimizer: int
+    kernels: Mapping[Kernel, int]
+
+
+def trace(
+    model: nn.Module,
+    inputs: Any,
+    optimizer: Callable[[nn.Module], Optimizer] | None,
+    step: Callable[[nn.Module, Iterable[Any], Optimizer | None], object],
+    *,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+) -> Trace:
+    """Runs two steps on fake copies, as `saved_bytes` does, the second of which counts.
+
+    Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
+    every tensor that comes and goes in between; not what kernels use inside themselves.
+    `step(model, micro_batches, optimizer)` takes a step over micro-batches, each of these inputs.
+    Of a larger number two are traced: with the second the gradients are there from the start, as
+    with all that follow.
+    `autocast` is the dtype that it computes in, None for the model's own.
+    """
+    mode, model, inputs = _fake(model, inputs)
+    updates = optimizer(model) if optimizer else None
+    tracker = _Tracker()
+
+    def micro(count: int) -> Iterator[Any]:
+        for _ in range(count):
+            tracker.reset_mod_stats()  # it takes no module for its second pass otherwise
+            yield inputs
+
+    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        _hold_largest_draw(model, lambda: _forward(model, inputs, autocast))
+        tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
+        with tracker:
+            step(model, micro(1), updates)
+            first, tracker.kernels = tracker.kernels, Counter()
+            step(model, micro(min(2, micro_batches)), updates)  # with the optimizer's state there
+    kernels = Counter(tracker.kernels)
+    if micro_batches > 2:
+        for kernel in tracker.kernels:
+            kernels[kernel] += (micro_batches - 2) * (tracker.kernels[kernel] - first[kernel])
+    parts: Counter[Any] = Counter()
+    for device in tracker.get_tracker_snapshot("peak").values():
+        parts.update({getattr(name, "value", name): size for name, size in device.items()})
+    return Trace(
+        peak=parts["Total"],
+        weights=parts["Parameter"] + parts["Buffer"],
+        gradients=parts["Gradient"],
+        optimizer=parts["Optstate"],
+        kernels=+kernels,
+    )
+
+
 def peak_bytes(
     model: nn.Module,
     inputs: Any,
@@ -42,38 +126,45 @@ def peak_bytes(
     autocast: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> int:
-    """Highest bytes of tensors alive in a training step, traced on fake copies as `saved_bytes` is.
+    """Highest bytes of tensors alive in a training step; see `trace`.
 
-    Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
-    every tensor that comes and goes in between; not what kernels use inside themselves. `optimizer`
-    builds one from parameters; with None the step ends with the backward pass. `accumulate` is for
-    the last of several micro-batches: the gradients of the others are there from the start.
+    `optimizer` builds one from parameters; with None the step ends with the backward pass.
+    `accumulate` is for the last of several micro-batches: the gradients of the others are there
+    from the start.
     """
-    mode, model, inputs = _fake(model, inputs)
-    updates = optimizer(p for p in model.parameters() if p.requires_grad) if optimizer else None
 
-    def step() -> None:
+    def step(model: nn.Module, inputs: Iterable[Any], updates: Optimizer | None) -> None:
         if not accumulate:
             model.zero_grad()
-        leaves = tree_leaves(_forward(model, inputs, autocast))
+        leaves = tree_leaves(_forward(model, next(iter(inputs)), autocast))
         loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
         torch.autograd.backward(loss.float().sum())
         if updates is not None:
             updates.step()
 
-    tracker = _Tracker()
-    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
-        _hold_largest_draw(model, lambda: _forward(model, inputs, autocast))
-        tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
-        with tracker:
-            step()
-            tracker.reset_mod_stats()
-            step()  # with the optimizer's state there from the start
-    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+    def build(model: nn.Module) -> Optimizer:
+        assert optimizer is not None
+        return optimizer(p for p in model.parameters() if p.requires_grad)
+
+    return trace(model, inputs, build if optimizer else None, step, autocast=autocast).peak
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """MemTracker that takes frozen parameters, on which it cannot put a hook."""
+    """MemTracker that takes frozen parameters, on which it cannot put a hook.
+
+    kernels: how often each ran.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[Kernel] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        kernel = _kernel(func, args, kwargs or {}, result)
+        if kernel is not None:
+            self.kernels[kernel] += 1
+        return result
 
     def _track_module_params_and_buffers(
         self, module: nn.Module, install_grad_hooks: bool = True
@@ -90,6 +181,23 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
             if now["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device] = now["Total"]
                 self._peak_mem_snap[device] = dict(now)
+
+
+def _kernel(func: Any, args: Any, kwargs: Any, result: Any) -> Kernel | None:
+    """What an operation does; None if it is a view, which does nothing."""
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    known = {_storage(tensor) for tensor in inputs}
+    if not func._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
+        return None
+    operations, precision = 0, "fp32"
+    if func is scaled_gemm._opoverload:
+        (rows, terms), columns = args[0].shape, args[1].shape[1]
+        operations, precision = 2 * rows * terms * columns, "int8"
+    elif func.overloadpacket in flop_registry:
+        operations = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
+    return Kernel(precision, operations, sum(t.nbytes for t in (*inputs, *outputs)))
 
 
 def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:

@@ -1,6 +1,6 @@
 """One optimizer step: what training runs is what planning traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,21 +37,22 @@ def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
 def train_step(
     model: nn.Module,
     logits: Callable[[nn.Module, Any], Tensor],
-    micro_batches: Sequence[tuple[Any, Tensor]],
+    micro_batches: Iterable[tuple[Any, Tensor]],
     optimizer: Optimizer,
     job: Job,
     scaler: torch.amp.GradScaler,
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward of every micro-batch, clipping and the update.
 
-    A micro-batch is inputs, as `logits` takes them, and labels [rows]; all are of one size.
-    `scaler` is one that is not enabled unless `job.precision` is fp16. Returns the mean loss and
-    the norm of the gradient; nothing waits for the device.
+    A micro-batch is inputs, as `logits` takes them, and labels [rows]; there are `job.accumulate`
+    of one size, and one is asked for where it is needed. `scaler` is one that is not enabled
+    unless `job.precision` is fp16. Returns the mean loss and the norm of the gradient;
+    nothing waits for the device.
     """
     losses = []
     for inputs, labels in micro_batches:
         with autocast(labels.device, job):
-            loss = F.cross_entropy(logits(model, inputs), labels) / len(micro_batches)
+            loss = F.cross_entropy(logits(model, inputs), labels) / job.accumulate
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     scaler.unscale_(optimizer)

@@ -171,14 +171,14 @@ class Run(Iterator[Step]):
             "weights": str(self.out / WEIGHTS),
         }
 
-    def _batches(self) -> Iterator[list[tuple[Any, Tensor]]]:
-        """The micro-batches of each step."""
+    def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:
+        """The micro-batches of each step, which must all be taken before the next step's."""
         for epoch in itertools.count():
             # From seed and epoch alone, so that the order of any epoch can be had again.
             self.order.manual_seed(self.job.seed * 1_000_003 + epoch)
             micro_batches = map(self._to_device, self.train_data)
             for _ in range(self.steps_per_epoch):
-                yield list(itertools.islice(micro_batches, self.job.accumulate))
+                yield itertools.islice(micro_batches, self.job.accumulate)
 
     def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
         moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)

@@ -98,7 +98,7 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
     run = finetune(Job("vit-micro", "digits", batch_size=479), out=tmp_path / "run", device="cpu")
     batches = run._batches()
     first, second = (
-        [x.numpy().tobytes() for _ in range(3) for x in next(batches)[0][0]] for _ in "ab"
+        [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))[0]] for _ in "ab"
     )
     assert first != second
     assert sorted(first) == sorted(second)
