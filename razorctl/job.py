@@ -16,6 +16,7 @@ class Job:
     None means the model's measured default, else the one `resolved` names. Raises UsageError for
     values no training can use.
 
+    input_size: pixels of an image's side, or tokens of a text.
     epochs: an alternative to steps; fractions are fine.
     warmup_steps: over which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
@@ -24,6 +25,7 @@ class Job:
 
     model: str
     dataset: str
+    input_size: int | None = None
     batch_size: int | None = None
     steps: int | None = None
     epochs: float | None = None
@@ -40,6 +42,7 @@ class Job:
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs are two ways to say the same; give one of them.")
         for name in (
+            "input_size",
             "batch_size",
             "steps",
             "epochs",
@@ -63,8 +66,10 @@ class Job:
         Raises UsageError if a batch is larger than the data.
         """
         settings = {"batch_size": 64, "steps": 1000, "learning_rate": 0.01, **defaults}
-        if self.epochs is not None:
+        if self.epochs is not None or "epochs" in defaults:
             del settings["steps"]
+        if self.steps is not None:
+            settings.pop("epochs", None)
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None
