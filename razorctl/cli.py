@@ -136,6 +136,9 @@ def finetune(
     unbiased: Annotated[
         bool | None, Option(help="Scale kept gradients by 1 / p. [default: the method's]")
     ] = None,
+    input_size: Annotated[
+        int | None, Option(help="Pixels of an image's side, or tokens of a text.")
+    ] = None,
     steps: Annotated[int | None, Option(help="Optimizer steps.")] = None,
     epochs: Annotated[float | None, Option(help="Passes over the data, not steps.")] = None,
     batch_size: Annotated[int | None, Option(help="Examples in a step.")] = None,

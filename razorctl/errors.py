@@ -11,3 +11,15 @@ class UsageError(RazorError, ValueError):
     """An argument, flag or setting that cannot be honoured."""
 
     exit_code = 2
+
+
+class DataError(RazorError):
+    """A file of weights or data that cannot be read, or does not hold what it should."""
+
+    exit_code = 5
+
+
+class MissingError(RazorError):
+    """A model or data set that is neither in the local cache nor to be had from the hub."""
+
+    exit_code = 6

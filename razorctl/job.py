@@ -20,6 +20,7 @@ class Job:
     None means the model's measured default, else the one `resolved` names. Raises UsageError for
     values no training can use.
 
+    input_size: pixels of an image's side, or tokens of a text.
     epochs: an alternative to steps; fractions are fine.
     accumulate: micro-batches, of equal size, that the gradient of a step adds up over.
     precision: fp32; bf16 or fp16 by autocast, fp16 with loss scaling; auto is what suits the
@@ -32,6 +33,7 @@ class Job:
 
     model: str
     dataset: str
+    input_size: int | None = None
     batch_size: int | None = None
     steps: int | None = None
     epochs: float | None = None
@@ -57,6 +59,7 @@ class Job:
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
         for name in (
+            "input_size",
             "batch_size",
             "accumulate",
             "steps",
@@ -81,8 +84,10 @@ class Job:
         Raises UsageError if a batch is larger than the data, or cannot be cut into micro-batches.
         """
         settings = {"batch_size": 64, "steps": 1000, "learning_rate": 0.01, **defaults}
-        if self.epochs is not None:
+        if self.epochs is not None or "epochs" in defaults:
             del settings["steps"]
+        if self.steps is not None:
+            settings.pop("epochs", None)
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, families
+from razorctl import data
 from razorctl.errors import RazorError, UsageError
 from razorctl.gpus import settle_precision
 from razorctl.job import Job, Precision
@@ -59,7 +59,7 @@ class Run(Iterator[Step]):
     """
 
     def __init__(self, job: Job, recipe: Recipe, out: Path, device: torch.device) -> None:
-        family, source = families.find(job.model), data.find(job.dataset)
+        family, source = data.pair(job.model, job.dataset)
         splits = source.load()
         job = replace(job, precision=_precision(job, device))
         self.job = job = job.resolved(family.defaults, len(splits.train))
@@ -68,8 +68,9 @@ class Run(Iterator[Step]):
         self.steps_per_epoch = len(splits.train) // job.batch_size
 
         torch.manual_seed(job.seed)
-        self.model, self.logits = family.build(len(splits.classes)).to(device), family.logits
-        transform = family.transform(self.model)
+        self.model = family.build(len(splits.classes), job.input_size).to(device)
+        self.logits = family.logits
+        transform = family.transform(self.model, job.input_size)
         loading: dict[str, Any] = {"batch_size": job.batch_size // job.accumulate}
         if device.type == "cuda":
             loading |= {"num_workers": min(8, os.cpu_count() or 1), "pin_memory": True}

@@ -33,6 +33,17 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the hub, which cannot be reached; tests.local_hub fills it."""
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home" / "datasets")
+    return tmp_path / "home" / "hub"
+
+
 @pytest.fixture(scope="module")
 def vit() -> tuple[nn.Module, torch.Tensor]:
     """ViT-B/16 and a batch of 128 images of 224 px."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,9 @@ BAD = {
     ),
     "large batch": (["--batch-size", "1438"], 2, "larger than the 1437 training examples"),
     "no batch": (["--batch-size", "0"], 2, "not a positive number"),
+    "no pixels": (["--input-size", "0"], 2, "input size 0 is not a positive number"),
+    "other pixels": (["--input-size", "30"], 2, "leave the input size out"),
+    "text of images": (["finetune", "bert-base", "digits"], 2, "use one of rte"),
     "no steps": (["--steps", "0"], 2, "not a positive number"),
     "steps and epochs": (["--steps", "1", "--epochs", "1"], 2, "give one of them"),
     "unusable device": (["--device", "warp"], 2, "try cpu"),
@@ -143,12 +147,13 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
     micro = families.models()["vit-micro"]
-    odd = families.Model(
-        "odd",
-        "for this test",
-        lambda classes: torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)),
-        lambda _: micro.transform(micro.build(2)),
-        micro.logits,
+    odd = replace(
+        micro,
+        name="odd",
+        build=lambda classes, _: torch.nn.Sequential(
+            torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)
+        ),
+        transform=lambda _, size: micro.transform(micro.build(2)),
     )
     monkeypatch.setitem(families.models(), "odd", odd)
     result = razorctl("finetune", "odd", "digits", *QUICK)

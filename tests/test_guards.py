@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "razorctl"
 LEVELS = {
     "errors": 0,
     "allocation": 1,
+    "hub": 1,
     "registry": 1,
     "settings": 1,
     "ops": 0,

@@ -6,13 +6,24 @@ import pytest
 from razorctl.errors import UsageError
 from razorctl.job import Job
 
-POSITIVE = ("batch_size", "steps", "epochs", "learning_rate", "clip_norm", "evaluate_every")
+POSITIVE = (
+    "input_size",
+    "batch_size",
+    "steps",
+    "epochs",
+    "learning_rate",
+    "clip_norm",
+    "evaluate_every",
+)
 
 
 def test_given_values_win_over_the_models_and_those_over_ours():
     job = Job("m", "d", steps=50).resolved({"steps": 10, "learning_rate": 0.3}, 1000)
     assert (job.steps, job.learning_rate, job.batch_size) == (50, 0.3, 64)
-    assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == ["epochs"]
+    assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == [
+        "input_size",
+        "epochs",
+    ]
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (0.25, 3), (3, 30), (0.001, 1)])
@@ -20,6 +31,13 @@ def test_epochs_become_steps(epochs, steps):
     job = Job("m", "d", batch_size=100, epochs=epochs).resolved({"steps": 7}, 1050)
     assert job.steps == steps
     assert job.epochs is None
+
+
+def test_epochs_of_a_model_give_way_to_what_is_given():
+    def steps(**given):
+        return Job("m", "d", batch_size=10, **given).resolved({"epochs": 5}, 100).steps
+
+    assert (steps(), steps(epochs=2), steps(steps=7)) == (50, 20, 7)
 
 
 def test_a_batch_larger_than_the_data_is_refused():

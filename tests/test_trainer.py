@@ -11,7 +11,7 @@ from torch import nn
 
 from razorctl import families
 from razorctl.errors import RazorError, UsageError
-from razorctl.families import Model, models
+from razorctl.families import models
 from razorctl.job import Job
 from razorctl.layers import RazorLayer
 from razorctl.recipe import METHODS, Recipe
@@ -106,8 +106,8 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 
 def register(monkeypatch, build) -> None:
     micro = models()["vit-micro"]
-    odd = Model(
-        "odd", "for this test", build, lambda _: micro.transform(micro.build(2)), micro.logits
+    odd = replace(
+        micro, name="odd", build=build, transform=lambda _, size: micro.transform(micro.build(2))
     )
     monkeypatch.setitem(families.models(), "odd", odd)
 
@@ -118,13 +118,15 @@ def register(monkeypatch, build) -> None:
         ({"model": "vit-mega"}, "unknown model"),
         ({"dataset": "digts"}, "unknown data set"),
         ({"batch_size": 1438}, "larger than the 1437 training examples"),
+        ({"model": "bert-base"}, "bert-base takes text, and digits is of image; use one of rte"),
+        ({"input_size": 30}, "vit-micro takes images of 28 pixels, not 30"),
         ({"model": "odd"}, "no layer of Sequential can be pruned"),
     ],
 )
 def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypatch):
     register(
         monkeypatch,
-        lambda classes: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, classes, 784), nn.Flatten()),
+        lambda classes, _: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, classes, 784), nn.Flatten()),
     )
     job = Job(**{"model": "vit-micro", "dataset": "digits", **settings})
     with pytest.raises(UsageError, match=message):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from razorctl import registry
+from razorctl import families, registry
+from razorctl.errors import UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Splits:
-    """Train and test rows, and the names of the classes that their `label` column numbers."""
+    """Train and test rows, and the names of the classes that their `label` column numbers.
+
+    Beside `label` a row has an `image`, or a `text` and perhaps a `text_pair`.
+    """
 
     train: "Dataset"
     test: "Dataset"
@@ -24,10 +28,17 @@ class Splits:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name."""
+    """A data set by name, and what can be said of it before it is loaded.
+
+    load: raises MissingError or DataError where the rows cannot be had or read.
+    """
 
     name: str
     summary: str
+    modality: families.Modality
+    classes: int
+    train_examples: int
+    test_examples: int
     load: Callable[[], Splits]
 
 
@@ -39,3 +50,15 @@ DATASETS: dict[str, Source] = {
 def find(name: str) -> Source:
     """The data set of that name; raises UsageError with the nearest one if there is none."""
     return registry.find("data set", name, DATASETS)
+
+
+def pair(model: str, dataset: str) -> tuple[families.Model, Source]:
+    """The model and the data set of those names; raises UsageError if one cannot take the other."""
+    family, source = families.find(model), find(dataset)
+    if family.modality != source.modality:
+        fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
+        raise UsageError(
+            f"{model} takes {family.modality}, and {dataset} is of {source.modality}; use one of "
+            f"{', '.join(fitting)}."
+        )
+    return family, source

@@ -26,4 +26,14 @@ def digits() -> Splits:
     return Splits(train, test, tuple(train.features["label"].names))
 
 
-DATASETS = (Source("digits", "1,797 handwritten digits (UCI), 8 x 8 grey; built in", digits),)
+DATASETS = (
+    Source(
+        "digits",
+        "1,797 handwritten digits (UCI), 8 x 8 grey; built in",
+        "image",
+        classes=10,
+        train_examples=1437,
+        test_examples=360,
+        load=digits,
+    ),
+)

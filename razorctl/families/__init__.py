@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -20,22 +20,33 @@ from razorctl import layers, registry
 from razorctl.layers import RazorLayer
 
 Rows = dict[str, list[Any]]
+Modality = Literal["image", "text"]
 
 
 @dataclass(frozen=True)
 class Model:
     """A pretrained model by name.
 
-    build: number of classes -> the pretrained model with a fresh classifier.
-    transform: model -> a function from data set rows to {"inputs": [...], "labels": [...]}.
+    An input size is the pixels of an image's side, or the tokens of a text; None is the model's
+    own, and one that the model cannot take is a UsageError.
+
+    build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
+        MissingError or DataError where the weights cannot be had or read.
+    bare: the same with fresh weights, from no file and no network.
+    transform: (model, input size) -> a function from data set rows to {"inputs": [...],
+        "labels": [...]}.
+    example: (model, batch size, input size) -> inputs as a batch of transformed rows has them.
     logits: (model, batched inputs) -> logits [batch, classes].
     defaults: measured settings, by their field of `Job`.
     """
 
     name: str
     summary: str
-    build: Callable[[int], nn.Module]
-    transform: Callable[[nn.Module], Callable[[Rows], Rows]]
+    modality: Modality
+    build: Callable[[int, int | None], nn.Module]
+    bare: Callable[[int, int | None], nn.Module]
+    transform: Callable[[nn.Module, int | None], Callable[[Rows], Rows]]
+    example: Callable[[nn.Module, int, int | None], Any]
     logits: Callable[[nn.Module, Any], Tensor]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

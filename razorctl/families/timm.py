@@ -1,10 +1,13 @@
 """Vision models built by timm, and its own layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
+from timm import create_model
 from timm import layers as stock
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import activations as stock_activations
@@ -19,6 +22,8 @@ from timm.models import (
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from razorctl import hub
+from razorctl.errors import UsageError
 from razorctl.families import Model, Rows
 from razorctl.layers import RazorLayer, activation
 from razorctl.layers.attention import Attention, Diverted
@@ -57,9 +62,28 @@ def vit_micro(num_classes: int, pretrained: bool = True) -> VisionTransformer:
     return model
 
 
-def transform(model: nn.Module) -> Callable[[Rows], Rows]:
+def _micro(
+    classes: int, input_size: int | None = None, pretrained: bool = True
+) -> VisionTransformer:
+    if input_size not in (None, VIT_MICRO["img_size"]):
+        raise UsageError(
+            f"vit-micro takes images of {VIT_MICRO['img_size']} pixels, not {input_size}; leave "
+            "the input size out."
+        )
+    return vit_micro(classes, pretrained)
+
+
+def _data_config(model: nn.Module, input_size: int | None) -> dict[str, Any]:
+    """timm's account of the images that a model takes, `input_size` pixels high and wide."""
+    config: dict[str, Any] = resolve_model_data_config(model)
+    if input_size is not None:
+        config["input_size"] = (config["input_size"][0], input_size, input_size)
+    return config
+
+
+def transform(model: nn.Module, input_size: int | None = None) -> Callable[[Rows], Rows]:
     """Rows of images and labels -> tensors [channels, height, width] as the model expects them."""
-    config = resolve_model_data_config(model)
+    config = _data_config(model, input_size)
     prepare = create_transform(**config, is_training=False)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
 
@@ -70,19 +94,76 @@ def transform(model: nn.Module) -> Callable[[Rows], Rows]:
     return apply
 
 
+def example(model: nn.Module, batch_size: int, input_size: int | None = None) -> Tensor:
+    """Blank images [batch, channels, height, width]."""
+    return torch.zeros(batch_size, *_data_config(model, input_size)["input_size"])
+
+
 def logits(model: nn.Module, inputs: Tensor) -> Tensor:
     output: Tensor = model(inputs)
     return output
 
 
+def from_hub(
+    name: str, summary: str, timm_name: str, patch: int, defaults: Mapping[str, Any]
+) -> Model:
+    """The entry of a timm ViT of that patch size in pixels, whose weights timm has on the hub."""
+
+    def settings(classes: int, input_size: int | None) -> dict[str, Any]:
+        if input_size is None:
+            return {"num_classes": classes}
+        if input_size % patch:
+            raise UsageError(
+                f"{name} cuts images into patches of {patch} pixels, and {input_size} is no "
+                f"multiple of that; use {-(-input_size // patch) * patch}."
+            )
+        return {"num_classes": classes, "img_size": input_size}
+
+    def build(classes: int, input_size: int | None = None) -> nn.Module:
+        wanted = settings(classes, input_size)
+        folder = hub.fetch(name, f"timm/{timm_name}", ("model.safetensors",), "model")
+        # The hub's file has timm's own layout, whatever that of the first release.
+        weights = {"file": str(folder / "model.safetensors"), "custom_load": False}
+        with hub.reading(name, folder):
+            model: nn.Module = create_model(
+                timm_name, pretrained=True, pretrained_cfg_overlay=weights, **wanted
+            )
+        return model
+
+    def bare(classes: int, input_size: int | None = None) -> nn.Module:
+        model: nn.Module = create_model(timm_name, **settings(classes, input_size))
+        return model
+
+    return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
+
+
+# The settings of Sheared Backpropagation, section 5.1.
+VIT_DEFAULTS = {"batch_size": 128, "steps": 20_000, "learning_rate": 0.01, "evaluate_every": 1000}
 MODELS = (
     Model(
         "vit-micro",
         "ViT of 1.2 M parameters, 28 x 28 grey, pretrained on Fashion-MNIST; built in",
-        vit_micro,
+        "image",
+        _micro,
+        partial(_micro, pretrained=False),
         transform,
+        example,
         logits,
         {"batch_size": 64, "steps": 300, "learning_rate": 0.2},
+    ),
+    from_hub(
+        "vit-b16",
+        "ViT-B/16, 224 px, pretrained on ImageNet-21k; from the hub",
+        "vit_base_patch16_224.augreg_in21k",
+        16,
+        VIT_DEFAULTS,
+    ),
+    from_hub(
+        "vit-l16",
+        "ViT-L/16, 224 px, pretrained on ImageNet-21k; from the hub",
+        "vit_large_patch16_224.augreg_in21k",
+        16,
+        VIT_DEFAULTS,
     ),
 )
 

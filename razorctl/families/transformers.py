@@ -1,4 +1,4 @@
-"""Layers of transformers' own, and the attention of its ViT, BERT, RoBERTa and DistilBERT.
+"""Text models of transformers, its own layers, and the attention of its ViT, BERT and kin.
 
 Their attention modules ask an AttentionInterface for the function that their configuration names.
 While a model is sparsified that is `razor_eager` or `razor_sdpa`, after what it was before; these
@@ -7,10 +7,12 @@ send a module of a razor class to its own `attend`, and any other to the stock f
 
 import inspect
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 from transformers import activations as stock
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -19,7 +21,9 @@ from transformers.models.distilbert import modeling_distilbert
 from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
 
-from razorctl.families import Model
+from razorctl import hub
+from razorctl.errors import UsageError
+from razorctl.families import Model, Rows
 from razorctl.layers import RazorLayer, activation
 from razorctl.layers.attention import Attention, masked
 
@@ -160,4 +164,94 @@ BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     ),
 }
 
-MODELS: tuple[Model, ...] = ()
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+TOKENS = 128
+
+
+def example(_: nn.Module, batch_size: int, input_size: int | None = None) -> dict[str, Tensor]:
+    """Texts [batch, tokens] that padding ends, as it does most."""
+    ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, -1] = 0
+    return {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
+
+
+def logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    output: Tensor = model(**inputs).logits
+    return output
+
+
+def from_hub(
+    name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Model:
+    """The entry of a BERT on the hub; `config` is its BertConfig, which no plan need download."""
+
+    def check(input_size: int | None) -> None:
+        longest = config["max_position_embeddings"]
+        if input_size is not None and input_size > longest:
+            raise UsageError(
+                f"{name} takes texts of up to {longest} tokens, not {input_size}; use at most "
+                f"{longest}."
+            )
+
+    def bare(classes: int, input_size: int | None = None) -> nn.Module:
+        check(input_size)
+        model: nn.Module = AutoModelForSequenceClassification.from_config(
+            BertConfig(**config, num_labels=classes)
+        )
+        return model
+
+    def build(classes: int, input_size: int | None = None) -> nn.Module:
+        check(input_size)
+        folder = hub.fetch(name, repo, FILES, "model")
+        with hub.reading(name, folder):
+            model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=classes, dtype=torch.float32
+            )
+        return model
+
+    def transform(_: nn.Module, input_size: int | None = None) -> Callable[[Rows], Rows]:
+        """Rows of texts, or of pairs, and labels -> tensors of `input_size` tokens by name."""
+        folder = hub.fetch(name, repo, FILES, "model")
+        with hub.reading(name, folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+
+        def apply(rows: Rows) -> Rows:
+            # Of one length, so that what a step saves is known.
+            batch = tokenizer(
+                rows["text"],
+                rows.get("text_pair"),
+                padding="max_length",
+                truncation=True,
+                max_length=input_size or TOKENS,
+                return_tensors="pt",
+            )
+            texts = [
+                dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
+            ]
+            return {"inputs": texts, "labels": rows["label"]}
+
+        return apply
+
+    return Model(name, summary, "text", build, bare, transform, example, logits, defaults)
+
+
+BERT_BASE = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+MODELS = (
+    from_hub(
+        "bert-base",
+        "BERT-base, uncased, 128 tokens; from the hub",
+        "google-bert/bert-base-uncased",
+        BERT_BASE,
+        # Sheared Backpropagation, section 5.2, which does not state its learning rate.
+        {"batch_size": 32, "epochs": 5, "learning_rate": 0.01},
+    ),
+)

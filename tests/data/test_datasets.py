@@ -1,24 +1,41 @@
-"""The contract of a data set, for every built-in one."""
+"""The contract of a data set, for every one; the hub's are small local copies."""
 
 import pytest
+from datasets import ClassLabel
 
-from razorctl.data import DATASETS, find
-from razorctl.errors import UsageError
+from razorctl.data import DATASETS, find, pair
+from razorctl.errors import DataError, MissingError, UsageError
+from tests import local_hub
+
+HUB = sorted(set(DATASETS) - {"digits"})
+COLUMNS = {
+    "image": ({"image", "label"},),
+    "text": ({"text", "label"}, {"text", "text_pair", "label"}),
+}
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_rows_are_images_with_labels_in_range(name):
-    splits = find(name).load()
-    assert DATASETS[name].summary
+def test_rows_have_the_columns_of_their_modality_and_labels_in_range(name, hub):
+    source = find(name)
+    assert source.summary
+    if name in HUB:
+        local_hub.cache_data(hub, source)
+    splits = source.load()
+    assert len(splits.classes) == source.classes
     for split in (splits.train, splits.test):
-        assert set(split.column_names) == {"image", "label"}
-        assert set(split["label"]) == set(range(len(splits.classes)))
+        assert set(split.column_names) in COLUMNS[source.modality]
+        assert set(split["label"]) <= set(range(source.classes))
+        if source.modality == "image":
+            assert split[1]["image"].size[0] > 0
 
 
 def test_digits():
-    splits = find("digits").load()
+    source, splits = find("digits"), find("digits").load()
     assert (len(splits.train), len(splits.test)) == (1437, 360)
+    assert (source.train_examples, source.test_examples) == (1437, 360)
     assert splits.classes == tuple("0123456789")
+    for split in (splits.train, splits.test):
+        assert set(split["label"]) == set(range(10))
     image = splits.train[0]["image"]
     assert image.size == (8, 8)
     assert image.mode == "L"
@@ -28,6 +45,78 @@ def test_digits():
     assert not train & test
 
 
+def test_cifar100_has_its_fine_labels_and_pixels(hub):
+    local_hub.cache_data(hub, find("cifar100"))
+    splits = find("cifar100").load()
+    assert splits.train["label"][:3] == [0, 1, 2]
+    assert splits.classes[99] == "class 99"
+    assert splits.train[3]["image"].getpixel((0, 0)) == (3, 6, 50)
+
+
+def test_parquet_that_another_library_wrote(hub):
+    local_hub.strip(local_hub.cache_data(hub, find("cifar10"), count=20))
+    splits = find("cifar10").load()
+    assert splits.train[3]["image"].getpixel((0, 0)) == (3, 6, 50)
+    assert splits.classes == tuple("0123456789")
+    assert splits.test["label"][:12] == [*range(10), 0, 1]
+
+
+def test_flowers102_trains_on_train_and_validation(hub):
+    local_hub.cache_data(hub, find("flowers102"))
+    splits = find("flowers102").load()
+    assert (len(splits.train), len(splits.test)) == (16, 8)
+
+
+def test_rte_is_tested_on_the_split_with_labels(hub):
+    folder = local_hub.cache_data(hub, find("rte"))
+    assert next(folder.glob("snapshots/*/rte/validation-*"))
+    row = find("rte").load().test[2]
+    assert row == {"text": "a cat sat", "text_pair": "a dog sat a dog sat ", "label": 0}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_what_is_not_cached_is_missing(name, hub):
+    sentence = f"{name} is not in the local cache and the hub cannot be reached; run once with"
+    with pytest.raises(MissingError, match=sentence):
+        find(name).load()
+    folder = local_hub.cache_data(hub, find(name))
+    next(folder.glob("snapshots/*/*/t*")).unlink()
+    with pytest.raises(MissingError, match=sentence):
+        find(name).load()
+
+
+BAD = {
+    "no column img, only": lambda d: d.rename_column("img", "picture"),
+    "7 classes, not 100": lambda d: d.cast_column("fine_label", ClassLabel(names=list("abcdefg"))),
+    "rows without a label": lambda d: d.map(lambda row: {"fine_label": -1}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_data_that_is_not_what_it_should_be(message, hub):
+    local_hub.cache_data(hub, find("cifar100"), count=7, edit=BAD[message])
+    with pytest.raises(DataError, match=f"^cifar100 has {message}"):
+        find("cifar100").load()
+
+
+def test_a_damaged_file_is_named(hub):
+    folder = local_hub.cache_data(hub, find("cifar100"))
+    for file in folder.glob("blobs/*"):
+        file.write_bytes(b"half a fi")
+    with pytest.raises(
+        DataError, match=r"cifar100 cannot be read \(.*\); delete .*/datasets--uoft"
+    ):
+        find("cifar100").load()
+
+
 def test_unknown_data_set_gets_the_nearest():
     with pytest.raises(UsageError, match="unknown data set 'digit'; did you mean 'digits'"):
         find("digit")
+
+
+def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
+    assert [entry.name for entry in pair("vit-micro", "digits")] == ["vit-micro", "digits"]
+    with pytest.raises(UsageError, match="bert-base takes text, and cifar100 is of image; use one"):
+        pair("bert-base", "cifar100")
+    with pytest.raises(UsageError, match="vit-b16 takes image, and rte is of text; use one of"):
+        pair("vit-b16", "rte")

@@ -1,0 +1,154 @@
+"""Data sets on the hub, read from the Parquet files of their repositories."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from razorctl import hub
+from razorctl.data import Source, Splits
+from razorctl.errors import DataError
+from razorctl.families import Modality
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def load(
+    name: str,
+    repo: str,
+    train: tuple[str, ...],
+    test: tuple[str, ...],
+    columns: Mapping[str, str],
+    classes: int,
+) -> Splits:
+    """Reads the splits in those files, of which `columns` says what razorctl calls which."""
+    # Imported here: it is slow to import, and only reading needs it.
+    from datasets import load_dataset
+
+    folder = hub.fetch(name, repo, (*train, *test), "dataset")
+    files = {
+        split: [str(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
+        for split, patterns in (("train", train), ("test", test))
+    }
+    with hub.reading(name, folder):
+        found = load_dataset("parquet", data_files=files)
+        train_split, test_split = (
+            _renamed(name, found[split], columns) for split in ("train", "test")
+        )
+        return _numbered(name, train_split, test_split, classes)
+
+
+def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":
+    from datasets import Image
+
+    missing = set(columns) - set(split.column_names)
+    if missing:
+        raise DataError(
+            f"{name} has no column {', '.join(sorted(missing))}, only "
+            f"{', '.join(split.column_names)}; it may have changed on the hub."
+        )
+    split = split.select_columns(list(columns)).rename_columns(columns)
+    # Parquet that another library wrote does not say that a column of bytes holds images.
+    return split.cast_column("image", Image()) if "image" in split.column_names else split
+
+
+def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Splits:
+    """The splits with labels that count the classes from 0."""
+    names = getattr(train.features["label"], "names", None)
+    values = sorted({*train.unique("label"), *test.unique("label")})
+    if names is None:
+        names = [str(value) for value in values]
+        numbers = {value: number for number, value in enumerate(values)}
+        train, test = (
+            split.remove_columns("label").add_column("label", [numbers[v] for v in split["label"]])
+            for split in (train, test)
+        )
+    elif not set(values) <= set(range(len(names))):
+        raise DataError(f"{name} has rows without a label; it may have changed on the hub.")
+    if len(names) != classes:
+        raise DataError(
+            f"{name} has {len(names)} classes, not {classes}; it may have changed on the hub."
+        )
+    return Splits(train, test, tuple(names))
+
+
+def from_hub(
+    name: str,
+    summary: str,
+    modality: Modality,
+    repo: str,
+    columns: Mapping[str, str],
+    *,
+    classes: int,
+    train_examples: int,
+    test_examples: int,
+    train: tuple[str, ...] = ("data/train-*.parquet",),
+    test: tuple[str, ...] = ("data/test-*.parquet",),
+) -> Source:
+    """The entry of a data set on the hub; see `load`."""
+    read = partial(load, name, repo, train, test, columns, classes)
+    return Source(
+        name, f"{summary}; from the hub", modality, classes, train_examples, test_examples, read
+    )
+
+
+DATASETS = (
+    from_hub(
+        "cifar10",
+        "60,000 photographs of 10 kinds of things, 32 x 32 colour",
+        "image",
+        "uoft-cs/cifar10",
+        {"img": "image", "label": "label"},
+        classes=10,
+        train_examples=50_000,
+        test_examples=10_000,
+        train=("plain_text/train-*.parquet",),
+        test=("plain_text/test-*.parquet",),
+    ),
+    from_hub(
+        "cifar100",
+        "60,000 photographs of 100 kinds of things, 32 x 32 colour",
+        "image",
+        "uoft-cs/cifar100",
+        {"img": "image", "fine_label": "label"},
+        classes=100,
+        train_examples=50_000,
+        test_examples=10_000,
+        train=("cifar100/train-*.parquet",),
+        test=("cifar100/test-*.parquet",),
+    ),
+    from_hub(
+        "flowers102",
+        "8,189 photographs of 102 kinds of flowers",
+        "image",
+        # The one with the split of its authors; transfer learning trains on train and validation.
+        "dpdl-benchmark/oxford_flowers102",
+        {"image": "image", "label": "label"},
+        classes=102,
+        train_examples=2_040,
+        test_examples=6_149,
+        train=("data/train-*.parquet", "data/validation-*.parquet"),
+    ),
+    from_hub(
+        "cub200",
+        "11,788 photographs of 200 kinds of birds",
+        "image",
+        "Donghyun99/CUB-200-2011",
+        {"image": "image", "label": "label"},
+        classes=200,
+        train_examples=5_994,
+        test_examples=5_794,
+    ),
+    from_hub(
+        "rte",
+        "2,767 pairs of texts, of which one may entail the other (GLUE)",
+        "text",
+        "nyu-mll/glue",
+        {"sentence1": "text", "sentence2": "text_pair", "label": "label"},
+        classes=2,
+        train_examples=2_490,
+        test_examples=277,
+        train=("rte/train-*.parquet",),
+        test=("rte/validation-*.parquet",),  # that of GLUE's test split are secret
+    ),
+)
