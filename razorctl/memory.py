@@ -3,8 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from razorctl.ops.int8 import scaled_gemm
 from razorctl.sampling import Blocks, draws
+from razorctl.traces import Kernel, Trace
 
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -36,36 +36,7 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
 
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
         _hold_largest_draw(model, forward)
-        held = _held(model, forward)
-    return sum(storage.nbytes() for storage in held.values())
-
-
-class Kernel(NamedTuple):
-    """What an operation does, as far as its time depends on it.
-
-    precision: of its products, a name in `gpus.PRECISIONS`. operations: of products, additions
-    counted too. bytes: read and written.
-    """
-
-    precision: str
-    operations: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A training step, traced.
-
-    peak: highest bytes of tensors alive; weights, gradients and optimizer are what these have of
-    it at that moment, buffers being weights, and the rest is activations and temporaries.
-    kernels: how often each runs in a step.
-    """
-
-    peak: int
-    weights: int
-    gradients: int
-    optimizer: int
-    kernels: Mapping[Kernel, int]
+        return _total(_held(model, forward))
 
 
 def trace(
@@ -73,18 +44,17 @@ def trace(
     inputs: Any,
     optimizer: Callable[[nn.Module], Optimizer] | None,
     step: Callable[[nn.Module, Iterable[Any], Optimizer | None], object],
+    forward: Callable[[nn.Module, Any], object],
     *,
-    autocast: torch.dtype | None = None,
     micro_batches: int = 1,
 ) -> Trace:
     """Runs two steps on fake copies, as `saved_bytes` does, the second of which counts.
 
     Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
     every tensor that comes and goes in between; not what kernels use inside themselves.
-    `step(model, micro_batches, optimizer)` takes a step over micro-batches, each of these inputs.
-    Of a larger number two are traced: with the second the gradients are there from the start, as
-    with all that follow.
-    `autocast` is the dtype that it computes in, None for the model's own.
+    `step(model, micro_batches, optimizer)` takes a step over micro-batches, each of these inputs,
+    and `forward(model, inputs)` is the forward pass in it. Of a larger number two are traced: with
+    the second the gradients are there from the start, as with all that follow.
     """
     mode, model, inputs = _fake(model, inputs)
     updates = optimizer(model) if optimizer else None
@@ -95,8 +65,12 @@ def trace(
             tracker.reset_mod_stats()  # it takes no module for its second pass otherwise
             yield inputs
 
+    def run() -> None:
+        forward(model, inputs)
+
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
-        _hold_largest_draw(model, lambda: _forward(model, inputs, autocast))
+        _hold_largest_draw(model, run)
+        saved = _total(_held(model, run))
         tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
         with tracker:
             step(model, micro(1), updates)
@@ -114,6 +88,7 @@ def trace(
         weights=parts["Parameter"] + parts["Buffer"],
         gradients=parts["Gradient"],
         optimizer=parts["Optstate"],
+        saved=saved,
         kernels=+kernels,
     )
 
@@ -146,7 +121,10 @@ def peak_bytes(
         assert optimizer is not None
         return optimizer(p for p in model.parameters() if p.requires_grad)
 
-    return trace(model, inputs, build if optimizer else None, step, autocast=autocast).peak
+    def forward(model: nn.Module, inputs: Any) -> None:
+        _forward(model, inputs, autocast)
+
+    return trace(model, inputs, build if optimizer else None, step, forward).peak
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
@@ -200,6 +178,23 @@ def _kernel(func: Any, args: Any, kwargs: Any, result: Any) -> Kernel | None:
     return Kernel(precision, operations, sum(t.nbytes for t in (*inputs, *outputs)))
 
 
+def fake(model: nn.Module) -> FakeTensorMode:
+    """Gives a model built on the meta device fake tensors on the CPU; returns their mode."""
+    mode, known = FakeTensorMode(), {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in known:  # tied weights stay tied
+                    stand_in: Tensor = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+                    if isinstance(tensor, nn.Parameter):
+                        stand_in = nn.Parameter(stand_in, tensor.requires_grad)
+                    known[id(tensor)] = stand_in
+                tensors[name] = known[id(tensor)]  # type: ignore[assignment]
+    return mode
+
+
 def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
     """A fake mode, and fake copies of a model in train mode and of its inputs."""
     if isinstance(inputs, Mapping):
@@ -239,6 +234,10 @@ def _held(
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
     return held
+
+
+def _total(held: Mapping[int, torch.UntypedStorage]) -> int:
+    return sum(storage.nbytes() for storage in held.values())
 
 
 def _hold_largest_draw(model: nn.Module, forward: Callable[[], Any]) -> None:

@@ -1,0 +1,398 @@
+"""plan: what fits a card, what that costs, and which to take, before anything runs.
+
+Every figure comes from a traced step: bytes as the tensors of a step take them, time as the slower
+of arithmetic and memory for each kernel, at the rates of the card's preset.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from razorctl import traces
+from razorctl.allocation import largest
+from razorctl.errors import NoFitError, UsageError
+from razorctl.gpus import Gpu, settle_precision
+from razorctl.job import Job
+from razorctl.recipe import METHODS, Recipe
+from razorctl.registry import unknown
+from razorctl.traces import Trace
+
+Prefer = Literal["balanced", "exact", "fast"]
+RATIOS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+JOINT_BUDGETS = (0.75, 0.5, 0.25)
+# What a process takes beside its tensors: the context and the libraries' workspaces, and, of the
+# tensors, what the allocator loses between them. Not measured yet: both are on the safe side.
+CONTEXT = 640 * 2**20
+FRAGMENTATION = 0.04
+LAUNCH = 5e-6  # seconds that a kernel takes at least
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Of a training step, in bytes and seconds.
+
+    peak_bytes: most that tensors take at a time; weights, gradients, optimizer and transient bytes
+    and as many of the saved ones as are alive then make it up. reserve_bytes come on top: what the
+    process takes beside its tensors.
+    """
+
+    peak_bytes: int
+    saved_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    transient_bytes: int
+    reserve_bytes: int
+    step_seconds: float
+
+    @property
+    def needed_bytes(self) -> int:
+        """All that the card must have."""
+        return self.peak_bytes + self.reserve_bytes
+
+    @classmethod
+    def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
+        """What a traced step takes on a card."""
+        activations = trace.peak - trace.weights - trace.gradients - trace.optimizer
+        return cls(
+            trace.peak,
+            trace.saved,
+            trace.weights,
+            trace.gradients,
+            trace.optimizer,
+            activations - min(trace.saved, activations),
+            CONTEXT + math.ceil(FRAGMENTATION * trace.peak),
+            seconds(trace, gpu),
+        )
+
+
+def seconds(trace: Trace, gpu: Gpu) -> float:
+    """Of a step: each kernel takes what its arithmetic or its memory does, whichever is longer."""
+    total = 0.0
+    for kernel, count in trace.kernels.items():
+        rate = gpu.rates.get(kernel.precision, gpu.rates["fp32"])
+        total += count * (LAUNCH + max(kernel.operations / rate, kernel.bytes / gpu.bandwidth))
+    return total
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run a job: a recipe, and the micro-batches that a step accumulates over."""
+
+    recipe: Recipe
+    accumulate: int
+    predicted: Predicted
+
+    @property
+    def exact(self) -> bool:
+        """Whether its gradient is that of full fine-tuning."""
+        return self.recipe.exact
+
+    def fits(self, budget: int) -> bool:
+        """In that many bytes of a card."""
+        return self.predicted.needed_bytes <= budget
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ways to run a job that were looked at, and the one to take.
+
+    job: resolved, but for `accumulate`, which the chosen candidate tells. budget: bytes of the
+    card that may be used. steps: what was tried, in order, and why it was passed over.
+    others: what the other preferences would have chosen, if anything.
+    """
+
+    job: Job
+    gpu: Gpu
+    budget: int
+    prefer: Prefer
+    steps_per_epoch: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    steps: tuple[str, ...]
+    others: dict[str, Candidate | None]
+
+    @property
+    def planned_job(self) -> Job:
+        """The job with the micro-batches that were chosen."""
+        return replace(self.job, accumulate=self.chosen.accumulate)
+
+    @property
+    def command(self) -> str:
+        """That runs exactly what was planned."""
+        words = ["razorctl", "finetune", self.job.model, self.job.dataset]
+        for settings in (self.planned_job, self.chosen.recipe):
+            for field in fields(settings):
+                value = getattr(settings, field.name)
+                if value != field.default and field.name not in ("model", "dataset"):
+                    flag = FLAGS.get(field.name, field.name.replace("_", "-"))
+                    if isinstance(value, bool):
+                        words.append(f"--{'' if value else 'no-'}{flag}")
+                    else:
+                        words += [f"--{flag}", f"{value:g}" if type(value) is float else str(value)]
+        return shlex.join(words)
+
+    def document(self) -> dict[str, Any]:
+        """Under the stable keys of `plan --json`."""
+        body = {
+            "razorctl": traces.version("razorctl"),
+            "fits": True,
+            "prefer": self.prefer,
+            "budget_bytes": self.budget,
+            "gpu": {
+                "name": self.gpu.name,
+                "memory_bytes": self.gpu.memory_bytes,
+                "compute_capability": self.gpu.compute_capability,
+            },
+            "job": asdict(self.planned_job),
+            "steps_per_epoch": self.steps_per_epoch,
+            "chosen": self._entry(self.chosen),
+            "candidates": [self._entry(candidate) for candidate in self.candidates],
+            "others": {k: v and self._entry(v) for k, v in self.others.items()},
+            "explanation": list(self.steps),
+            "command": self.command,
+        }
+        return body | {"digest": _digest(body)}
+
+    def _entry(self, candidate: Candidate) -> dict[str, Any]:
+        assert self.job.batch_size is not None
+        recipe = candidate.recipe
+        return {
+            "method": recipe.method,
+            "ratio": recipe.ratio if METHODS[recipe.method].ratio != "nothing" else None,
+            "joint_budget": recipe.joint_budget,
+            "attention": recipe.attention,
+            "precision": self.job.precision,
+            "micro_batch": self.job.batch_size // candidate.accumulate,
+            "accumulate": candidate.accumulate,
+            "exact": candidate.exact,
+            "fits": candidate.fits(self.budget),
+            "recipe": asdict(recipe),
+            "predicted": asdict(candidate.predicted),
+        }
+
+
+FLAGS = {"learning_rate": "lr"}
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
+    """The job and the recipe that a file of `plan --json` chose, and all that it holds.
+
+    Raises UsageError for a file that cannot be read, is none, was edited, or is another version's.
+    """
+    try:
+        document: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        body = {key: value for key, value in document.items() if key != "digest"}
+        known, digest = document["razorctl"], document["digest"]
+    except OSError as error:
+        raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise UsageError(f"{file} is no plan; write one with `razorctl plan --json`.") from None
+    if known != traces.version("razorctl"):
+        raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
+    if digest != _digest(body):
+        raise UsageError(f"{file} was changed after it was planned; plan again, or use flags.")
+    return Job(**document["job"]), Recipe(**document["chosen"]["recipe"]), document
+
+
+def plan(
+    job: Job,
+    gpu: Gpu,
+    *,
+    budget: int | None = None,
+    recipe: Recipe | None = None,
+    prefer: Prefer = "balanced",
+    max_ratio: float = 0.95,
+    cache: traces.Cache | None = None,
+) -> Plan:
+    """Looks for the way to run a job in `budget` bytes of a card, by default all of it.
+
+    `balanced` takes the whole batch in one pass by the least approximate recipe that fits: dense,
+    then fused attention, then the ratio, up to `max_ratio`, then the joint budget; it accumulates
+    only where none of them does. `exact` takes the faster of accumulation and checkpointing if the
+    batch does not fit in one pass. `fast` takes what is predicted to be fastest, a joint budget
+    only where nothing else fits. With a `recipe` only that one is looked at. Raises NoFitError
+    if nothing fits, with the smallest budget that would do.
+    """
+    if prefer not in get_args(Prefer):
+        raise unknown("preference", prefer, get_args(Prefer))
+    if not 0 <= max_ratio < 1:
+        raise UsageError(f"largest ratio {max_ratio!r} is outside [0, 1); 0.95 is a good one.")
+    search = Search(job, gpu, budget or gpu.memory_bytes, recipe, max_ratio, cache)
+    chosen = search.choose(prefer)
+    names = get_args(Prefer) if recipe is None else ()
+    others = {name: search.choose(name) for name in names if name != prefer}
+    if chosen is None:
+        raise search.refusal()
+    assert search.job.batch_size is not None
+    return Plan(
+        job=search.job,
+        gpu=gpu,
+        budget=search.budget,
+        prefer=prefer,
+        steps_per_epoch=search.examples // search.job.batch_size,
+        candidates=tuple(search.looked_at.values()),
+        chosen=chosen,
+        steps=tuple(search.reasons[prefer]),
+        others=others,
+    )
+
+
+class Search:
+    """Ways to run one job on one card, traced when they are asked for."""
+
+    def __init__(
+        self,
+        job: Job,
+        gpu: Gpu,
+        budget: int,
+        recipe: Recipe | None,
+        max_ratio: float,
+        cache: traces.Cache | None = None,
+    ) -> None:
+        self.cache = cache or traces.Cache()
+        facts = self._facts(job)
+        self.classes, self.examples = facts["classes"], facts["train_examples"]
+        precision = settle_precision(job.precision, gpu.compute_capability)
+        self.job = replace(job, precision=precision).resolved(facts["defaults"], self.examples)
+        self.gpu, self.budget, self.recipe = gpu, budget, recipe
+        width = "wide" if precision == "fp32" else "narrow"
+        self.max_ratio = min(max_ratio, largest(width))
+        self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
+        self.reasons: dict[str, list[str]] = {}
+
+    def _facts(self, job: Job) -> dict[str, Any]:
+        """What planning needs to know of a model and a data set."""
+        known: dict[str, Any] | None = self.cache.get("facts", job.model, job.dataset)
+        if known is None:
+            from razorctl import data  # imports the libraries that models come from
+
+            family, source = data.pair(job.model, job.dataset)
+            known = {
+                "defaults": dict(family.defaults),
+                "classes": source.classes,
+                "train_examples": source.train_examples,
+            }
+            self.cache.put(known, "facts", job.model, job.dataset)
+        return known
+
+    def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+        """What one way takes."""
+        key = recipe, accumulate
+        if key not in self.looked_at:
+            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu)
+            self.looked_at[key] = Candidate(recipe, accumulate, predicted)
+        return self.looked_at[key]
+
+    def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
+        job = replace(self.job, accumulate=accumulate)
+        # Alone what tells one step from another, so that other jobs find it too.
+        step = [
+            *(job.model, self.classes, job.input_size, job.batch_size, accumulate),
+            *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+            asdict(recipe),
+        ]
+        document = self.cache.get("trace", *step)
+        if document is None:
+            from razorctl import tracing  # imports torch
+
+            document = traces.dump(tracing.trace(job, recipe, self.classes))
+            self.cache.put(document, "trace", *step)
+        return traces.load(document)
+
+    def choose(self, prefer: Prefer) -> Candidate | None:
+        """The way that a preference takes, None if nothing fits."""
+        self.reasons[prefer] = self._reasons = []
+        if self.recipe is not None:
+            chosen = self._accumulated(self.recipe)
+        elif prefer == "balanced":
+            chosen = self._balanced()
+        else:
+            chosen = self._fastest(prefer)
+        if chosen is not None:
+            self._reasons.append(f"{_label(chosen)}: taken.")
+        return chosen
+
+    def _balanced(self) -> Candidate | None:
+        """The first of a chain of ever more approximate recipes that fits in one pass."""
+        for recipe in (Recipe("full"), Recipe("full", attention="flash")):
+            if recipe.attention == "flash" and self._trace(Recipe("full"), 1).fused:
+                self._reasons.append("full, flash attention: the model runs fused attention as is.")
+            elif chosen := self._try(recipe):
+                return chosen
+        ratios = [ratio for ratio in RATIOS if ratio <= self.max_ratio] or [self.max_ratio]
+        if self._try(Recipe(ratio=ratios[-1])):
+            return self._smallest(ratios)
+        for joint_budget in JOINT_BUDGETS:
+            last = Recipe(ratio=ratios[-1], joint_budget=joint_budget, joint="branches")
+            if chosen := self._try(last):
+                return chosen
+        return self._accumulated(last)
+
+    def _smallest(self, ratios: Sequence[float]) -> Candidate:
+        """razor at the smallest ratio that fits, where the last one does."""
+        low, high = 0, len(ratios) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._try(Recipe(ratio=ratios[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return self.predict(Recipe(ratio=ratios[high]))
+
+    def _fastest(self, prefer: Prefer) -> Candidate | None:
+        """Of the exact ways, or of all at the largest ratio, the fastest that fits."""
+        methods = [Recipe("full"), Recipe("checkpoint")]
+        if prefer == "fast":
+            methods.append(Recipe(ratio=self.max_ratio))
+        elif chosen := self._try(methods[0]):
+            return chosen
+        ways = [self._accumulated(recipe) for recipe in methods]
+        fitting = [way for way in ways if way is not None]
+        for way in fitting:
+            self._reasons.append(f"{_label(way)}: {_time(way)} a step.")
+        return min(fitting, key=lambda way: way.predicted.step_seconds, default=None)
+
+    def _accumulated(self, recipe: Recipe) -> Candidate | None:
+        """A recipe over as few micro-batches as fit, at best one."""
+        assert self.job.batch_size is not None
+        batch = self.job.batch_size
+        for accumulate in (n for n in range(1, batch + 1) if batch % n == 0):
+            if not self._hopeless(recipe, accumulate) and (found := self._try(recipe, accumulate)):
+                return found
+        return None
+
+    def _hopeless(self, recipe: Recipe, accumulate: int) -> bool:
+        """Whether a way cannot fit, as tensors of the batch shrink no faster than it does."""
+        whole = self.predict(recipe).predicted
+        fixed = whole.weights_bytes + whole.optimizer_bytes
+        least = fixed + (whole.peak_bytes - fixed - whole.gradients_bytes) / accumulate
+        return CONTEXT + (1 + FRAGMENTATION) * least > self.budget
+
+    def _try(self, recipe: Recipe, accumulate: int = 1) -> Candidate | None:
+        """A way, if it fits; if not, notes why."""
+        candidate = self.predict(recipe, accumulate)
+        if candidate.fits(self.budget):
+            return candidate
+        over = candidate.predicted.needed_bytes - self.budget
+        self._reasons.append(f"{_label(candidate)}: needs {_gib(over)} more than there is.")
+        return None
+
+    def refusal(self) -> NoFitError:
+        """The error for a job that fits in no way, with the least that would have to change."""
+        needed = min(c.predicted.needed_bytes for c in self.looked_at.values())
+        return NoFitError(
+            f"{self.job.model} on {self.job.dataset} does not fit {_gib(self.budget)} in any way "
+            f"that was tried; it needs {_gib(needed)}{self._closest()}.",
+            needed,
+        )
