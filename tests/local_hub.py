@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pictures
 from safetensors.torch import save_file
 from timm import create_model
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
 from razorctl import families
 from razorctl.data import Source
@@ -58,7 +58,7 @@ def vit(snapshot: Path) -> None:
 def bert(snapshot: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "sat", "dog"]
     BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(snapshot)
-    BertForMaskedLM(BertConfig(**BERT)).save_pretrained(snapshot)
+    BertForPreTraining(BertConfig(**BERT)).save_pretrained(snapshot)
 
 
 def cache_model(hub: Path, name: str) -> Path:
