@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pictures
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from timm import create_model
 from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
@@ -59,6 +59,13 @@ def bert(snapshot: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "sat", "dog"]
     BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(snapshot)
     BertForPreTraining(BertConfig(**BERT)).save_pretrained(snapshot)
+    # As old as the released weights are, they call a norm's parameters gamma and beta.
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    weights = load_file(snapshot / "model.safetensors")
+    for new in [name for name in weights if name.endswith(tuple(old))]:
+        stem, ending = new.rsplit("LayerNorm", 1)
+        weights[stem + old["LayerNorm" + ending]] = weights.pop(new)
+    save_file(weights, snapshot / "model.safetensors", {"format": "pt"})
 
 
 def cache_model(hub: Path, name: str) -> Path:
