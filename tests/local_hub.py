@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.parquet
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pictures
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from timm import create_model
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
 from razorctl import families
 from razorctl.data import Source
@@ -58,7 +58,14 @@ def vit(snapshot: Path) -> None:
 def bert(snapshot: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "sat", "dog"]
     BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(snapshot)
-    BertForMaskedLM(BertConfig(**BERT)).save_pretrained(snapshot)
+    BertForPreTraining(BertConfig(**BERT)).save_pretrained(snapshot)
+    # As old as the released weights are, they call a norm's parameters gamma and beta.
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    weights = load_file(snapshot / "model.safetensors")
+    for new in [name for name in weights if name.endswith(tuple(old))]:
+        stem, ending = new.rsplit("LayerNorm", 1)
+        weights[stem + old["LayerNorm" + ending]] = weights.pop(new)
+    save_file(weights, snapshot / "model.safetensors", {"format": "pt"})
 
 
 def cache_model(hub: Path, name: str) -> Path:

@@ -118,7 +118,10 @@ def register(monkeypatch, build) -> None:
         ({"model": "vit-mega"}, "unknown model"),
         ({"dataset": "digts"}, "unknown data set"),
         ({"batch_size": 1438}, "larger than the 1437 training examples"),
-        ({"model": "bert-base"}, "bert-base takes text, and digits is of image; use one of rte"),
+        (
+            {"model": "bert-base"},
+            "bert-base takes texts, and digits has images; data sets of texts: rte",
+        ),
         ({"input_size": 30}, "vit-micro takes images of 28 pixels, not 30"),
         ({"model": "odd"}, "no layer of Sequential can be pruned"),
     ],

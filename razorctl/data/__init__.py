@@ -58,7 +58,7 @@ def pair(model: str, dataset: str) -> tuple[families.Model, Source]:
     if family.modality != source.modality:
         fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
         raise UsageError(
-            f"{model} takes {family.modality}, and {dataset} is of {source.modality}; use one of "
-            f"{', '.join(fitting)}."
+            f"{model} takes {family.modality}s, and {dataset} has {source.modality}s; data sets of "
+            f"{family.modality}s: {', '.join(fitting)}."
         )
     return family, source

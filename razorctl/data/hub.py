@@ -1,6 +1,8 @@
 """Data sets on the hub, read from the Parquet files of their repositories."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,11 +33,26 @@ def load(
         for split, patterns in (("train", train), ("test", test))
     }
     with hub.reading(name, folder):
-        found = load_dataset("parquet", data_files=files)
+        with _quiet_without_terminal():
+            found = load_dataset("parquet", data_files=files)
         train_split, test_split = (
             _renamed(name, found[split], columns) for split in ("train", "test")
         )
         return _numbered(name, train_split, test_split, classes)
+
+
+@contextmanager
+def _quiet_without_terminal() -> Iterator[None]:
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    silence = not (are_progress_bars_disabled() or sys.stderr.isatty())
+    if silence:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if silence:
+            enable_progress_bars()
 
 
 def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":

@@ -7,7 +7,8 @@ send a module of a razor class to its own `attend`, and any other to the stock f
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
+from transformers.utils import logging
 
 from razorctl import hub
 from razorctl.errors import UsageError
@@ -181,6 +183,20 @@ def logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     return output
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bar, and its report that the classifier is fresh, as it always is."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def from_hub(
     name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Model:
@@ -205,9 +221,14 @@ def from_hub(
         check(input_size)
         folder = hub.fetch(name, repo, FILES, "model")
         with hub.reading(name, folder):
-            model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=classes, dtype=torch.float32
-            )
+            model: nn.Module
+            with _quiet():
+                model, found = AutoModelForSequenceClassification.from_pretrained(
+                    folder, num_labels=classes, dtype=torch.float32, output_loading_info=True
+                )
+            absent = [w for w in found["missing_keys"] if not w.startswith("classifier.")]
+            if absent:
+                raise ValueError(f"{absent[0]} is not among its weights")
         return model
 
     def transform(_: nn.Module, input_size: int | None = None) -> Callable[[Rows], Rows]:

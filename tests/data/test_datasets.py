@@ -116,7 +116,11 @@ def test_unknown_data_set_gets_the_nearest():
 
 def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
     assert [entry.name for entry in pair("vit-micro", "digits")] == ["vit-micro", "digits"]
-    with pytest.raises(UsageError, match="bert-base takes text, and cifar100 is of image; use one"):
+    with pytest.raises(
+        UsageError, match="bert-base takes texts, and cifar100 has images; data sets"
+    ):
         pair("bert-base", "cifar100")
-    with pytest.raises(UsageError, match="vit-b16 takes image, and rte is of text; use one of"):
+    with pytest.raises(
+        UsageError, match="vit-b16 takes images, and rte has texts; data sets of images: "
+    ):
         pair("vit-b16", "rte")
