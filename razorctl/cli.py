@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import __version__, views
-from razorctl.errors import RazorError, UsageError
+from razorctl.errors import NoFitError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import unknown
@@ -112,43 +112,143 @@ def main(
         ctx.default_map = dict.fromkeys(ctx.command.commands, ctx.obj)
 
 
+ModelName = Annotated[
+    str | None, typer.Argument(help="Name of a model; `razorctl list` shows them.")
+]
+DatasetName = Annotated[str | None, typer.Argument(help="Name of a data set.")]
+MethodName = Annotated[str | None, Option(help="What survives of each activation.")]
+Ratio = Annotated[
+    float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")
+]
+JointBudget = Annotated[
+    float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
+]
+Joint = Annotated[
+    str | None, Option(help="Those blocks: weights or branches. [default: weights]")
+]
+Attention = Annotated[
+    str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")
+]
+MeanCorrection = Annotated[
+    bool | None, Option(help="Keep the mean of each column exactly, prune only the rest.")
+]
+Unbiased = Annotated[
+    bool | None, Option(help="Scale kept gradients by 1 / p. [default: the method's]")
+]
+InputSize = Annotated[
+    int | None, Option(help="Pixels of an image's side, or tokens. [default: the model's]")
+]
+BatchSize = Annotated[int | None, Option(help="Examples in a step.")]
+Precision = Annotated[
+    str | None, Option(help="fp32, bf16 or fp16. [default: what suits the device]")
+]
+OptimizerName = Annotated[str | None, Option("--optimizer", help="sgd or adamw. [default: sgd]")]
+GpuName = Annotated[
+    str | None, Option("--gpu", help="A card by its preset's name or file. [default: detected]")
+]
+Vram = Annotated[str | None, Option(help="Memory that may be used, such as 11GB.")]
+Prefer = Annotated[str | None, Option(help="balanced, exact or fast. [default: balanced]")]
+MaxRatio = Annotated[
+    float | None, Option(help="Largest ratio that may be planned. [default: 0.95]")
+]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
+
+
+def _select(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What is given of the fields of Job or of Recipe."""
+    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
+
+
+def _plan(given: dict[str, Any]) -> Any:
+    """The plan for the card, the memory and the preference that are given."""
+    from razorctl import gpus, planner
+
+    gpu, budget, source = gpus.target(given.get("gpu"), given.get("vram"))
+    recipe = _select(Recipe, given)
+    search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
+    with views.waiting(f"planning for {gpu.name}, {views.size(budget)} {source}"):
+        return planner.plan(
+            Job(**_select(Job, given)),
+            gpu,
+            budget=budget,
+            recipe=Recipe(**recipe) if recipe else None,
+            **search,
+        )
+
+
+@app.command(context_settings=SETTINGS)
+def plan(
+    ctx: typer.Context,
+    model: ModelName = "vit-b16",
+    dataset: DatasetName = "cifar100",
+    vram: Vram = None,
+    gpu: GpuName = None,
+    method: MethodName = None,
+    ratio: Ratio = None,
+    joint_budget: JointBudget = None,
+    joint: Joint = None,
+    attention: Attention = None,
+    input_size: InputSize = None,
+    batch_size: BatchSize = None,
+    precision: Precision = None,
+    optimizer: OptimizerName = None,
+    prefer: Prefer = None,
+    max_ratio: MaxRatio = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Say what was tried, in which order.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Say how MODEL fits a card on DATASET, what that takes, and which way to take.
+
+    Training steps are traced, on no device: the exact ways are listed beside the approximate ones.
+    With a method or any other setting of a recipe, only that recipe is planned.
+    """
+    flags = {name: value for name, value in locals().items() if value is not None}
+    given = {**(ctx.obj or {}), **flags}
+    try:
+        document = _plan(given).document()
+    except NoFitError as error:
+        if json:
+            views.print_json(
+                {"fits": False, "budget_bytes": error.budget, "needed_bytes": error.needed}
+            )
+        raise
+    if json:
+        views.print_json(document)
+    else:
+        views.show_plan(document, explain)
+
+
 @app.command(context_settings=SETTINGS)
 def finetune(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
-    dataset: Annotated[str, typer.Argument(help="Name of a data set.")],
-    method: Annotated[str | None, Option(help="What survives of each activation.")] = None,
-    ratio: Annotated[
-        float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")
+    model: ModelName = None,
+    dataset: DatasetName = None,
+    plan: Annotated[
+        Path | None, Option(help="File of `plan --json`: run exactly that.")
     ] = None,
-    joint_budget: Annotated[
-        float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
-    ] = None,
-    joint: Annotated[
-        str | None, Option(help="Those blocks: weights or branches. [default: weights]")
-    ] = None,
-    attention: Annotated[
-        str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")
-    ] = None,
-    mean_correction: Annotated[
-        bool | None, Option(help="Keep the mean of each column exactly, prune only the rest.")
-    ] = None,
-    unbiased: Annotated[
-        bool | None, Option(help="Scale kept gradients by 1 / p. [default: the method's]")
-    ] = None,
-    input_size: Annotated[
-        int | None, Option(help="Pixels of an image's side, or tokens of a text.")
-    ] = None,
+    vram: Vram = None,
+    gpu: GpuName = None,
+    prefer: Prefer = None,
+    max_ratio: MaxRatio = None,
+    method: MethodName = None,
+    ratio: Ratio = None,
+    joint_budget: JointBudget = None,
+    joint: Joint = None,
+    attention: Attention = None,
+    mean_correction: MeanCorrection = None,
+    unbiased: Unbiased = None,
     steps: Annotated[int | None, Option(help="Optimizer steps.")] = None,
     epochs: Annotated[float | None, Option(help="Passes over the data, not steps.")] = None,
-    batch_size: Annotated[int | None, Option(help="Examples in a step.")] = None,
+    input_size: InputSize = None,
+    batch_size: BatchSize = None,
     accumulate: Annotated[
         int | None, Option(help="Micro-batches that a step's gradient adds up over. [default: 1]")
     ] = None,
-    precision: Annotated[
-        str | None, Option(help="fp32, bf16 or fp16. [default: what suits the device]")
-    ] = None,
-    optimizer: Annotated[str | None, Option(help="sgd or adamw. [default: sgd]")] = None,
+    precision: Precision = None,
+    optimizer: OptimizerName = None,
     learning_rate: Annotated[float | None, Option("--lr", help="Highest learning rate.")] = None,
     momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
     weight_decay: Annotated[float | None, Option(help="Of the optimizer.")] = None,
@@ -156,24 +256,38 @@ def finetune(
     clip_norm: Annotated[float | None, Option(help="Largest norm of the gradient.")] = None,
     evaluate_every: Annotated[int | None, Option(help="Steps between evaluations.")] = None,
     seed: Annotated[int | None, Option(help="Of classifier, data order and draws.")] = None,
-    device: Annotated[
-        str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")
-    ] = None,
+    device: Device = None,
     out: Annotated[Path | None, Option(help="New run directory. [default: under runs/]")] = None,
-    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
     The directory gets config.toml, metrics.jsonl and model.safetensors. A setting that is not
-    given has the measured default of the model or method.
+    given has the measured default of the model or method. With --vram or --gpu the run is planned
+    first, and on CUDA it is held to that memory; --plan runs what a file says.
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
+    document = None
+    if plan is not None:
+        from razorctl.planner import read
+
+        job, recipe, document = read(plan)
+        settled = [*_select(Job, flags), *_select(Recipe, flags)]
+        if other := [name for name in settled if getattr(job, name, None) != flags[name]]:
+            raise UsageError(
+                f"{plan} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
+            )
+    else:
+        if not {"model", "dataset"} <= given.keys():
+            raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
+        job, recipe = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
+        if vram is not None or gpu is not None:
+            planned = _plan(given)
+            job, recipe, document = planned.planned_job, planned.chosen.recipe, planned.document()
     from razorctl.trainer import finetune as prepare
 
-    job = Job(**{f.name: given[f.name] for f in fields(Job) if f.name in given})
-    recipe = Recipe(**{f.name: given[f.name] for f in fields(Recipe) if f.name in given})
-    run = prepare(job, recipe, out=out, device=device)
+    run = prepare(job, recipe, out=out, device=device, plan=document)
     views.follow(run)
     if json:
         views.print_json(run.result())

@@ -13,6 +13,16 @@ class UsageError(RazorError, ValueError):
     exit_code = 2
 
 
+class NoFitError(RazorError):
+    """A job that fits a card in no way; needed is the smallest budget in which it would."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, budget: int, needed: int) -> None:
+        super().__init__(message)
+        self.budget, self.needed = budget, needed
+
+
 class DataError(RazorError):
     """A file of weights or data that cannot be read, or does not hold what it should."""
 

@@ -191,6 +191,51 @@ def preset_for(detected: Detected) -> Gpu | None:
     return None
 
 
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 11GB or 11264MiB; as cards are labelled, GB and GiB are both 2^30."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")
+    return round(float(match[1]) * (2**30 if match[2] in "Gg" else 2**20))
+
+
+def target(name: str | None = None, vram: str | None = None) -> tuple[Gpu, int, str]:
+    """The card to plan for, the bytes of it that may be used, and where both come from.
+
+    By `name`, a preset's or a preset file's, or else the first card of this machine, or else the
+    preset of the memory nearest to `vram`. Of a named card all may be used, of one that is there
+    what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
+    memory than it has.
+    """
+    budget = None if vram is None else memory_size(vram)
+    found = detect() if name is None else ()
+    if name is not None:
+        gpu = load(name)
+        free, source = gpu.memory_bytes, "as its preset says"
+    elif found:
+        known = preset_for(found[0])
+        if known is None:
+            raise UsageError(f"{found[0].name} has no preset; name one with --gpu, or write one.")
+        gpu, free, source = known, found[0].free_bytes, "free now"
+        if found[0].processes:
+            source += f", beside {len(found[0].processes)} other processes"
+    elif budget is not None:
+        cards = [load(each) for each in names()]
+        gpu = min(
+            cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
+        )
+        free, source = max(budget, gpu.memory_bytes), "as asked for"
+    else:
+        raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
+    if budget is None:
+        return gpu, free, source
+    if budget > max(free, gpu.memory_bytes):
+        raise UsageError(
+            f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
+        )
+    return gpu, budget, "as asked for"
+
+
 def _bare(name: str) -> str:
     """A card's name without the brands that come and go with the driver's version."""
     return name.casefold().removeprefix("nvidia ").removeprefix("tesla ")

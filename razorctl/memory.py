@@ -90,6 +90,7 @@ def trace(
         optimizer=parts["Optstate"],
         saved=saved,
         kernels=+kernels,
+        fused=tracker.fused,
     )
 
 
@@ -130,18 +131,20 @@ def peak_bytes(
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
     """MemTracker that takes frozen parameters, on which it cannot put a hook.
 
-    kernels: how often each ran.
+    kernels: how often each ran. fused: whether a kernel of fused attention was among them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[Kernel] = Counter()
+        self.fused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         kernel = _kernel(func, args, kwargs or {}, result)
         if kernel is not None:
             self.kernels[kernel] += 1
+            self.fused = self.fused or "scaled_dot_product" in func.name()
         return result
 
     def _track_module_params_and_buffers(

@@ -7,13 +7,13 @@ of arithmetic and memory for each kernel, at the rates of the card's preset.
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import razorctl
 from razorctl import traces
 from razorctl.allocation import largest
 from razorctl.errors import NoFitError, UsageError
@@ -92,7 +92,7 @@ class Candidate:
     @property
     def exact(self) -> bool:
         """Whether its gradient is that of full fine-tuning."""
-        return self.recipe.exact
+        return not self.recipe.approximates
 
     def fits(self, budget: int) -> bool:
         """In that many bytes of a card."""
@@ -141,10 +141,11 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """Under the stable keys of `plan --json`."""
         body = {
-            "razorctl": traces.version("razorctl"),
+            "razorctl": razorctl.__version__,
             "fits": True,
             "prefer": self.prefer,
             "budget_bytes": self.budget,
+            "context_bytes": CONTEXT,
             "gpu": {
                 "name": self.gpu.name,
                 "memory_bytes": self.gpu.memory_bytes,
@@ -164,8 +165,9 @@ class Plan:
         assert self.job.batch_size is not None
         recipe = candidate.recipe
         return {
+            "label": _label(candidate),
             "method": recipe.method,
-            "ratio": recipe.ratio if METHODS[recipe.method].ratio != "nothing" else None,
+            "ratio": recipe.ratio,
             "joint_budget": recipe.joint_budget,
             "attention": recipe.attention,
             "precision": self.job.precision,
@@ -198,7 +200,7 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UsageError(f"{file} is no plan; write one with `razorctl plan --json`.") from None
-    if known != traces.version("razorctl"):
+    if known != razorctl.__version__:
         raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
     if digest != _digest(body):
         raise UsageError(f"{file} was changed after it was planned; plan again, or use flags.")
@@ -360,7 +362,7 @@ class Search:
         ways = [self._accumulated(recipe) for recipe in methods]
         fitting = [way for way in ways if way is not None]
         for way in fitting:
-            self._reasons.append(f"{_label(way)}: {_time(way)} a step.")
+            self._reasons.append(f"{_label(way)}: {way.predicted.step_seconds:.3g} s a step.")
         return min(fitting, key=lambda way: way.predicted.step_seconds, default=None)
 
     def _accumulated(self, recipe: Recipe) -> Candidate | None:
@@ -389,10 +391,51 @@ class Search:
         return None
 
     def refusal(self) -> NoFitError:
-        """The error for a job that fits in no way, with the least that would have to change."""
+        """The error for a job that fits in no way, with what would have to change."""
         needed = min(c.predicted.needed_bytes for c in self.looked_at.values())
         return NoFitError(
-            f"{self.job.model} on {self.job.dataset} does not fit {_gib(self.budget)} in any way "
-            f"that was tried; it needs {_gib(needed)}{self._closest()}.",
+            f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
+            f"it needs {_gib(needed)}, and {self._closest()}.",
+            self.budget,
             needed,
         )
+
+    def _closest(self) -> str:
+        """The job nearest to this one that fits."""
+        assert self.job.batch_size is not None
+        changes: list[tuple[str, dict[str, Any]]] = []
+        half = settle_precision("auto", self.gpu.compute_capability)
+        if self.job.precision == "fp32" != half:
+            changes.append((f"--precision {half}", {"precision": half}))
+        if self.job.optimizer != "sgd":
+            changes.append(("--optimizer sgd", {"optimizer": "sgd"}))
+        so_far: dict[str, Any] = {}
+        for i, (_, change) in enumerate(changes):
+            so_far |= change
+            job = replace(self.job, **so_far)
+            search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
+            if search.choose("balanced") is not None:
+                return f"fits with {' '.join(flag for flag, _ in changes[: i + 1])}"
+        return "no way to train all of this model fits; choose a smaller one"
+
+
+def _label(candidate: Candidate) -> str:
+    return label(candidate.recipe, candidate.accumulate)
+
+
+def label(recipe: Recipe, accumulate: int) -> str:
+    """What a way does, in a few words."""
+    words = recipe.method
+    if METHODS[recipe.method].ratio != "nothing" and METHODS[recipe.method].approximates:
+        words += f" at ratio {recipe.ratio:g}"
+    if recipe.joint_budget < 1:
+        words += f", {recipe.joint} {recipe.joint_budget:g}"
+    if recipe.attention != "auto":
+        words += f", {recipe.attention} attention"
+    if accumulate > 1:
+        words += f", {accumulate} micro-batches"
+    return words
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -190,6 +190,12 @@ class Recipe:
         return self.ratio > 0 or METHODS[self.method].ratio == "nothing"
 
     @property
+    def approximates(self) -> bool:
+        """Whether the gradient is another than that of full fine-tuning."""
+        pruned = self.prunes and METHODS[self.method].approximates
+        return pruned or self.joint_budget < 1
+
+    @property
     def rules(self) -> Mapping[str, str]:
         """Layer kind -> name of its rule, for the kinds that are not to stay stock."""
         method = METHODS[self.method]

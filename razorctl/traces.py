@@ -34,7 +34,7 @@ class Trace:
     peak: most that tensors take at a time; weights, gradients and optimizer are the shares of
     these at that moment, buffers being weights, and the rest is activations and temporaries.
     saved: between the forward and backward pass of a micro-batch.
-    kernels: how often each runs in a step.
+    kernels: how often each runs in a step. fused: whether attention, if any, is fused.
     """
 
     peak: int
@@ -43,6 +43,7 @@ class Trace:
     optimizer: int
     saved: int
     kernels: Mapping[Kernel, int]
+    fused: bool
 
 
 class Cache:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -58,12 +58,22 @@ class Run(Iterator[Step]):
     `saved_bytes` and `full_saved_bytes` are what this run and full fine-tuning save for backward.
     """
 
-    def __init__(self, job: Job, recipe: Recipe, out: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        job: Job,
+        recipe: Recipe,
+        out: Path,
+        device: torch.device,
+        plan: Mapping[str, Any] | None = None,
+    ) -> None:
         family, source = data.pair(job.model, job.dataset)
         splits = source.load()
         job = replace(job, precision=_precision(job, device))
         self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
+        self.predicted = None if plan is None else plan["chosen"]["predicted"]
+        if plan is not None and device.type == "cuda":
+            _hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
         assert job.batch_size is not None
         self.steps_per_epoch = len(splits.train) // job.batch_size
 
@@ -170,6 +180,7 @@ class Run(Iterator[Step]):
             "epoch_seconds": fmean(step.seconds for step in self.history) * self.steps_per_epoch,
             "device": _device_name(self.device),
             "weights": str(self.out / WEIGHTS),
+            "predicted": self.predicted,
         }
 
     def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:
@@ -227,6 +238,12 @@ def _precision(job: Job, device: torch.device) -> Precision:
     return settle_precision(job.precision, f"{major}.{minor}")
 
 
+def _hold_to(budget: int, device: torch.device) -> None:
+    """Lets this process allocate no more tensors than that, so that a larger card acts its part."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+
+
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
@@ -261,11 +278,14 @@ def finetune(
     *,
     out: Path | str | None = None,
     device: torch.device | str | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> Run:
     """Prepares a run of `job` under `recipe`; iterate over it to train, then ask its `result`.
 
     `out` is the run directory, made here; it must not exist. None is a new one under runs/.
-    `device` None is CUDA where there is any, else the CPU. Raises RazorError, and leaves nothing
+    `device` None is CUDA where there is any, else the CPU. `plan` is the document of the plan that
+    job and recipe are from: its budget bounds what CUDA may allocate, and its prediction stands
+    beside what is measured. Raises RazorError, and leaves nothing
     behind, for anything that cannot run.
     """
     recipe = recipe or Recipe()
@@ -276,4 +296,4 @@ def finetune(
         raise UsageError(f"{out} exists already; name another directory with --out.")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Run(job, recipe, Path(out), _device(device))
+    return Run(job, recipe, Path(out), _device(device), plan)

@@ -91,6 +91,62 @@ def show_result(result: dict[str, Any]) -> None:
     out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)
 
 
+def show_plan(plan: dict[str, Any], explain: bool) -> None:
+    """The table of `plan`, from its JSON document: a row for each way, the chosen one marked."""
+    job, gpu, budget = plan["job"], plan["gpu"], plan["budget_bytes"]
+    title = (
+        f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
+        f"{job['optimizer']}; {gpu['name']}, {size(budget)}"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("GiB")
+    for name in ("model", "saved", "other", "needs", "room", "step", "epoch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("gradient")
+    chosen = plan["chosen"]
+    for entry in plan["candidates"]:
+        predicted = entry["predicted"]
+        fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
+        needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
+        saved = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+        seconds = predicted["step_seconds"]
+        figures = (fixed, saved, needs - fixed - saved, needs, budget - needs)
+        table.add_row(
+            ("> " if entry == chosen else "  ") + entry["label"],
+            *(f"{figure / 2**30:.2f}" for figure in figures),
+            duration(seconds),
+            duration(seconds * plan["steps_per_epoch"]),
+            "exact" if entry["exact"] else "approximate",
+            style="bold green" if entry == chosen else None if entry["fits"] else "dim",
+        )
+    out.print(table)
+    if explain:
+        for i, line in enumerate(plan["explanation"], start=1):
+            out.print(f"{i}. {line}", highlight=False)
+        out.print()
+    reserve = size(chosen["predicted"]["reserve_bytes"])
+    other = f"other: inputs, temporaries and {reserve} for context and fragmentation."
+    out.print(f"Predicted; {other} {_others(plan)}", highlight=False, style="dim")
+    out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
+
+
+def _others(plan: dict[str, Any]) -> str:
+    """What the other preferences would have chosen, and what that gains."""
+    chosen, words = plan["chosen"], []
+    for prefer, entry in plan["others"].items():
+        if entry is None:
+            words.append(f"--prefer {prefer}: nothing fits.")
+        elif entry["label"] != chosen["label"]:
+            seconds = entry["predicted"]["step_seconds"] / chosen["predicted"]["step_seconds"]
+            gradient = "exact" if entry["exact"] else "approximate"
+            words.append(
+                f"--prefer {prefer}: {entry['label']}, {gradient}, {seconds:.2f} times the step."
+            )
+        else:
+            words.append(f"--prefer {prefer}: the same.")
+    return " ".join(words)
+
+
 def show_names(groups: dict[str, dict[str, str]]) -> None:
     """The table of `list`: group -> name -> summary."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False)

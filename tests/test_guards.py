@@ -33,10 +33,11 @@ LEVELS = {
     "promise": 6,
     "step": 6,
     "tracing": 7,
+    "planner": 8,
     "trainer": 7,
-    "views": 8,
-    "cli": 9,
-    "__main__": 10,
+    "views": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 
