@@ -22,6 +22,10 @@ from razorctl.layers import RazorLayer
 Rows = dict[str, list[Any]]
 
 
+def _absent(*_: Any) -> Any:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Model:
     """A pretrained model by name.
@@ -30,6 +34,9 @@ class Model:
     transform: model -> a function from data set rows to {"inputs": [...], "labels": [...]}.
     logits: (model, batched inputs) -> logits [batch, classes].
     defaults: measured settings, by their field of `Job`.
+    bare: (number of classes, input size or None for the usual one) -> the architecture with fresh
+    weights, from no file.
+    example: (model, batch size, input size or None) -> a batch of the right shapes.
     """
 
     name: str
@@ -38,6 +45,8 @@ class Model:
     transform: Callable[[nn.Module], Callable[[Rows], Rows]]
     logits: Callable[[nn.Module, Any], Tensor]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    bare: Callable[[int, int | None], nn.Module] = field(default=_absent, kw_only=True)
+    example: Callable[[nn.Module, int, int | None], Any] = field(default=_absent, kw_only=True)
 
 
 @cache

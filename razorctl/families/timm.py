@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from timm import layers as stock
 from timm.data import create_transform, resolve_model_data_config
@@ -36,14 +37,16 @@ VIT_MICRO = {
 VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
 
 
-def vit_micro(num_classes: int, pretrained: bool = True) -> VisionTransformer:
+def vit_micro(
+    num_classes: int, pretrained: bool = True, input_size: int | None = None
+) -> VisionTransformer:
     """A ViT of 1.2 million parameters for 28 x 28 grey images, pretrained on Fashion-MNIST.
 
     The classifier is always fresh. How the weights were made stands beside them, in
     pretraining.json.
     """
-    model = VisionTransformer(num_classes=num_classes, **VIT_MICRO)
-    size = VIT_MICRO["img_size"]
+    size = input_size or VIT_MICRO["img_size"]
+    model = VisionTransformer(num_classes=num_classes, **{**VIT_MICRO, "img_size": size})
     model.pretrained_cfg = {
         "input_size": (1, size, size),
         "mean": (0.5,),
@@ -75,6 +78,11 @@ def logits(model: nn.Module, inputs: Tensor) -> Tensor:
     return output
 
 
+def example(model: nn.Module, batch_size: int, input_size: int | None = None) -> Tensor:
+    channels, *sides = resolve_model_data_config(model)["input_size"]
+    return torch.rand(batch_size, channels, *(input_size or side for side in sides))
+
+
 MODELS = (
     Model(
         "vit-micro",
@@ -83,6 +91,8 @@ MODELS = (
         transform,
         logits,
         {"batch_size": 64, "steps": 300, "learning_rate": 0.2},
+        bare=lambda classes, size: vit_micro(classes, pretrained=False, input_size=size),
+        example=example,
     ),
 )
 
