@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, families
+from razorctl import data, devices, families
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory import saved_bytes
@@ -170,7 +170,7 @@ class Run(Iterator[Step]):
             "peak_bytes": self.peak_bytes,
             "step_seconds": median(step.seconds for step in self.history),
             "epoch_seconds": fmean(step.seconds for step in self.history) * self.steps_per_epoch,
-            "device": _device_name(self.device),
+            "device": devices.name(self.device),
             "weights": str(self.out / WEIGHTS),
         }
 
@@ -199,7 +199,7 @@ class Run(Iterator[Step]):
             "recipe": asdict(self.recipe),
             "job": asdict(self.job),
             "environment": {
-                "device": _device_name(self.device),
+                "device": devices.name(self.device),
                 "python": platform.python_version(),
                 "razorctl": razorctl.__version__,
                 **{name: version(name) for name in ("torch", "timm", "datasets")},
@@ -214,20 +214,6 @@ class Run(Iterator[Step]):
         partial = self.out / f"{WEIGHTS}.partial"
         save_model(self.model, str(partial))
         partial.replace(self.out / WEIGHTS)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _device(name: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"device {str(name)!r} cannot be used ({reason}); try cpu.") from None
-    return device
 
 
 def _create(out: Path) -> None:
@@ -263,6 +249,4 @@ def finetune(
         out = Path("runs") / f"{job.model}-{job.dataset}-{recipe.method}-{stamp}"
     if Path(out).exists():
         raise UsageError(f"{out} exists already; name another directory with --out.")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Run(job, recipe, Path(out), _device(device))
+    return Run(job, recipe, Path(out), devices.find(device))

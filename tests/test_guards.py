@@ -15,6 +15,7 @@ LEVELS = {
     "allocation": 1,
     "registry": 1,
     "settings": 1,
+    "devices": 1,
     "ops": 0,
     "job": 2,
     "sampling": 1,
