@@ -171,6 +171,59 @@ def finetune(
         views.show_result(run.result())
 
 
+@app.command(context_settings=SETTINGS)
+def profile(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
+    method: Annotated[str | None, Option(help="What survives of each activation.")] = None,
+    ratio: Annotated[
+        float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")
+    ] = None,
+    joint_budget: Annotated[
+        float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
+    ] = None,
+    joint: Annotated[
+        str | None, Option(help="Those blocks: weights or branches. [default: weights]")
+    ] = None,
+    attention: Annotated[
+        str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")
+    ] = None,
+    batch_size: Annotated[int | None, Option(help="Examples in a step.")] = None,
+    timed_steps: Annotated[int, Option("--steps", help="Steps that are timed.")] = 5,
+    device: Annotated[
+        str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")
+    ] = None,
+    trace: Annotated[Path | None, Option(help="File for a chrome trace of two steps.")] = None,
+    snapshot: Annotated[
+        Path | None, Option(help="File for what CUDA allocates in two steps.")
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show where the bytes and the time of a training step of MODEL go.
+
+    Saved bytes, and what full fine-tuning would save, are traced; times are of real steps with
+    fresh weights and random batches, so that nothing is downloaded.
+    """
+    flags = {name: value for name, value in locals().items() if value is not None}
+    given = {**(ctx.obj or {}), **flags}
+    from razorctl.profiler import profile as measure
+
+    recipe = Recipe(**{f.name: given[f.name] for f in fields(Recipe) if f.name in given})
+    result = measure(
+        model,
+        recipe,
+        batch_size=batch_size,
+        steps=timed_steps,
+        device=device,
+        trace=trace,
+        snapshot=snapshot,
+    ).result()
+    if json:
+        views.print_json(result)
+    else:
+        views.show_profile(result)
+
+
 @app.command("list", context_settings=SETTINGS)
 def list_names(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,

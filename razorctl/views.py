@@ -66,15 +66,20 @@ def follow(run: "Run") -> None:
                 bar.update(task, accuracy=f"{step.accuracy:.3f}")
 
 
-def show_result(result: dict[str, Any]) -> None:
-    """The closing table of `finetune`."""
-    recipe = result["recipe"]
-    title = f"{result['model']} on {result['dataset']}: {recipe['method']}"
+def _summary(recipe: dict[str, Any]) -> str:
+    """Method, ratio and joint budget, as far as they say something."""
+    text = str(recipe["method"])
     if recipe["method"] != "full":
-        title += f", ratio {recipe['ratio']:g}"
+        text += f", ratio {recipe['ratio']:g}"
     if recipe["joint_budget"] < 1:
         what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
-        title += f", {what} {recipe['joint_budget']:g}"
+        text += f", {what} {recipe['joint_budget']:g}"
+    return text
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """The closing table of `finetune`."""
+    title = f"{result['model']} on {result['dataset']}: {_summary(result['recipe'])}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -102,3 +107,84 @@ def show_names(groups: dict[str, dict[str, str]]) -> None:
             table.add_row("" if i else group, name, summary)
         table.add_section()
     out.print(table)
+
+
+LARGEST = 15  # modules with a row of their own
+PHASES = {
+    "data_s": "a random batch, made and moved",
+    "forward_s": "with the loss, without sampling",
+    "sampling_s": "choosing and packing what is kept",
+    "backward_s": "",
+    "optimizer_s": "with clipping",
+}
+Entry = tuple[tuple[str, ...], int, int]  # labels, bytes saved, bytes saved in full
+
+
+def show_profile(result: dict[str, Any]) -> None:
+    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
+    out.print(
+        f"{result['model']}: {_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"on {result['device']}",
+        highlight=False,
+        markup=False,
+    )
+    totals, full = result["totals"], result["by_kind_full"]
+    total = (("total", ""), totals["saved_bytes"], totals["full_saved_bytes"])
+    kinds: list[Entry] = [
+        ((kind, ""), saved, full[kind]) for kind, saved in result["by_kind"].items()
+    ]
+    kinds.sort(key=lambda entry: entry[2], reverse=True)
+    _show_bytes("saved for backward, traced", ("layers", ""), kinds, total)
+
+    modules: list[Entry] = [
+        ((row["module"] or "(the model)", row["kind"]), row["saved_bytes"], row["full_saved_bytes"])
+        for row in result["rows"]
+    ]
+    modules.sort(key=lambda entry: entry[1:], reverse=True)
+    if rest := modules[LARGEST:]:
+        sums = sum(entry[1] for entry in rest), sum(entry[2] for entry in rest)
+        modules[LARGEST:] = [((f"{len(rest)} more", ""), *sums)]
+    _show_bytes("by module, traced", ("module", "layer"), modules, total)
+
+    table = _table("peak of a step", "", "bytes")
+    for name, count in result["peak_bytes"].items():
+        if count is not None:
+            table.add_row(name.replace("_", ", "), size(count))
+    out.print(table)
+
+    table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
+    for name, note in PHASES.items():
+        seconds = result["phases"][name]
+        share = f"{seconds / result['step_s']:.1%}"
+        table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
+    table.add_section()
+    table.add_row("step", duration(result["step_s"]))
+    out.print(table)
+
+
+def _show_bytes(title: str, labels: tuple[str, ...], entries: list[Entry], total: Entry) -> None:
+    table = _table(title, *labels, "dense", "pruned", "share", "smaller")
+    for names, saved, full in entries:
+        table.add_row(*names, *_compared(saved, full, total[1]))
+    table.add_section()
+    table.add_row(*total[0], *_compared(*total[1:], total[1]))
+    out.print(table)
+
+
+def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
+    times = f"{full / saved:.1f}x" if saved else "-"
+    return size(full), size(saved), f"{saved / total:.1%}" if total else "-", times
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose figures stand to the right, and whose first column alone may fold."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, name in enumerate(columns):
+        figures = name in ("dense", "pruned", "share", "smaller", "bytes", "time")
+        table.add_column(
+            name,
+            justify="right" if figures else "left",
+            overflow="fold",
+            no_wrap=number > 0,
+        )
+    return table

@@ -30,6 +30,7 @@ LEVELS = {
     "memory": 5,
     "gpus": 5,
     "promise": 6,
+    "profiler": 7,
     "trainer": 7,
     "views": 8,
     "cli": 9,
