@@ -209,15 +209,16 @@ def profile(
     from razorctl.profiler import profile as measure
 
     recipe = Recipe(**{f.name: given[f.name] for f in fields(Recipe) if f.name in given})
-    result = measure(
-        model,
-        recipe,
-        batch_size=batch_size,
-        steps=timed_steps,
-        device=device,
-        trace=trace,
-        snapshot=snapshot,
-    ).result()
+    with views.waiting(f"profiling {model}"):
+        result = measure(
+            model,
+            recipe,
+            batch_size=batch_size,
+            steps=timed_steps,
+            device=device,
+            trace=trace,
+            snapshot=snapshot,
+        ).result()
     if json:
         views.print_json(result)
     else:

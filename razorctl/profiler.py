@@ -1,6 +1,7 @@
 """profile: where the bytes and the time of a training step go."""
 
 import gc
+import os
 import sys
 import time
 from collections import Counter
@@ -312,6 +313,8 @@ def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | 
             for _ in range(TRACED):
                 step()
     if trace is not None:
+        # Or torch tells stderr of every trace, and calls a machine without a GPU an error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch.profiler.profile() as profiler:  # of every activity that there is
             for _ in range(TRACED):
                 step()

@@ -1,12 +1,14 @@
 """What a terminal shows: tables on stdout, the live bar and messages on stderr."""
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ def error(message: str) -> None:
 def print_json(document: Any) -> None:
     # Plain print: rich would wrap and colour what a program is to read.
     print(json.dumps(document, indent=2))
+
+
+def waiting(text: str) -> Status:
+    """While inside it, says so on a terminal; silent where there is none."""
+    return err.status(text)
 
 
 def follow(run: "Run") -> None:
@@ -109,7 +116,8 @@ def show_names(groups: dict[str, dict[str, str]]) -> None:
     out.print(table)
 
 
-LARGEST = 15  # modules with a row of their own
+Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full
+LARGEST = 15  # modules, with their like in other blocks, in a row of their own
 PHASES = {
     "data_s": "a random batch, made and moved",
     "forward_s": "with the loss, without sampling",
@@ -117,7 +125,6 @@ PHASES = {
     "backward_s": "",
     "optimizer_s": "with clipping",
 }
-Entry = tuple[tuple[str, ...], int, int]  # labels, bytes saved, bytes saved in full
 
 
 def show_profile(result: dict[str, Any]) -> None:
@@ -128,23 +135,11 @@ def show_profile(result: dict[str, Any]) -> None:
         highlight=False,
         markup=False,
     )
-    totals, full = result["totals"], result["by_kind_full"]
-    total = (("total", ""), totals["saved_bytes"], totals["full_saved_bytes"])
-    kinds: list[Entry] = [
-        ((kind, ""), saved, full[kind]) for kind, saved in result["by_kind"].items()
-    ]
-    kinds.sort(key=lambda entry: entry[2], reverse=True)
-    _show_bytes("saved for backward, traced", ("layers", ""), kinds, total)
-
-    modules: list[Entry] = [
-        ((row["module"] or "(the model)", row["kind"]), row["saved_bytes"], row["full_saved_bytes"])
-        for row in result["rows"]
-    ]
-    modules.sort(key=lambda entry: entry[1:], reverse=True)
-    if rest := modules[LARGEST:]:
-        sums = sum(entry[1] for entry in rest), sum(entry[2] for entry in rest)
-        modules[LARGEST:] = [((f"{len(rest)} more", ""), *sums)]
-    _show_bytes("by module, traced", ("module", "layer"), modules, total)
+    saved, full = result["by_kind"], result["by_kind_full"]
+    by_size = sorted(full, key=full.__getitem__, reverse=True)
+    kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}
+    _show_bytes("saved for backward, traced", ("kind of layer",), kinds)
+    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
 
     table = _table("peak of a step", "", "bytes")
     for name, count in result["peak_bytes"].items():
@@ -162,29 +157,55 @@ def show_profile(result: dict[str, Any]) -> None:
     out.print(table)
 
 
-def _show_bytes(title: str, labels: tuple[str, ...], entries: list[Entry], total: Entry) -> None:
-    table = _table(title, *labels, "dense", "pruned", "share", "smaller")
-    for names, saved, full in entries:
-        table.add_row(*names, *_compared(saved, full, total[1]))
+def _largest(rows: list[dict[str, Any]]) -> Bytes:
+    """The largest of `rows`, by name, number of them and layer kind; the others in one.
+
+    Those that differ only in the numbers in their names, as the blocks of a model do, are one.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        name = ".".join("*" if part.isdigit() else part for part in row["module"].split("."))
+        groups.setdefault((name, row["kind"]), []).append(row)
+    sums: Bytes = {}
+    for (name, kind), group in groups.items():
+        several = f"{len(group)} x" if len(group) > 1 else ""
+        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
+        sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
+    largest = sorted(sums, key=sums.__getitem__, reverse=True)
+    shown = {labels: sums[labels] for labels in largest[:LARGEST]}
+    if rest := largest[LARGEST:]:
+        shown["others", "", ""] = _sums(sums[labels] for labels in rest)
+    return shown
+
+
+def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    first, second = zip(*pairs, strict=True)
+    return sum(first), sum(second)
+
+
+def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
+    """A row for each entry and one for their sum."""
+    room = max(16, out.width - 61)
+    total = _sums(entries.values())
+    table = _table(title, *labels, "dense", "pruned", "smaller", "share")
+    for (name, *others), pair in entries.items():
+        # The end of a long name tells it from others.
+        end = name if len(name) <= room else f"…{name[1 - room :]}"
+        table.add_row(end, *others, *_compared(*pair, total[0]))
     table.add_section()
-    table.add_row(*total[0], *_compared(*total[1:], total[1]))
+    table.add_row("total", *[""] * (len(labels) - 1), *_compared(*total, total[0]))
     out.print(table)
 
 
 def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
     times = f"{full / saved:.1f}x" if saved else "-"
-    return size(full), size(saved), f"{saved / total:.1%}" if total else "-", times
+    return size(full), size(saved), times, f"{saved / total:.0%}" if total else "-"
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table whose figures stand to the right, and whose first column alone may fold."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, name in enumerate(columns):
-        figures = name in ("dense", "pruned", "share", "smaller", "bytes", "time")
-        table.add_column(
-            name,
-            justify="right" if figures else "left",
-            overflow="fold",
-            no_wrap=number > 0,
-        )
+    """A table whose figures stand to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    for name in columns:
+        figures = name in ("dense", "pruned", "smaller", "share", "bytes", "time")
+        table.add_column(name, justify="right" if figures else "left", no_wrap=True)
     return table
