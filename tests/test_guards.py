@@ -70,7 +70,9 @@ def test_every_module_has_a_level():
     assert modules - {"__init__"} == set(LEVELS)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["finetune", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["finetune", "--help"], ["profile", "--help"], ["--version"]]
+)
 def test_help_imports_no_torch(args: list[str]):
     code = (
         "import sys; from razorctl.cli import app\n"
