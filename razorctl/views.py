@@ -198,7 +198,7 @@ def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
 
 
 def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
-    times = f"{full / saved:.1f}x" if saved else "-"
+    times = f"{full / saved:.1f}x" if full and saved else "-"
     return size(full), size(saved), times, f"{saved / total:.0%}" if total else "-"
 
 

