@@ -117,15 +117,11 @@ ModelName = Annotated[
 ]
 DatasetName = Annotated[str | None, typer.Argument(help="Name of a data set.")]
 MethodName = Annotated[str | None, Option(help="What survives of each activation.")]
-Ratio = Annotated[
-    float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")
-]
+Ratio = Annotated[float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")]
 JointBudget = Annotated[
     float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
 ]
-Joint = Annotated[
-    str | None, Option(help="Those blocks: weights or branches. [default: weights]")
-]
+Joint = Annotated[str | None, Option(help="Those blocks: weights or branches. [default: weights]")]
 Attention = Annotated[
     str | None, Option(help="stored, flash or sparse-flash. [default: the method's]")
 ]
@@ -226,9 +222,7 @@ def finetune(
     ctx: typer.Context,
     model: ModelName = None,
     dataset: DatasetName = None,
-    plan: Annotated[
-        Path | None, Option(help="File of `plan --json`: run exactly that.")
-    ] = None,
+    plan: Annotated[Path | None, Option(help="File of `plan --json`: run exactly that.")] = None,
     vram: Vram = None,
     gpu: GpuName = None,
     prefer: Prefer = None,
@@ -293,6 +287,50 @@ def finetune(
         views.print_json(run.result())
     else:
         views.show_result(run.result())
+
+
+@app.command(context_settings=SETTINGS)
+def profile(
+    ctx: typer.Context,
+    model: ModelName = "vit-b16",
+    method: MethodName = None,
+    ratio: Ratio = None,
+    joint_budget: JointBudget = None,
+    joint: Joint = None,
+    attention: Attention = None,
+    batch_size: BatchSize = None,
+    timed_steps: Annotated[int, Option("--steps", help="Steps that are timed.")] = 5,
+    device: Device = None,
+    trace: Annotated[Path | None, Option(help="File for a chrome trace of two steps.")] = None,
+    snapshot: Annotated[
+        Path | None, Option(help="File for what CUDA allocates in two steps.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show where the bytes and the time of a training step of MODEL go.
+
+    Saved bytes, and what full fine-tuning would save, are traced; times are of real steps with
+    fresh weights and random batches, so that nothing is downloaded.
+    """
+    flags = {name: value for name, value in locals().items() if value is not None}
+    given = {**(ctx.obj or {}), **flags}
+    from razorctl.profiler import profile as measure
+
+    recipe = Recipe(**_select(Recipe, given))
+    with views.waiting(f"profiling {model}"):
+        result = measure(
+            model,
+            recipe,
+            batch_size=batch_size,
+            steps=timed_steps,
+            device=device,
+            trace=trace,
+            snapshot=snapshot,
+        ).result()
+    if json:
+        views.print_json(result)
+    else:
+        views.show_profile(result)
 
 
 @app.command("list", context_settings=SETTINGS)

@@ -3,6 +3,9 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +32,30 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     of keywords) and the model may be real or fake. `autocast` is the dtype of a mixed-precision
     step, None for none. Under a joint budget the largest blocks count as drawn.
     """
+    sizes: list[int] = []
+    _trace(*_fake(model, inputs), autocast, sizes.append)
+    return sum(sizes)
+
+
+def saved_by_module(
+    model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None
+) -> dict[str, int]:
+    """`saved_bytes`, traced in the same way, by the module in whose forward pass they are saved.
+
+    The keys are dotted names, "" for the model itself; modules that save nothing have none. A
+    storage counts once, for the first to save it, and of nested modules for the innermost.
+    """
     mode, model, inputs = _fake(model, inputs)
+    running, sizes = [""], Counter[str]()
 
-    def forward() -> None:
-        _forward(model, inputs, autocast)
+    def leave(*_: Any) -> None:  # a hook that returned the name would replace the output by it
+        running.pop()
 
-    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
-        _hold_largest_draw(model, forward)
-        return _total(_held(model, forward))
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+        module.register_forward_hook(leave)
+    _trace(mode, model, inputs, autocast, lambda size: sizes.update({running[-1]: size}))
+    return dict(sizes)
 
 
 def trace(
@@ -68,9 +87,10 @@ def trace(
     def run() -> None:
         forward(model, inputs)
 
+    sizes: list[int] = []
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
         _hold_largest_draw(model, run)
-        saved = _total(_held(model, run))
+        _note_saved(model, run, sizes.append)
         tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
         with tracker:
             step(model, micro(1), updates)
@@ -88,7 +108,7 @@ def trace(
         weights=parts["Parameter"] + parts["Buffer"],
         gradients=parts["Gradient"],
         optimizer=parts["Optstate"],
-        saved=saved,
+        saved=sum(sizes),
         kernels=+kernels,
         fused=tracker.fused,
     )
@@ -126,6 +146,17 @@ def peak_bytes(
         _forward(model, inputs, autocast)
 
     return trace(model, inputs, build if optimizer else None, step, forward).peak
+
+
+@contextmanager
+def snapshot(path: Path) -> Iterator[None]:
+    """Records each allocation on CUDA inside it in a file for https://pytorch.org/memory_viz."""
+    torch.cuda.memory._record_memory_history()
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
@@ -219,36 +250,51 @@ def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def _held(
-    model: nn.Module, forward: Callable[[], Any], blocks: Blocks | None = None
-) -> dict[int, torch.UntypedStorage]:
-    """Storages that a forward pass saves; adds to the sizes of the branches that saved them."""
+def _trace(
+    mode: FakeTensorMode,
+    model: nn.Module,
+    inputs: Any,
+    autocast: torch.dtype | None,
+    note: Callable[[int], object],
+) -> None:
+    """Tells `note` the bytes of each storage that a forward pass saves, when it is first saved."""
+
+    def forward() -> None:
+        _forward(model, inputs, autocast)
+
+    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        _hold_largest_draw(model, forward)
+        _note_saved(model, forward, note)
+
+
+def _note_saved(
+    model: nn.Module, forward: Callable[[], Any], note: Callable[[int], object]
+) -> None:
     resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held: dict[int, torch.UntypedStorage] = {}
+    held: dict[int, torch.UntypedStorage] = {}  # alive, so that no other gets the same key
 
     def pack(tensor: Tensor) -> Tensor:
         key, storage = _storage(tensor), tensor.untyped_storage()
         if key not in resident and key not in held:
             held[key] = storage
-            if blocks is not None and blocks.inside is not None:
-                blocks.sizes[blocks.inside] += storage.nbytes()
+            note(storage.nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return held
-
-
-def _total(held: Mapping[int, torch.UntypedStorage]) -> int:
-    return sum(storage.nbytes() for storage in held.values())
 
 
 def _hold_largest_draw(model: nn.Module, forward: Callable[[], Any]) -> None:
     """Under a joint budget, fixes the draw that saves most, which a forward pass tells."""
     for blocks in draws(model):
         blocks.hold_all()
-        _held(model, forward, blocks)
+        _note_saved(model, forward, partial(_add_to_branch, blocks))
         blocks.hold_largest()
+
+
+def _add_to_branch(blocks: Blocks, size: int) -> None:
+    if blocks.inside is not None:
+        blocks.sizes[blocks.inside] += size
 
 
 def _storage(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data
+from razorctl import data, devices
 from razorctl.errors import RazorError, UsageError
 from razorctl.gpus import settle_precision
 from razorctl.job import Job, Precision
@@ -178,7 +178,7 @@ class Run(Iterator[Step]):
             "peak_bytes": self.peak_bytes,
             "step_seconds": median(step.seconds for step in self.history),
             "epoch_seconds": fmean(step.seconds for step in self.history) * self.steps_per_epoch,
-            "device": _device_name(self.device),
+            "device": devices.name(self.device),
             "weights": str(self.out / WEIGHTS),
             "predicted": self.predicted,
         }
@@ -211,7 +211,7 @@ class Run(Iterator[Step]):
             "recipe": asdict(self.recipe),
             "job": asdict(self.job),
             "environment": {
-                "device": _device_name(self.device),
+                "device": devices.name(self.device),
                 "python": platform.python_version(),
                 "razorctl": razorctl.__version__,
                 **{name: version(name) for name in ("torch", "timm", "datasets")},
@@ -242,20 +242,6 @@ def _hold_to(budget: int, device: torch.device) -> None:
     """Lets this process allocate no more tensors than that, so that a larger card acts its part."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _device(name: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"device {str(name)!r} cannot be used ({reason}); try cpu.") from None
-    return device
 
 
 def _create(out: Path) -> None:
@@ -294,6 +280,4 @@ def finetune(
         out = Path("runs") / f"{job.model}-{job.dataset}-{recipe.method}-{stamp}"
     if Path(out).exists():
         raise UsageError(f"{out} exists already; name another directory with --out.")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Run(job, recipe, Path(out), _device(device), plan)
+    return Run(job, recipe, Path(out), devices.find(device), plan)

@@ -1,12 +1,14 @@
 """What a terminal shows: tables on stdout, the live bar and messages on stderr."""
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+def waiting(text: str) -> Status:
+    """While inside it, says so on a terminal; silent where there is none."""
+    return err.status(text)
+
+
 def follow(run: "Run") -> None:
     """Trains to the end under a live bar of 80 columns; silent where there is no terminal."""
     saved = f"saves {size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
@@ -66,15 +73,20 @@ def follow(run: "Run") -> None:
                 bar.update(task, accuracy=f"{step.accuracy:.3f}")
 
 
-def show_result(result: dict[str, Any]) -> None:
-    """The closing table of `finetune`."""
-    recipe = result["recipe"]
-    title = f"{result['model']} on {result['dataset']}: {recipe['method']}"
+def _summary(recipe: dict[str, Any]) -> str:
+    """Method, ratio and joint budget, as far as they say something."""
+    text = str(recipe["method"])
     if recipe["method"] != "full":
-        title += f", ratio {recipe['ratio']:g}"
+        text += f", ratio {recipe['ratio']:g}"
     if recipe["joint_budget"] < 1:
         what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
-        title += f", {what} {recipe['joint_budget']:g}"
+        text += f", {what} {recipe['joint_budget']:g}"
+    return text
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """The closing table of `finetune`."""
+    title = f"{result['model']} on {result['dataset']}: {_summary(result['recipe'])}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -158,3 +170,98 @@ def show_names(groups: dict[str, dict[str, str]]) -> None:
             table.add_row("" if i else group, name, summary)
         table.add_section()
     out.print(table)
+
+
+Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full
+LARGEST = 15  # modules, with their like in other blocks, in a row of their own
+PHASES = {
+    "data_s": "a random batch, made and moved",
+    "forward_s": "with the loss, without sampling",
+    "sampling_s": "choosing and packing what is kept",
+    "backward_s": "",
+    "optimizer_s": "with clipping",
+}
+
+
+def show_profile(result: dict[str, Any]) -> None:
+    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
+    out.print(
+        f"{result['model']}: {_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"on {result['device']}",
+        highlight=False,
+        markup=False,
+    )
+    saved, full = result["by_kind"], result["by_kind_full"]
+    by_size = sorted(full, key=full.__getitem__, reverse=True)
+    kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}
+    _show_bytes("saved for backward, traced", ("kind of layer",), kinds)
+    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
+
+    table = _table("peak of a step", "", "bytes")
+    for name, count in result["peak_bytes"].items():
+        if count is not None:
+            table.add_row(name.replace("_", ", "), size(count))
+    out.print(table)
+
+    table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
+    for name, note in PHASES.items():
+        seconds = result["phases"][name]
+        share = f"{seconds / result['step_s']:.1%}"
+        table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
+    table.add_section()
+    table.add_row("step", duration(result["step_s"]))
+    out.print(table)
+
+
+def _largest(rows: list[dict[str, Any]]) -> Bytes:
+    """The largest of `rows`, by name, number of them and layer kind; the others in one.
+
+    Those that differ only in the numbers in their names, as the blocks of a model do, are one.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        name = ".".join("*" if part.isdigit() else part for part in row["module"].split("."))
+        groups.setdefault((name, row["kind"]), []).append(row)
+    sums: Bytes = {}
+    for (name, kind), group in groups.items():
+        several = f"{len(group)} x" if len(group) > 1 else ""
+        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
+        sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
+    largest = sorted(sums, key=sums.__getitem__, reverse=True)
+    shown = {labels: sums[labels] for labels in largest[:LARGEST]}
+    if rest := largest[LARGEST:]:
+        shown["others", "", ""] = _sums(sums[labels] for labels in rest)
+    return shown
+
+
+def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    first, second = zip(*pairs, strict=True)
+    return sum(first), sum(second)
+
+
+def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
+    """A row for each entry and one for their sum."""
+    room = max(16, out.width - 61)
+    total = _sums(entries.values())
+    table = _table(title, *labels, "dense", "pruned", "smaller", "share")
+    for (name, *others), pair in entries.items():
+        # The end of a long name tells it from others.
+        end = name if len(name) <= room else f"…{name[1 - room :]}"
+        table.add_row(end, *others, *_compared(*pair, total[0]))
+    table.add_section()
+    table.add_row("total", *[""] * (len(labels) - 1), *_compared(*total, total[0]))
+    out.print(table)
+
+
+def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
+    times = f"{full / saved:.1f}x" if full and saved else "-"
+    return size(full), size(saved), times, f"{saved / total:.0%}" if total else "-"
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose figures stand to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    for name in columns:
+        figures = name in ("dense", "pruned", "smaller", "share", "bytes", "time")
+        table.add_column(name, justify="right" if figures else "left", no_wrap=True)
+    return table

@@ -39,6 +39,12 @@ def finetune(*args: str) -> Result:
     return razorctl("finetune", "vit-micro", "digits", *QUICK, *args)
 
 
+def profile(*args: str) -> Result:
+    return razorctl(
+        "profile", "vit-micro", "--batch-size", "4", "--steps", "1", "--device", "cpu", *args
+    )
+
+
 def test_table_goes_to_stdout():
     result = finetune("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
@@ -101,6 +107,77 @@ def test_list_names_everything():
         assert all(name in table for name in names)
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_of_a_profile_fit(width, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(views, "out", Console(file=screen, width=width))
+    result = profile("--ratio", "0.8")
+    assert result.exit_code == 0, result.stderr
+    table = screen.getvalue()
+    assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch of 4, on cpu" in table
+    for row in ("linear", "blocks.*.attn.qkv   6 x  linear", "head", "total", "sampling", "step"):
+        assert row in table
+    assert re.search(r"traced +\d", table)
+    assert "measured" not in table  # by nothing on a CPU
+    assert max(map(len, table.splitlines())) <= width
+    assert result.stderr == ""
+
+
+def test_long_names_of_modules_keep_their_end(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(views, "out", Console(file=screen, width=80))
+    names = [f"model.encoder.layer.{i}.attention.output.dense" for i in range(2)]
+    names += [f"{letter}." for letter in "abcdefghijklmnop"] + [""]
+    result = {
+        "model": "odd",
+        "recipe": {"method": "full", "joint_budget": 1.0},
+        "batch_size": 1,
+        "device": "a GPU",
+        "steps": 5,
+        "totals": {"saved_bytes": 0, "full_saved_bytes": 19},
+        "by_kind": {"linear": 0},
+        "by_kind_full": {"linear": 19},
+        "rows": [
+            {"module": name, "kind": "linear", "saved_bytes": 0, "full_saved_bytes": 1}
+            for name in names
+        ],
+        "peak_bytes": {"traced": 2**20, "measured_allocated": 2**21, "measured_reserved": 2**30},
+        "phases": dict.fromkeys(views.PHASES, 0.1),
+        "step_s": 0.5,
+    }
+    views.show_profile(result)
+    table = screen.getvalue()
+    assert re.search(r"….*\.output\.dense +2 x", table)
+    assert "others" in table
+    assert re.search(r"measured, allocated +2\.00 MiB", table)
+    assert re.search(r"measured, reserved +1\.00 GiB", table)
+    assert table.count("20.0%") == len(views.PHASES)
+
+
+def test_json_of_a_profile_is_one_document_and_nothing_else():
+    result = profile("--json", "--method", "backrazor", "--trace", "trace.json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["recipe"]["method"] == "backrazor"
+    assert document["totals"]["saved_bytes"] < document["totals"]["full_saved_bytes"]
+    assert set(document["phases"]) == set(views.PHASES)
+    assert document["peak_bytes"]["measured_allocated"] is None
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert result.stderr == ""
+
+
+def test_a_profile_takes_the_recipe_and_the_batch_of_a_run_but_not_its_steps():
+    Path("run.toml").write_text(
+        "[job]\nmodel = 'vit-micro'\nsteps = 1000\nbatch_size = 3\n"
+        "[recipe]\nmethod = 'backrazor'\nmean_correction = true\n"
+    )
+    result = razorctl("--config", "run.toml", "profile", "--device", "cpu", "--json")
+    document = json.loads(result.stdout)
+    assert (document["batch_size"], document["steps"]) == (3, 5)
+    assert document["recipe"]["method"] == "backrazor"
+    assert document["recipe"]["mean_correction"] is True
+
+
 BAD = {
     "unknown model": (["finetune", "vit-mikro", "digits"], 2, "did you mean 'vit-micro'?"),
     "unknown data set": (["finetune", "vit-micro", "digit"], 2, "did you mean 'digits'?"),
@@ -126,6 +203,21 @@ BAD = {
     "unusable device": (["--device", "warp"], 2, "try cpu"),
     "existing directory": (["--out", "taken"], 2, "taken exists already"),
     "directory in a file": (["--out", "file/run"], 2, "cannot write file/run"),
+    "profile of an unknown model": (["profile", "vit-mikro"], 2, "did you mean 'vit-micro'?"),
+    **{
+        f"profile, {name}": (["profile", "vit-micro", "--device", "cpu", *args], 2, sentence)
+        for name, (args, sentence) in {
+            "unknown method": (["--method", "backrazer"], "did you mean 'backrazor'?"),
+            "ratio of one": (["--ratio", "1"], "ratio 1.0 is outside [0, 1)"),
+            "ratio beyond reach": (["--ratio", "0.999", "--batch-size", "4"], "cannot be met"),
+            "no batch": (["--batch-size", "0"], "batch size 0 is not a positive number"),
+            "no steps": (["--steps", "0"], "steps 0 is not a positive number"),
+            "unusable device": (["--device", "warp"], "try cpu"),
+            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave out --snapshot"),
+            "trace in a file": (["--trace", "file/trace.json"], "cannot write file/trace.json"),
+            "trace over a directory": (["--trace", "taken"], "name another file with --trace"),
+        }.items()
+    },
 }
 
 
@@ -134,7 +226,7 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
     args, code, sentence = BAD[case]
     Path("taken").mkdir()
     Path("file").touch()
-    if args[0] != "finetune":
+    if args[0].startswith("--"):
         args = ["finetune", "vit-micro", "digits", *args]
     result = razorctl(*args)
     assert result.exit_code == code

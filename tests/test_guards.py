@@ -17,6 +17,7 @@ LEVELS = {
     "registry": 1,
     "settings": 1,
     "traces": 1,
+    "devices": 1,
     "ops": 0,
     "job": 2,
     "sampling": 1,
@@ -34,6 +35,7 @@ LEVELS = {
     "step": 6,
     "tracing": 7,
     "planner": 8,
+    "profiler": 7,
     "trainer": 7,
     "views": 9,
     "cli": 10,
@@ -73,7 +75,9 @@ def test_every_module_has_a_level():
     assert modules - {"__init__"} == set(LEVELS)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["finetune", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["finetune", "--help"], ["profile", "--help"], ["--version"]]
+)
 def test_help_imports_no_torch(args: list[str]):
     code = (
         "import sys; from razorctl.cli import app\n"

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.families import models
-from razorctl.memory import peak_bytes
+from razorctl.memory import peak_bytes, saved_by_module
 from razorctl.recipe import METHODS
 
 ROWS, WIDTH, OUT = 40, 96, 32
@@ -253,3 +254,63 @@ def test_a_storage_counts_once():
     x = torch.randn(100, requires_grad=True)
     # y for the square and the product, its sigmoid for the product
     assert saved_bytes(Shares(), x) == 800
+
+
+SMALL_MODELS = {
+    "vit-micro": lambda: (models()["vit-micro"].build(10), torch.randn(2, 1, 28, 28)),
+    "bert": lambda: (
+        BertForSequenceClassification(BertConfig(**SMALL_BERT)),
+        {"input_ids": torch.zeros(2, 5, dtype=torch.long)},
+    ),
+    "convolutions": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)),
+        torch.randn(2, 3, 9, 9),
+    ),
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    # All but the convolutions have checkpointing of their own.
+    [p for p in product(SMALL_MODELS, METHODS) if p != ("convolutions", "checkpoint")],
+)
+def test_modules_sum_to_saved_bytes(name, method, autocast):
+    model, inputs = SMALL_MODELS[name]()
+    sparsify(model, Recipe(method, ratio=0.5))
+    by_module = saved_by_module(model, inputs, autocast=autocast)
+    assert sum(by_module.values()) == saved_bytes(model, inputs, autocast=autocast) > 0
+    assert by_module.keys() <= {name for name, _ in model.named_modules()}
+    assert all(by_module.values())
+
+
+@pytest.mark.parametrize("joint", ["weights", "branches"])
+def test_modules_sum_to_saved_bytes_under_a_joint_budget(joint):
+    model, inputs = SMALL_MODELS["vit-micro"]()
+    sparsify(model, Recipe("backrazor", joint_budget=0.5, joint=joint))
+    assert sum(saved_by_module(model, inputs).values()) == saved_bytes(model, inputs)
+
+
+def test_bytes_of_modules_that_can_be_counted_by_hand():
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+
+        def forward(self, x):
+            y = self.inner(x)
+            return y.square().exp()  # saves y, which tanh has saved, and the exponential
+
+    net = nn.Sequential(Squares(), nn.Linear(16, 4))
+    expected = {"0.inner.0": 8, "0.inner.1": 16, "0": 16}  # the last layer's input is there already
+    assert saved_by_module(net, torch.randn(5, 8)) == {k: 4 * 5 * n for k, n in expected.items()}
+    assert saved_by_module(net[0].inner[0], torch.randn(5, 8)) == {"": 160}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_a_checkpointed_block_saves_in_the_module_that_runs_it():
+    model, inputs = SMALL_MODELS["vit-micro"]()
+    sparsify(model, Recipe("checkpoint"))
+    by_module = saved_by_module(model, inputs)
+    assert not any(name.startswith("blocks") for name in by_module)
+    assert by_module[""] > by_module["patch_embed.proj"]

@@ -1,0 +1,26 @@
+"""The device that work runs on."""
+
+import torch
+
+from razorctl.errors import UsageError
+
+
+def find(name: torch.device | str | None) -> torch.device:
+    """The device of that name; None is CUDA where there is any, else the CPU.
+
+    Raises UsageError if it cannot be used.
+    """
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"device {str(name)!r} cannot be used ({reason}); try cpu.") from None
+    return device
+
+
+def name(device: torch.device) -> str:
+    """What to call it: a GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
