@@ -427,7 +427,7 @@ def label(recipe: Recipe, accumulate: int) -> str:
     """What a way does, in a few words."""
     words = recipe.method
     if METHODS[recipe.method].ratio != "nothing" and METHODS[recipe.method].approximates:
-        words += f" at ratio {recipe.ratio:g}"
+        words += f" {recipe.ratio:g}"
     if recipe.joint_budget < 1:
         words += f", {recipe.joint} {recipe.joint_budget:g}"
     if recipe.attention != "auto":
