@@ -7,7 +7,6 @@ of arithmetic and memory for each kernel, at the rates of the card's preset.
 import json
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -269,7 +268,8 @@ class Search:
         self.job = replace(job, precision=precision).resolved(facts["defaults"], self.examples)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         width = "wide" if precision == "fp32" else "narrow"
-        self.max_ratio = min(max_ratio, largest(width))
+        most = min(max_ratio, largest(width))
+        self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
 
@@ -332,31 +332,35 @@ class Search:
                 self._reasons.append("full, flash attention: the model runs fused attention as is.")
             elif chosen := self._try(recipe):
                 return chosen
-        ratios = [ratio for ratio in RATIOS if ratio <= self.max_ratio] or [self.max_ratio]
-        if self._try(Recipe(ratio=ratios[-1])):
-            return self._smallest(ratios)
-        for joint_budget in JOINT_BUDGETS:
-            last = Recipe(ratio=ratios[-1], joint_budget=joint_budget, joint="branches")
-            if chosen := self._try(last):
+        if self._try(Recipe(ratio=self.ratios[-1])):
+            return self._smallest()
+        for recipe in self._jointly():
+            if chosen := self._try(recipe):
                 return chosen
-        return self._accumulated(last)
+        return self._accumulated(recipe)
 
-    def _smallest(self, ratios: Sequence[float]) -> Candidate:
+    def _smallest(self) -> Candidate:
         """razor at the smallest ratio that fits, where the last one does."""
-        low, high = 0, len(ratios) - 1
+        low, high = 0, len(self.ratios) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._try(Recipe(ratio=ratios[middle])):
+            if self._try(Recipe(ratio=self.ratios[middle])):
                 high = middle
             else:
                 low = middle + 1
-        return self.predict(Recipe(ratio=ratios[high]))
+        return self.predict(Recipe(ratio=self.ratios[high]))
+
+    def _jointly(self) -> list[Recipe]:
+        """razor at the largest ratio under ever smaller joint budgets."""
+        return [
+            Recipe(ratio=self.ratios[-1], joint_budget=b, joint="branches") for b in JOINT_BUDGETS
+        ]
 
     def _fastest(self, prefer: Prefer) -> Candidate | None:
         """Of the exact ways, or of all at the largest ratio, the fastest that fits."""
         methods = [Recipe("full"), Recipe("checkpoint")]
         if prefer == "fast":
-            methods.append(Recipe(ratio=self.max_ratio))
+            methods.append(Recipe(ratio=self.ratios[-1]))
         elif chosen := self._try(methods[0]):
             return chosen
         ways = [self._accumulated(recipe) for recipe in methods]
@@ -392,7 +396,18 @@ class Search:
 
     def refusal(self) -> NoFitError:
         """The error for a job that fits in no way, with what would have to change."""
-        needed = min(c.predicted.needed_bytes for c in self.looked_at.values())
+        assert self.job.batch_size is not None
+        last = [
+            Recipe("full"),
+            Recipe("checkpoint"),
+            Recipe(ratio=self.ratios[-1]),
+            *self._jointly(),
+        ]
+        smallest = (
+            self.predict(recipe, self.job.batch_size)
+            for recipe in (last if self.recipe is None else [self.recipe])
+        )
+        needed = min(way.predicted.needed_bytes for way in smallest)
         return NoFitError(
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
             f"it needs {_gib(needed)}, and {self._closest()}.",
@@ -413,7 +428,7 @@ class Search:
         for i, (_, change) in enumerate(changes):
             so_far |= change
             job = replace(self.job, **so_far)
-            search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
+            search = Search(job, self.gpu, self.budget, self.recipe, self.ratios[-1], self.cache)
             if search.choose("balanced") is not None:
                 return f"fits with {' '.join(flag for flag, _ in changes[: i + 1])}"
         return "no way to train all of this model fits; choose a smaller one"

@@ -113,7 +113,7 @@ def show_plan(plan: dict[str, Any], explain: bool) -> None:
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.add_column("  GiB", no_wrap=True)
+    table.add_column("  GiB")
     for name in ("model", "saved", "other", "needs", "room", "step", "epoch"):
         table.add_column(name, justify="right", no_wrap=True)
     chosen = plan["chosen"]
