@@ -92,11 +92,16 @@ def show_result(result: dict[str, Any]) -> None:
     table.add_column()
     table.add_column(style="dim")
     saved, full = result["saved_bytes"], result["full_saved_bytes"]
+    predicted = result["predicted"] or {}
     table.add_row("saved for backward", size(saved), against(saved, full))
     table.add_row("full fine-tuning saves", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
+    if predicted:
+        table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
+    if predicted:
+        table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
     table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
     table.add_row("test accuracy", f"{result['accuracy']:.4f}", f"loss {result['loss']:.4f}")
     out.print(table)

@@ -81,7 +81,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
     job = Job(
         name,
         "any",
-        batch * accumulate,
+        batch_size=batch * accumulate,
         input_size=size,
         accumulate=accumulate,
         precision=precision,
@@ -140,7 +140,8 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
     family = small_models()[name]
     monkeypatch.setitem(families.models(), name, replace(family, name=name))
     tracing._blueprint.cache_clear()
-    job = Job(name, "any", 4, precision="fp32", learning_rate=0.1, input_size=SIZES[name][0])
+    size = SIZES[name][0]
+    job = Job(name, "any", batch_size=4, precision="fp32", learning_rate=0.1, input_size=size)
     traced = tracing.trace(job, Recipe("razor", 0.9), 5)
     model = family.bare(5, job.input_size).eval()
     inputs = family.example(model, 4, job.input_size)

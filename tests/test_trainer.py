@@ -34,6 +34,7 @@ KEYS = [
     "epoch_seconds",
     "device",
     "weights",
+    "predicted",
 ]
 
 
