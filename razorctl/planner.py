@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -308,8 +309,13 @@ class Search:
         if document is None:
             from razorctl import tracing  # imports torch
 
-            document = traces.dump(tracing.trace(job, recipe, self.classes))
+            try:
+                document = traces.dump(tracing.trace(job, recipe, self.classes))
+            except UsageError as error:
+                document = {"refused": str(error)}
             self.cache.put(document, "trace", *step)
+        if "refused" in document:
+            raise UsageError(document["refused"])
         return traces.load(document)
 
     def choose(self, prefer: Prefer) -> Candidate | None:
@@ -332,12 +338,32 @@ class Search:
                 self._reasons.append("full, flash attention: the model runs fused attention as is.")
             elif chosen := self._try(recipe):
                 return chosen
-        if self._try(Recipe(ratio=self.ratios[-1])):
+        if self._last is None:
+            return self._accumulated(Recipe("full"))
+        if self._try(self._last):
             return self._smallest()
         for recipe in self._jointly():
             if chosen := self._try(recipe):
                 return chosen
         return self._accumulated(recipe)
+
+    @cached_property
+    def _last(self) -> Recipe | None:
+        """razor at the largest ratio that is allowed and that the model can keep, if any."""
+        while self.ratios and not self._possible(Recipe(ratio=self.ratios[-1])):
+            self.ratios.pop()
+        return Recipe(ratio=self.ratios[-1]) if self.ratios else None
+
+    def _possible(self, recipe: Recipe) -> bool:
+        """Whether the model can take a recipe; if not, notes why."""
+        try:
+            self.predict(recipe)
+        except UsageError as error:
+            if self.recipe is not None:
+                raise
+            self._reasons.append(f"{label(recipe, 1)}: {error}")
+            return False
+        return True
 
     def _smallest(self) -> Candidate:
         """razor at the smallest ratio that fits, where the last one does."""
@@ -359,11 +385,11 @@ class Search:
     def _fastest(self, prefer: Prefer) -> Candidate | None:
         """Of the exact ways, or of all at the largest ratio, the fastest that fits."""
         methods = [Recipe("full"), Recipe("checkpoint")]
-        if prefer == "fast":
-            methods.append(Recipe(ratio=self.ratios[-1]))
-        elif chosen := self._try(methods[0]):
+        if prefer == "fast" and self._last is not None:
+            methods.append(self._last)
+        if prefer == "exact" and (chosen := self._try(methods[0])):
             return chosen
-        ways = [self._accumulated(recipe) for recipe in methods]
+        ways = [self._accumulated(recipe) for recipe in methods if self._possible(recipe)]
         fitting = [way for way in ways if way is not None]
         for way in fitting:
             self._reasons.append(f"{_label(way)}: {way.predicted.step_seconds:.3g} s a step.")
@@ -397,15 +423,11 @@ class Search:
     def refusal(self) -> NoFitError:
         """The error for a job that fits in no way, with what would have to change."""
         assert self.job.batch_size is not None
-        last = [
-            Recipe("full"),
-            Recipe("checkpoint"),
-            Recipe(ratio=self.ratios[-1]),
-            *self._jointly(),
-        ]
+        last = [Recipe("full"), Recipe("checkpoint"), *self._jointly()]
         smallest = (
             self.predict(recipe, self.job.batch_size)
             for recipe in (last if self.recipe is None else [self.recipe])
+            if self._possible(recipe)
         )
         needed = min(way.predicted.needed_bytes for way in smallest)
         return NoFitError(

@@ -71,8 +71,10 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("name", "method", "precision", "optimizer", "batch", "size"), GRID)
+@pytest.mark.parametrize(
+    ("name", "method", "precision", "optimizer", "batch", "size", "accumulate"),
+    [(*point, 1 + i % 2) for i, point in enumerate(GRID)],
+)
 def test_the_traced_step_is_the_real_one_to_the_byte(
     name, method, precision, optimizer, batch, size, accumulate, monkeypatch
 ):
@@ -122,7 +124,8 @@ def _forward(family, model, inputs, labels, job):
 
 
 def really_saved(model, forward) -> int:
-    held, resident = {}, {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    known = (*model.parameters(), *model.buffers())
+    held, resident = {}, {t.untyped_storage().data_ptr() for t in known}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -142,7 +145,7 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
     tracing._blueprint.cache_clear()
     size = SIZES[name][0]
     job = Job(name, "any", batch_size=4, precision="fp32", learning_rate=0.1, input_size=size)
-    traced = tracing.trace(job, Recipe("razor", 0.9), 5)
+    traced = tracing.trace(job, Recipe("razor", 0.8), 5)
     model = family.bare(5, job.input_size).eval()
     inputs = family.example(model, 4, job.input_size)
     tracker = MemTracker()
