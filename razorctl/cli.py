@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import __version__, views
+from razorctl import __version__, presets, views
 from razorctl.errors import NoFitError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
-from razorctl.registry import unknown
+from razorctl.registry import find, unknown
 from razorctl.settings import read_toml
 
 PROJECT_FILE = Path("razorctl.toml")
@@ -84,6 +84,15 @@ def _settings(file: Path) -> dict[str, Any]:
     return settings
 
 
+def _preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a recipe preset, by name or file, with what is given on top."""
+    file = Path(name) if name.endswith(".toml") else find("recipe", name, presets.files("recipes"))
+    settings = _settings(file)
+    if "steps" in given or "epochs" in given:  # two ways to say the same
+        settings = {k: v for k, v in settings.items() if k not in ("steps", "epochs")}
+    return settings | given
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         views.out.print(f"razorctl {__version__}", highlight=False)
@@ -116,6 +125,9 @@ ModelName = Annotated[
     str | None, typer.Argument(help="Name of a model; `razorctl list` shows them.")
 ]
 DatasetName = Annotated[str | None, typer.Argument(help="Name of a data set.")]
+RecipeName = Annotated[
+    str | None, Option("--recipe", help="Settings by a preset's name; `razorctl list` shows them.")
+]
 MethodName = Annotated[str | None, Option(help="What survives of each activation.")]
 Ratio = Annotated[float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")]
 JointBudget = Annotated[
@@ -161,14 +173,14 @@ def _plan(given: dict[str, Any]) -> Any:
     from razorctl import gpus, planner
 
     gpu, budget, source = gpus.target(given.get("gpu"), given.get("vram"))
-    recipe = _select(Recipe, given)
+    settled = _select(Recipe, given)
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
     with views.waiting(f"planning for {gpu.name}, {views.size(budget)} {source}"):
         return planner.plan(
             Job(**_select(Job, given)),
             gpu,
             budget=budget,
-            recipe=Recipe(**recipe) if recipe else None,
+            recipe=Recipe(**settled) if settled else None,
             **search,
         )
 
@@ -180,6 +192,7 @@ def plan(
     dataset: DatasetName = "cifar100",
     vram: Vram = None,
     gpu: GpuName = None,
+    recipe: RecipeName = None,
     method: MethodName = None,
     ratio: Ratio = None,
     joint_budget: JointBudget = None,
@@ -203,6 +216,8 @@ def plan(
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
+    if recipe is not None:
+        given = _preset(recipe, given)
     try:
         document = _plan(given).document()
     except NoFitError as error:
@@ -227,6 +242,7 @@ def finetune(
     gpu: GpuName = None,
     prefer: Prefer = None,
     max_ratio: MaxRatio = None,
+    recipe: RecipeName = None,
     method: MethodName = None,
     ratio: Ratio = None,
     joint_budget: JointBudget = None,
@@ -262,11 +278,13 @@ def finetune(
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
+    if recipe is not None:
+        given = _preset(recipe, given)
     document = None
     if plan is not None:
         from razorctl.planner import read
 
-        job, recipe, document = read(plan)
+        job, chosen, document = read(plan)
         settled = [*_select(Job, flags), *_select(Recipe, flags)]
         if other := [name for name in settled if getattr(job, name, None) != flags[name]]:
             raise UsageError(
@@ -275,13 +293,13 @@ def finetune(
     else:
         if not {"model", "dataset"} <= given.keys():
             raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
-        job, recipe = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
+        job, chosen = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
         if vram is not None or gpu is not None:
             planned = _plan(given)
-            job, recipe, document = planned.planned_job, planned.chosen.recipe, planned.document()
+            job, chosen, document = planned.planned_job, planned.chosen.recipe, planned.document()
     from razorctl.trainer import finetune as prepare
 
-    run = prepare(job, recipe, out=out, device=device, plan=document)
+    run = prepare(job, chosen, out=out, device=device, plan=document)
     views.follow(run)
     if json:
         views.print_json(run.result())
@@ -345,6 +363,10 @@ def list_names(
         "data sets": {name: source.summary for name, source in data.DATASETS.items()},
         "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
         "gpus": {name: gpus.load(name).name for name in gpus.names()},
+        "recipes": {
+            name: str(read_toml(file).get("summary", ""))
+            for name, file in presets.files("recipes").items()
+        },
     }
     if json:
         views.print_json(groups)

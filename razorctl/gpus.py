@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
-from platformdirs import user_config_dir
 
+from razorctl import presets
 from razorctl.errors import UsageError
 from razorctl.job import Precision
 from razorctl.registry import find, unknown
 from razorctl.settings import check_types, read_toml
-
-_PACKAGE = Path(__file__).parent
-# In the wheel the presets lie inside the package, in a checkout beside it.
-PRESETS = next(p for p in (_PACKAGE / "presets", _PACKAGE.parent / "presets") if p.is_dir())
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 ATTENTION = ("flash", "efficient", "math", "cudnn")
@@ -83,18 +79,9 @@ def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed
         raise UsageError(f"{field} {value!r} has a name twice; leave one out.")
 
 
-def _files() -> dict[str, Path]:
-    """Name -> preset file, the user's own first: they win."""
-    files: dict[str, Path] = {}
-    for folder in (Path(user_config_dir("razorctl")), PRESETS):
-        for file in sorted((folder / "gpus").glob("*.toml")):
-            files.setdefault(file.stem, file)
-    return files
-
-
 def names() -> tuple[str, ...]:
     """The GPUs that have a preset, shipped or the user's own."""
-    return tuple(sorted(_files()))
+    return tuple(sorted(presets.files("gpus")))
 
 
 def load(name: str) -> Gpu:
@@ -103,7 +90,7 @@ def load(name: str) -> Gpu:
     Raises UsageError with the nearest name if there is none, and for a file that cannot be read
     or has a field that is missing, unknown or cannot be meant.
     """
-    return _read(Path(name) if name.endswith(".toml") else find("GPU", name, _files()))
+    return _read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
 
 
 def _read(file: Path) -> Gpu:
@@ -183,7 +170,7 @@ def detect() -> tuple[Detected, ...]:
 
 def preset_for(detected: Detected) -> Gpu | None:
     """The preset of a card that was found, by its name and memory; the user's own come first."""
-    for file in _files().values():
+    for file in presets.files("gpus").values():
         gpu = _read(file)
         distance = abs(gpu.memory_bytes - detected.memory_bytes)
         if _bare(gpu.name) == _bare(detected.name) and distance < _SAME_MEMORY * gpu.memory_bytes:

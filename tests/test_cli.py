@@ -101,7 +101,7 @@ def test_attention_and_mean_correction_are_settings():
 def test_list_names_everything():
     table = razorctl("list").stdout
     groups = json.loads(razorctl("list", "--json").stdout)
-    assert set(groups) == {"models", "data sets", "methods", "gpus"}
+    assert set(groups) == {"models", "data sets", "methods", "gpus", "recipes"}
     assert set(groups["methods"]) == set(METHODS)
     for names in groups.values():
         assert all(name in table for name in names)

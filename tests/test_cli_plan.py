@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner, Result
 
-from razorctl import gpus
+from razorctl import gpus, presets
 from razorctl.cli import app
 from razorctl.gpus import Detected, Process
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.settings import read_toml
 
 SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
 
@@ -158,3 +161,40 @@ def test_without_a_model_or_a_plan():
     result = razorctl("finetune")
     assert result.exit_code == 2
     assert "name a model and a data set" in result.stderr
+
+
+RECIPES = sorted(presets.files("recipes"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_preset_is_sound(name):
+    tables = read_toml(presets.files("recipes")[name])
+    assert tables["summary"].startswith("Sheared Backpropagation (CVPR 2024), Tab. ")
+    Job("vit-b16", "cifar100", **tables["job"])
+    recipe = Recipe(**tables["recipe"])
+    table = int(re.match(r"sheared-tab(\d)", name)[1])
+    assert f"Tab. {table}: " in tables["summary"]
+    if recipe.method != "full":
+        assert f"at {recipe.ratio:.0%}".replace("%", " %") in tables["summary"]
+    if recipe.joint_budget < 1:
+        assert f"JointSpar at {recipe.joint_budget:.0%}".replace("%", " %") in tables["summary"]
+
+
+def test_a_recipe_preset_is_the_weakest_word(tmp_path):
+    run = razorctl(
+        *("finetune", "vit-micro", "digits", "--recipe", "sheared-tab1-js70", "--json"),
+        *("--steps", "1", "--batch-size", "16", "--device", "cpu"),
+    )
+    assert run.exit_code == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["recipe"]["method"] == "prebackrazor++"
+    assert document["recipe"]["joint_budget"] == 0.7
+    assert document["job"]["batch_size"] == 16
+    assert document["job"]["learning_rate"] == 0.01
+    unknown = razorctl("finetune", "vit-micro", "digits", "--recipe", "sheared-tab1-js7")
+    assert unknown.exit_code == 2
+    assert "unknown recipe 'sheared-tab1-js7'; did you mean 'sheared-tab1-js70'?" in unknown.stderr
+    (tmp_path / "own.toml").write_text("[job]\nepochs = 1.0\nsteps = 3\n[recipe]\nratoi = 1\n")
+    own = razorctl("finetune", "vit-micro", "digits", "--recipe", "own.toml")
+    assert own.exit_code == 2
+    assert "unknown setting in own.toml 'ratoi'; did you mean 'ratio'?" in own.stderr

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from razorctl import gpus
+from razorctl import gpus, presets
 from razorctl.errors import UsageError
 from razorctl.gpus import Detected, Process
 
-SHIPPED = sorted(file.stem for file in (gpus.PRESETS / "gpus").glob("*.toml"))
+SHIPPED = sorted(file.stem for file in (presets.SHIPPED / "gpus").glob("*.toml"))
 MIB = 2**20
 
 # SMs, boost clock in GHz of the tensor cores and, where it differs, of the others.
@@ -44,14 +44,14 @@ THROUGHPUT = {
 @pytest.fixture(autouse=True)
 def own(tmp_path, monkeypatch):
     """The folder of the user's own presets, empty at first."""
-    monkeypatch.setattr(gpus, "user_config_dir", lambda app: str(tmp_path / app))
+    monkeypatch.setattr(presets, "user_config_dir", lambda app: str(tmp_path / app))
     folder = tmp_path / "razorctl" / "gpus"
     folder.mkdir(parents=True)
     return folder
 
 
 def text(name):
-    return (gpus.PRESETS / "gpus" / f"{name}.toml").read_text()
+    return (presets.SHIPPED / "gpus" / f"{name}.toml").read_text()
 
 
 @pytest.mark.parametrize("name", SHIPPED)

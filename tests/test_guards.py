@@ -16,6 +16,7 @@ LEVELS = {
     "hub": 1,
     "registry": 1,
     "settings": 1,
+    "presets": 1,
     "traces": 1,
     "devices": 1,
     "ops": 0,

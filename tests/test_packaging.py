@@ -29,9 +29,9 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
 
     # Unpacked somewhere else, it finds its own presets and data.
     code = (
-        "from razorctl import data, families, gpus; import razorctl\n"
+        "from razorctl import data, families, gpus, presets; import razorctl\n"
         f"assert razorctl.__file__.startswith({str(tmp_path)!r})\n"
-        f"assert str(gpus.PRESETS).startswith({str(tmp_path)!r})\n"
+        f"assert str(presets.SHIPPED).startswith({str(tmp_path)!r})\n"
         "assert gpus.names(); data.find('digits').load(); families.find('vit-micro').build(3)"
     )
     subprocess.run(

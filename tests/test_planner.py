@@ -46,7 +46,7 @@ def small_models() -> dict[str, Model]:
         "num_attention_heads": 2,
         "vocab_size": 500,
     }
-    vit = timm.from_hub("vit", "small", "vit_tiny_patch16_224.augreg_in21k", 16, {})
+    vit = timm.from_hub("vit", "small", "test_vit.r160_in1k", 16, {})
     text = transformers.from_hub("bert", "small", "nobody/small", bert, {})
     return {"vit": vit, "bert": text, "vit-micro": families.models()["vit-micro"]}
 
