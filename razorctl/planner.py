@@ -220,11 +220,11 @@ def plan(
     """Looks for the way to run a job in `budget` bytes of a card, by default all of it.
 
     `balanced` takes the whole batch in one pass by the least approximate recipe that fits: dense,
-    then fused attention, then the ratio, up to `max_ratio`, then the joint budget; it accumulates
-    only where none of them does. `exact` takes the faster of accumulation and checkpointing if the
-    batch does not fit in one pass. `fast` takes what is predicted to be fastest, a joint budget
-    only where nothing else fits. With a `recipe` only that one is looked at. Raises NoFitError
-    if nothing fits, with the smallest budget that would do.
+    then fused attention, then halves of single precision, then the ratio of razor, up to
+    `max_ratio`, then the joint budget; it accumulates only where none of them does. `exact` takes
+    the faster of accumulation and checkpointing if the batch does not fit in one pass. `fast` takes
+    what is predicted to be fastest, without a joint budget. With a `recipe` only that one is
+    looked at. Raises NoFitError if nothing fits, with the smallest budget that would do.
     """
     if prefer not in get_args(Prefer):
         raise unknown("preference", prefer, get_args(Prefer))
@@ -338,6 +338,9 @@ class Search:
                 self._reasons.append("full, flash attention: the model runs fused attention as is.")
             elif chosen := self._try(recipe):
                 return chosen
+        half = Recipe("half")
+        if self.job.precision == "fp32" and self._possible(half) and (chosen := self._try(half)):
+            return chosen
         if self._last is None:
             return self._accumulated(Recipe("full"))
         if self._try(self._last):

@@ -57,9 +57,9 @@ def _paper_rules(weights: str) -> dict[str, str]:
     }
 
 
-def _quantised_rules(bits: str) -> dict[str, str]:
+def _one_rule(rule: str) -> dict[str, str]:
     kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
-    return dict.fromkeys(kinds, bits) | {"dropout": "dense"}
+    return dict.fromkeys(kinds, rule) | {"dropout": "dense"}
 
 
 METHODS: dict[str, Method] = {
@@ -102,10 +102,19 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
         ),
         Method(
+            "half",
+            "every input in half precision",
+            "as a mixed-precision copy, in single-precision training",
+            _one_rule("half"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+        ),
+        Method(
             "int8",
             "every input in 8 bits",
             "as Mesa (2021) does, with a scale for each column",
-            _quantised_rules("8-bit"),
+            _one_rule("8-bit"),
             attention="sparse-flash",
             ratio="nothing",
             spares_classifier=True,
@@ -114,7 +123,7 @@ METHODS: dict[str, Method] = {
             "int2",
             "every input in 2 bits, rounded stochastically",
             "as ActNN (2021) does, with a scale for each column",
-            _quantised_rules("2-bit-stochastic"),
+            _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
             ratio="nothing",
             spares_classifier=True,
