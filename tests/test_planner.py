@@ -189,7 +189,7 @@ def test_more_memory_is_never_worse(cache, prefer, budgets):
 
 
 def test_the_chain_of_balanced(cache):
-    chosen = [planned(cache, gib).chosen for gib in (80, 12, 8, 5, 4, 3, 2, 1)]
+    chosen = [planned(cache, gib).chosen for gib in (80, 20, 8, 5, 4, 3, 2, 1)]
     assert all(a <= b for a, b in pairwise(map(approximation, chosen)))
     several = [way.accumulate > 1 for way in chosen]
     assert several == sorted(several)
