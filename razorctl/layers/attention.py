@@ -54,7 +54,8 @@ class StoredFunction(torch.autograd.Function):
             signed = torch.where(on, probabilities, -probabilities)
         ctx.layer, ctx.scale, ctx.dropout_p = layer, scale, dropout_p
         ctx.mask_shape = None if mask is None else mask.shape
-        ctx.save_for_backward(*_keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)]))
+        kept = _keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)], join=False)
+        ctx.save_for_backward(*kept)
         return attended @ v
 
     @staticmethod
@@ -89,10 +90,14 @@ class StoredFunction(torch.autograd.Function):
         return dq, dk, dv, dmask, None, None, None
 
 
-def _keep(ctx: Any, tensors: list[Tensor]) -> list[Tensor]:
-    """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list."""
+def _keep(ctx: Any, tensors: list[Tensor], join: bool) -> list[Tensor]:
+    """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list.
+
+    join: show them [batch, tokens, columns of all heads] where they lie so, without a copy.
+    """
     rules = ctx.layer.rules[: len(tensors)]
-    ctx.shapes, ctx.joined = [t.shape for t in tensors], [_heads_join(t) for t in tensors]
+    ctx.shapes = [t.shape for t in tensors]
+    ctx.joined = [join and _heads_adjoin(t) for t in tensors]
     kept = [
         rule.keep(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
         for rule, t, joined in zip(rules, tensors, ctx.joined, strict=True)
@@ -101,7 +106,7 @@ def _keep(ctx: Any, tensors: list[Tensor]) -> list[Tensor]:
     return [t for part in kept for t in part]
 
 
-def _heads_join(t: Tensor) -> bool:
+def _heads_adjoin(t: Tensor) -> bool:
     """Whether [batch, heads, tokens, columns] is a view of [batch, tokens, heads * columns]."""
     return t.dim() == 4 and t.stride(1) == t.shape[3] and t.stride(3) == 1
 
@@ -150,7 +155,7 @@ class SparseFlashFunction(torch.autograd.Function):
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
         ctx.layer, ctx.options = layer, options
         state = _random_state(q.device) if options["dropout_p"] else None
-        ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v]))
+        ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v], join=True))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     @staticmethod
