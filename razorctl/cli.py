@@ -292,7 +292,7 @@ def finetune(
 @app.command(context_settings=SETTINGS)
 def profile(
     ctx: typer.Context,
-    model: ModelName = "vit-b16",
+    model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
     method: MethodName = None,
     ratio: Ratio = None,
     joint_budget: JointBudget = None,
@@ -317,9 +317,9 @@ def profile(
     from razorctl.profiler import profile as measure
 
     recipe = Recipe(**_select(Recipe, given))
-    with views.waiting(f"profiling {model}"):
+    with views.waiting(f"profiling {given['model']}"):
         result = measure(
-            model,
+            given["model"],
             recipe,
             batch_size=batch_size,
             steps=timed_steps,

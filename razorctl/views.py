@@ -110,11 +110,12 @@ def show_plan(plan: dict[str, Any], explain: bool) -> None:
         f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
         f"{job['optimizer']}; {gpu['name']}, {size(budget)}"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("GiB")
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("  GiB", no_wrap=True)
     for name in ("model", "saved", "other", "needs", "room", "step", "epoch"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("gradient")
     chosen = plan["chosen"]
     for entry in plan["candidates"]:
         predicted = entry["predicted"]
@@ -124,11 +125,10 @@ def show_plan(plan: dict[str, Any], explain: bool) -> None:
         seconds = predicted["step_seconds"]
         figures = (fixed, saved, needs - fixed - saved, needs, budget - needs)
         table.add_row(
-            ("> " if entry == chosen else "  ") + entry["label"],
+            ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
             duration(seconds),
             duration(seconds * plan["steps_per_epoch"]),
-            "exact" if entry["exact"] else "approximate",
             style="bold green" if entry == chosen else None if entry["fits"] else "dim",
         )
     out.print(table)
@@ -137,8 +137,12 @@ def show_plan(plan: dict[str, Any], explain: bool) -> None:
             out.print(f"{i}. {line}", highlight=False)
         out.print()
     reserve = size(chosen["predicted"]["reserve_bytes"])
-    other = f"other: inputs, temporaries and {reserve} for context and fragmentation."
-    out.print(f"Predicted; {other} {_others(plan)}", highlight=False, style="dim")
+    out.print(
+        f"All predicted. ≈: approximate gradient. other: inputs, temporaries, and {reserve} for "
+        f"context and fragmentation. {_others(plan)}",
+        highlight=False,
+        style="dim",
+    )
     out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
 
 
