@@ -25,6 +25,7 @@ LEVELS = {
     "recipe": 2,
     "layers": 3,
     "branches": 3,
+    "adapters": 3,
     "checkpointing": 3,
     "families": 4,
     "surgery": 5,
