@@ -224,11 +224,12 @@ def show_comparison(document: dict[str, Any]) -> None:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("  method", overflow="fold")
+    table.add_column()
+    table.add_column("method", overflow="fold")
     for head, _, _ in columns.values():
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        cells = [("* " if row["pareto"] else "  ") + escape(row["label"])]
+        cells = ["*" if row["pareto"] else "", escape(row["label"])]
         for name, (_, unit, form) in columns.items():
             text = "-" if row[name] is None else form.format(row[name] / unit)
             if name == "accuracy" and row["accuracy_std"] is not None:
