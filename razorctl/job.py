@@ -33,13 +33,13 @@ class Job:
 
     model: str
     dataset: str
-    input_size: int | None = None
     batch_size: int | None = None
     steps: int | None = None
     epochs: float | None = None
     accumulate: int = 1
     precision: Precision = "auto"
     optimizer: OptimizerName = "sgd"
+    input_size: int | None = None
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float = 0.0

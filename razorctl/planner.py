@@ -7,8 +7,8 @@ of arithmetic and memory for each kernel, at the rates of the card's preset.
 import json
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -271,7 +271,7 @@ def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
 
 
 def traced(job: Job, recipe: Recipe, classes: int, cache: traces.Cache) -> Trace:
-    """A training step of a resolved job."""
+    """A training step of a resolved job; raises UsageError for a recipe the model cannot take."""
     # Alone what tells one step from another, so that other jobs find it too.
     step = [
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
@@ -282,8 +282,13 @@ def traced(job: Job, recipe: Recipe, classes: int, cache: traces.Cache) -> Trace
     if document is None:
         from razorctl import tracing  # imports torch
 
-        document = traces.dump(tracing.trace(job, recipe, classes))
+        try:
+            document = traces.dump(tracing.trace(job, recipe, classes))
+        except UsageError as error:
+            document = {"refused": str(error)}
         cache.put(document, "trace", *step)
+    if "refused" in document:
+        raise UsageError(document["refused"])
     return traces.load(document)
 
 
@@ -306,7 +311,8 @@ class Search:
         self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         width = "wide" if precision == "fp32" else "narrow"
-        self.max_ratio = min(max_ratio, largest(width))
+        most = min(max_ratio, largest(width))
+        self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
 
@@ -342,34 +348,58 @@ class Search:
                 self._reasons.append("full, flash attention: the model runs fused attention as is.")
             elif chosen := self._try(recipe):
                 return chosen
-        ratios = [ratio for ratio in RATIOS if ratio <= self.max_ratio] or [self.max_ratio]
-        if self._try(Recipe(ratio=ratios[-1])):
-            return self._smallest(ratios)
-        for joint_budget in JOINT_BUDGETS:
-            last = Recipe(ratio=ratios[-1], joint_budget=joint_budget, joint="branches")
-            if chosen := self._try(last):
+        if self._last is None:
+            return self._accumulated(Recipe("full"))
+        if self._try(self._last):
+            return self._smallest()
+        for recipe in self._jointly():
+            if chosen := self._try(recipe):
                 return chosen
-        return self._accumulated(last)
+        return self._accumulated(recipe)
 
-    def _smallest(self, ratios: Sequence[float]) -> Candidate:
+    @cached_property
+    def _last(self) -> Recipe | None:
+        """razor at the largest ratio that is allowed and that the model can keep, if any."""
+        while self.ratios and not self._possible(Recipe(ratio=self.ratios[-1])):
+            self.ratios.pop()
+        return Recipe(ratio=self.ratios[-1]) if self.ratios else None
+
+    def _possible(self, recipe: Recipe) -> bool:
+        """Whether the model can take a recipe; if not, notes why."""
+        try:
+            self.predict(recipe)
+        except UsageError as error:
+            if self.recipe is not None:
+                raise
+            self._reasons.append(f"{label(recipe, 1)}: {error}")
+            return False
+        return True
+
+    def _smallest(self) -> Candidate:
         """razor at the smallest ratio that fits, where the last one does."""
-        low, high = 0, len(ratios) - 1
+        low, high = 0, len(self.ratios) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._try(Recipe(ratio=ratios[middle])):
+            if self._try(Recipe(ratio=self.ratios[middle])):
                 high = middle
             else:
                 low = middle + 1
-        return self.predict(Recipe(ratio=ratios[high]))
+        return self.predict(Recipe(ratio=self.ratios[high]))
+
+    def _jointly(self) -> list[Recipe]:
+        """razor at the largest ratio under ever smaller joint budgets."""
+        return [
+            Recipe(ratio=self.ratios[-1], joint_budget=b, joint="branches") for b in JOINT_BUDGETS
+        ]
 
     def _fastest(self, prefer: Prefer) -> Candidate | None:
         """Of the exact ways, or of all at the largest ratio, the fastest that fits."""
         methods = [Recipe("full"), Recipe("checkpoint")]
-        if prefer == "fast":
-            methods.append(Recipe(ratio=self.max_ratio))
-        elif chosen := self._try(methods[0]):
+        if prefer == "fast" and self._last is not None:
+            methods.append(self._last)
+        if prefer == "exact" and (chosen := self._try(methods[0])):
             return chosen
-        ways = [self._accumulated(recipe) for recipe in methods]
+        ways = [self._accumulated(recipe) for recipe in methods if self._possible(recipe)]
         fitting = [way for way in ways if way is not None]
         for way in fitting:
             self._reasons.append(f"{_label(way)}: {way.predicted.step_seconds:.3g} s a step.")
@@ -402,7 +432,14 @@ class Search:
 
     def refusal(self) -> NoFitError:
         """The error for a job that fits in no way, with what would have to change."""
-        needed = min(c.predicted.needed_bytes for c in self.looked_at.values())
+        assert self.job.batch_size is not None
+        last = [Recipe("full"), Recipe("checkpoint"), *self._jointly()]
+        smallest = (
+            self.predict(recipe, self.job.batch_size)
+            for recipe in (last if self.recipe is None else [self.recipe])
+            if self._possible(recipe)
+        )
+        needed = min(way.predicted.needed_bytes for way in smallest)
         return NoFitError(
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
             f"it needs {_gib(needed)}, and {self._closest()}.",
@@ -423,7 +460,7 @@ class Search:
         for i, (_, change) in enumerate(changes):
             so_far |= change
             job = replace(self.job, **so_far)
-            search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
+            search = Search(job, self.gpu, self.budget, self.recipe, self.ratios[-1], self.cache)
             if search.choose("balanced") is not None:
                 return f"fits with {' '.join(flag for flag, _ in changes[: i + 1])}"
         return "no way to train all of this model fits; choose a smaller one"
@@ -437,7 +474,7 @@ def label(recipe: Recipe, accumulate: int) -> str:
     """What a way does, in a few words."""
     words = recipe.method
     if METHODS[recipe.method].ratio != "nothing" and METHODS[recipe.method].approximates:
-        words += f" at ratio {recipe.ratio:g}"
+        words += f" {recipe.ratio:g}"
     if recipe.joint_budget < 1:
         words += f", {recipe.joint} {recipe.joint_budget:g}"
     if recipe.attention != "auto":

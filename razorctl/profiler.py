@@ -162,7 +162,7 @@ class Clock:
         return float(start.elapsed_time(end)) / 1000
 
 
-class Trainee:
+class Training:
     """A model in training on random batches, by the optimizer and the settings of `finetune`."""
 
     def __init__(self, family: Model, model: nn.Module, job: Job, device: torch.device) -> None:
@@ -268,8 +268,8 @@ def profile(
             _check_writable(Path(file), flag)
 
     net = family.bare(CLASSES, None).to(place)
-    trainee = Trainee(family, net, job, place)
-    inputs, known = trainee.inputs(), families.swaps()
+    training = Training(family, net, job, place)
+    inputs, known = training.inputs(), families.swaps()
     kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
     full = memory.saved_by_module(net, inputs)
     sparsify_within(net, recipe, inputs)
@@ -279,24 +279,24 @@ def profile(
         for name, kind in kinds.items()
         if name in saved or name in full
     )
-    traced = memory.peak_bytes(net, inputs, trainee.optimizer)
+    traced = memory.peak_bytes(net, inputs, training.optimizer)
     del inputs
     gc.collect()  # fake copies, in cycles
 
     for _ in range(WARM_UP):
-        trainee.step()
+        training.step()
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
-    times = [trainee.step() for _ in range(steps)]
+    times = [training.step() for _ in range(steps)]
     measured: tuple[int | None, int | None] = None, None
     if place.type == "cuda":
         measured = torch.cuda.max_memory_allocated(place), torch.cuda.max_memory_reserved(place)
     medians = {name: median(seconds[name] for seconds in times) for name in times[0]}
-    _record(trainee.step, trace, snapshot)
+    _record(training.step, trace, snapshot)
     return Profile(
         model=model,
         recipe=recipe,
-        batch_size=trainee.batch_size,
+        batch_size=training.batch_size,
         device=devices.name(place),
         steps=steps,
         rows=rows,

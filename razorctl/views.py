@@ -103,11 +103,16 @@ def show_result(result: dict[str, Any]) -> None:
     table.add_column()
     table.add_column(style="dim")
     saved, full = result["saved_bytes"], result["full_saved_bytes"]
+    predicted = result["predicted"] or {}
     table.add_row("saved for backward", size(saved), against(saved, full))
     table.add_row("full fine-tuning saves", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
+    if predicted:
+        table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
+    if predicted:
+        table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
     table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
     table.add_row("test accuracy", f"{result['accuracy']:.4f}", f"loss {result['loss']:.4f}")
     out.print(table)
@@ -124,7 +129,7 @@ def show_plan(plan: dict[str, Any], explain: bool) -> None:
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.add_column("  GiB", no_wrap=True)
+    table.add_column("  GiB")
     for name in ("model", "saved", "other", "needs", "room", "step", "epoch"):
         table.add_column(name, justify="right", no_wrap=True)
     chosen = plan["chosen"]
@@ -221,6 +226,7 @@ def show_comparison(document: dict[str, Any]) -> None:
         title=", ".join(words),
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
@@ -236,7 +242,7 @@ def show_comparison(document: dict[str, Any]) -> None:
                 text += f" ± {row['accuracy_std'] / unit:.2f}"
             cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
         table.add_row(*cells, style=None if row["seeds"] else "dim")
-    out.print(table)
+    out.print(table, "", sep="\n")
     for row in rows:
         if row["error"] is not None:
             out.print(f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False)

@@ -260,7 +260,15 @@ def test_the_table_fits(width, monkeypatch):
     assert compare(*map(str, runs)).exit_code == 0
     table = screen.getvalue()
     assert "vit-micro on digits, batch 16, 3 steps, auto, 3 seeds, cpu" in table
-    for part in ("    full", "*  prebackrazor++", "80.00 ± 10.00", "14.00", "12.34", "100.0%", "GiB"):
+    for part in (
+        "    full",
+        "*  prebackrazor++",
+        "80.00 ± 10.00",
+        "14.00",
+        "12.34",
+        "100.0%",
+        "GiB",
+    ):
         assert part in table
     assert "…" not in table
     assert max(len(line.rstrip()) for line in table.splitlines()) <= width

@@ -1,0 +1,160 @@
+"""`plan`, and `finetune` by a plan, as a user meets them."""
+
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from razorctl import gpus
+from razorctl.cli import app
+from razorctl.gpus import Detected, Process
+
+SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("RAZORCTL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "traces"))
+
+
+def razorctl(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+def test_the_table_marks_the_choice_and_ends_with_the_command():
+    result = razorctl("plan", *SMALL, "--gpu", "rtx-2080-ti")
+    assert result.exit_code == 0, result.stderr
+    assert "NVIDIA GeForce RTX 2080 Ti, 11.00 GiB" in " ".join(result.stdout.split())
+    assert "> full" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("razorctl finetune vit-micro digits ")
+    assert "--precision fp16" in result.stdout.splitlines()[-1]
+    assert all(len(line) <= 80 for line in result.stdout.splitlines()[:-1])
+
+
+def test_explain_says_what_was_tried():
+    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "1GB", "--explain")
+    assert result.exit_code == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if re.match(r"\d+\. ", line)]
+    assert lines[0].startswith("1. full: needs ")
+    assert lines[1].startswith("2. full, flash attention: ")
+    assert lines[-1].endswith(": taken.")
+
+
+def test_json_is_one_document_and_nothing_else():
+    result = razorctl("plan", *SMALL, "--vram", "11GB", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["fits"] is True
+    assert document["gpu"]["name"] == "NVIDIA GeForce RTX 2080 Ti"
+    assert document["budget_bytes"] == 11 * 2**30
+    assert result.stderr == ""
+
+
+def test_what_does_not_fit():
+    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "640MB", "--json")
+    assert result.exit_code == 3
+    document = json.loads(result.stdout)
+    assert document["fits"] is False
+    assert document["needed_bytes"] > document["budget_bytes"] == 640 * 2**20
+    assert "does not fit in 0.62 GiB; it needs 0." in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--vram", "11XB"], "'11XB' is not a size of memory; write one like 11GB"),
+        (["--vram", "0"], "'0' is not a size of memory"),
+        (["--vram", "0GB"], "'0GB' is not a size of memory"),
+        (["--vram", "-3GB"], "'-3GB' is not a size of memory"),
+        (["--vram", "inf"], "'inf' is not a size of memory"),
+        (["--gpu", "rtx-4091"], "did you mean 'rtx-4090'?"),
+        (["--gpu", "t4", "--vram", "40GB"], "has 15.0 GiB; ask for no more than that."),
+        ([], "no GPU was found; name one with --gpu, or its memory with --vram."),
+        (["--gpu", "none.toml"], "cannot read none.toml"),
+        (["--gpu", "t4", "--prefer", "quick"], "unknown preference 'quick'"),
+        (["--gpu", "t4", "--max-ratio", "2"], "largest ratio 2.0 is outside [0, 1)"),
+        (["--gpu", "t4", "--precision", "bf16"], "needs compute capability 8.0"),
+        (["--gpu", "t4", "--method", "razr"], "did you mean 'razor'?"),
+    ],
+)
+def test_bad_input_is_one_sentence(args, message, monkeypatch):
+    monkeypatch.setattr(gpus, "detect", lambda: ())
+    result = razorctl("plan", *SMALL, *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_the_card_of_this_machine(monkeypatch):
+    others = Process(1, 2**30), Process(2, None)
+    card = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 5 * 2**30, "8.9", others)
+    monkeypatch.setattr(gpus, "detect", lambda: (card,))
+    result = razorctl("plan", *SMALL, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
+    assert document["budget_bytes"] == 5 * 2**30
+    assert gpus.target()[2] == "free now, beside 2 other processes"
+    assert gpus.target(vram="8GB")[1:] == (8 * 2**30, "as asked for")
+    monkeypatch.setattr(gpus, "detect", lambda: (replace(card, name="Some Card"),))
+    assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *SMALL).stderr
+
+
+def test_finetune_runs_what_was_planned(tmp_path):
+    planned = razorctl(
+        "plan", "vit-micro", "digits", "--gpu", "t4", "--precision", "fp32", "--json"
+    )
+    document = json.loads(planned.stdout)
+    document_file = tmp_path / "p.json"
+    document_file.write_text(planned.stdout)
+    other = razorctl("finetune", "--plan", "p.json", "--ratio", "0.3", "--device", "cpu")
+    assert other.exit_code == 2
+    assert "p.json settles ratio; leave it out, or plan again." in other.stderr
+    short = json.loads(
+        razorctl(
+            "finetune",
+            *SMALL[:2],
+            "--gpu",
+            "t4",
+            "--precision",
+            "fp32",
+            "--steps",
+            "2",
+            "--device",
+            "cpu",
+            "--json",
+        ).stdout
+    )
+    assert short["recipe"] == document["chosen"]["recipe"]
+    assert short["predicted"] == document["chosen"]["predicted"]
+    assert short["job"] == document["job"] | {"steps": 2, "warmup_steps": 0, "evaluate_every": 1}
+    assert short["saved_bytes"] == short["predicted"]["saved_bytes"]
+
+
+def test_a_plan_file_is_run_as_it_is(tmp_path):
+    (tmp_path / "razorctl.toml").write_text("[job]\nsteps = 2\n[recipe]\nratio = 0.7\n")
+    planned = razorctl("plan", *SMALL, "--gpu", "t4", "--precision", "fp32", "--json")
+    document = json.loads(planned.stdout)
+    assert {e["recipe"]["ratio"] for e in document["candidates"]} == {0.7}
+    (tmp_path / "p.json").write_text(planned.stdout)
+    (tmp_path / "razorctl.toml").unlink()
+    run = razorctl("finetune", "--plan", "p.json", "--device", "cpu")
+    assert run.exit_code == 0, run.stderr
+    assert "ratio 0.7" in run.stdout
+    assert "peak as planned" in run.stdout
+    assert "median of 2" in run.stdout
+
+
+def test_without_a_model_or_a_plan():
+    result = razorctl("finetune")
+    assert result.exit_code == 2
+    assert "name a model and a data set" in result.stderr

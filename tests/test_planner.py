@@ -1,0 +1,407 @@
+"""Plans: what is chosen, what is refused, and that what was traced is what then happens."""
+
+import json
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._pytree import tree_leaves
+
+from razorctl import data, families, gpus, saved_bytes, tracing
+from razorctl.errors import NoFitError, UsageError
+from razorctl.families import Model, timm, transformers
+from razorctl.job import Job
+from razorctl.planner import Plan, Search, plan, read
+from razorctl.promise import sparsify_within
+from razorctl.recipe import Recipe
+from razorctl.step import DTYPES, autocast, build_optimizer, train_step
+from razorctl.traces import Cache, Kernel, Trace, dump, load
+
+GIB = 2**30
+JOB = Job("vit-micro", "cifar100", batch_size=32768, steps=10, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def planned(cache: Cache, gib: float, job: Job = JOB, gpu: str = "h200", **options) -> Plan:
+    return plan(job, gpus.load(gpu), budget=round(gib * GIB), cache=cache, **options)
+
+
+# A plan's trace against a real step.
+
+
+def small_models() -> dict[str, Model]:
+    bert = transformers.BERT_BASE | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 500,
+    }
+    vit = timm.from_hub("vit", "small", "vit_tiny_patch16_224.augreg_in21k", 16, {})
+    text = transformers.from_hub("bert", "small", "nobody/small", bert, {})
+    return {"vit": vit, "bert": text, "vit-micro": families.models()["vit-micro"]}
+
+
+SIZES = {"vit": (32, 64), "bert": (16, 24), "vit-micro": (None, None)}
+GRID = [
+    (name, method, precision, optimizer, batch, size)
+    for name, sizes in SIZES.items()
+    for method, precision, optimizer, batch, size in (
+        ("full", "fp32", "sgd", 2, sizes[0]),
+        ("full", "bf16", "adamw", 4, sizes[1]),
+        ("checkpoint", "fp32", "adamw", 2, sizes[1]),
+        ("checkpoint", "bf16", "sgd", 4, sizes[0]),
+        ("backrazor", "fp32", "sgd", 3, sizes[0]),
+        ("prebackrazor++", "fp32", "sgd", 2, sizes[1]),
+        ("prebackrazor++", "bf16", "sgd", 4, sizes[0]),
+        ("int8", "fp32", "sgd", 4, sizes[0]),
+        ("razor", "fp32", "sgd", 2, sizes[1]),
+        ("razor", "fp32", "adamw", 4, sizes[0]),
+        ("razor", "bf16", "sgd", 2, sizes[0]),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "precision", "optimizer", "batch", "size", "accumulate"),
+    [(*point, 1 + i % 2) for i, point in enumerate(GRID)],
+)
+def test_the_traced_step_is_the_real_one_to_the_byte(
+    name, method, precision, optimizer, batch, size, accumulate, monkeypatch
+):
+    family = small_models()[name]
+    monkeypatch.setitem(families.models(), name, replace(family, name=name))
+    job = Job(
+        name,
+        "any",
+        batch_size=batch * accumulate,
+        input_size=size,
+        accumulate=accumulate,
+        precision=precision,
+        optimizer=optimizer,
+        learning_rate=0.01,
+        weight_decay=0.01,
+    )
+    recipe = Recipe(method, 0.8)
+    tracing._blueprint.cache_clear()
+    traced = tracing.trace(job, recipe, 5)
+
+    model = family.bare(5, size)
+    inputs, labels = family.example(model, batch, size), torch.zeros(batch, dtype=torch.long)
+    sparsify_within(model.train(), recipe, inputs, autocast=DTYPES[precision])
+    assert traced.saved == saved_bytes(model, inputs, autocast=DTYPES[precision])
+    assert traced.saved == really_saved(model, lambda: _forward(family, model, inputs, labels, job))
+
+    updates = build_optimizer(model, job)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    tracker = MemTracker()
+    tracker.track_external(model, labels, *tree_leaves(inputs))
+
+    def micro_batches():
+        for _ in range(accumulate):
+            tracker.reset_mod_stats()
+            yield inputs, labels
+
+    with tracker:
+        for _ in range(2):
+            train_step(model, family.logits, micro_batches(), updates, job, scaler)
+    peak = tracker.get_tracker_snapshot("peak")
+    assert traced.peak == sum(device["Total"] for device in peak.values())
+
+
+def _forward(family, model, inputs, labels, job):
+    with autocast(labels.device, job):
+        return family.logits(model, inputs)
+
+
+def really_saved(model, forward) -> int:
+    known = (*model.parameters(), *model.buffers())
+    held, resident = {}, {t.untyped_storage().data_ptr() for t in known}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in resident:
+            held[storage.data_ptr()] = storage.nbytes(), tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(size for size, _ in held.values())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_evaluation_needs_no_more_than_training(name, monkeypatch):
+    family = small_models()[name]
+    monkeypatch.setitem(families.models(), name, replace(family, name=name))
+    tracing._blueprint.cache_clear()
+    size = SIZES[name][0]
+    job = Job(name, "any", batch_size=4, precision="fp32", learning_rate=0.1, input_size=size)
+    traced = tracing.trace(job, Recipe("razor", 0.8), 5)
+    model = family.bare(5, job.input_size).eval()
+    inputs = family.example(model, 4, job.input_size)
+    tracker = MemTracker()
+    tracker.track_external(model, *tree_leaves(inputs))
+    with tracker, torch.no_grad():
+        family.logits(model, inputs)
+    peak = sum(d["Total"] for d in tracker.get_tracker_snapshot("peak").values())
+    assert peak + traced.optimizer <= traced.peak
+
+
+# What is chosen.
+
+
+def approximation(chosen) -> tuple[float, float]:
+    recipe = chosen.recipe
+    return (recipe.ratio if recipe.approximates else 0.0, 1 - recipe.joint_budget)
+
+
+BUDGETS = st.floats(2, 80).map(lambda gib: round(gib * GIB))
+
+
+@settings(max_examples=60, deadline=None)
+@given(budgets=st.tuples(BUDGETS, BUDGETS).map(sorted))
+@pytest.mark.parametrize("prefer", ["balanced", "exact", "fast"])
+def test_more_memory_is_never_worse(cache, prefer, budgets):
+    less, more = (
+        Search(JOB, gpus.load("h200"), budget, None, 0.95, cache).choose(prefer)
+        for budget in budgets
+    )
+    if less is None:
+        return
+    assert more is not None
+    if prefer == "fast":
+        assert more.predicted.step_seconds <= less.predicted.step_seconds
+    else:
+        assert approximation(more) <= approximation(less)
+    for budget, chosen in zip(budgets, (less, more), strict=True):
+        assert chosen.predicted.needed_bytes <= budget
+
+
+def test_the_chain_of_balanced(cache):
+    chosen = [planned(cache, gib).chosen for gib in (80, 40, 20, 10, 5, 3)]
+    assert [way.exact for way in chosen] == [True] + [False] * 5
+    assert all(way.accumulate == 1 for way in chosen[:2])
+    assert all(a <= b for a, b in pairwise(map(approximation, chosen)))
+    assert chosen[-1].accumulate > 1
+    assert chosen[-1].recipe.joint_budget < 1
+
+
+def test_exact_is_exact_and_fast_is_fastest(cache):
+    for gib in (3, 8, 20, 80):
+        exact = planned(cache, gib, prefer="exact").chosen
+        assert exact.exact
+        assert exact.recipe.method in ("full", "checkpoint")
+        fast = planned(cache, gib, prefer="fast")
+        fitting = [way for way in fast.candidates if way.fits(fast.budget)]
+        allowed = [way for way in fitting if way.recipe.joint_budget == 1]
+        best = min(way.predicted.step_seconds for way in allowed)
+        assert fast.chosen.predicted.step_seconds <= best
+
+
+def test_exact_ways_stand_beside_the_approximate_one(cache):
+    found = planned(cache, 8)
+    assert not found.chosen.exact
+    for method, several in (("full", True), ("checkpoint", False)):
+        ways = [way for way in found.candidates if way.recipe.method == method and way.exact]
+        assert any(way.fits(found.budget) for way in ways)
+        assert any(way.accumulate > 1 for way in ways) or not several
+    assert found.others["exact"].exact
+
+
+def test_a_recipe_is_all_that_is_planned(cache):
+    recipe = Recipe("prebackrazor++", 0.8)
+    found = planned(cache, 8, recipe=recipe)
+    assert {way.recipe for way in found.candidates} == {recipe}
+    assert found.chosen.accumulate > 1
+    assert found.others == {}
+
+
+def test_the_largest_ratio_bounds_the_search(cache):
+    found = planned(cache, 12, max_ratio=0.6)
+    assert max(way.recipe.ratio for way in found.candidates if not way.exact) == 0.6
+
+
+def test_what_does_not_fit_says_what_would(cache):
+    with pytest.raises(NoFitError, match=r"does not fit in 0\.50 GiB; it needs 0\.\d+ GiB") as stop:
+        planned(cache, 0.5)
+    assert stop.value.exit_code == 3
+    needed = stop.value.needed
+    assert plan(JOB, gpus.load("h200"), budget=needed, cache=cache, prefer="balanced")
+    with pytest.raises(NoFitError):
+        plan(JOB, gpus.load("h200"), budget=needed - 1, cache=cache)
+
+
+def test_the_closest_job_that_fits(cache):
+    job = Job("bert-base", "rte", batch_size=1, steps=5, precision="fp32", optimizer="adamw")
+    with pytest.raises(NoFitError, match=r"and fits with --optimizer sgd|fits with --precision"):
+        planned(cache, 2.2, job)
+    with pytest.raises(NoFitError, match="choose a smaller one"):
+        planned(cache, 0.7, job)
+
+
+# vit-b16 on the cards of the mission.
+
+
+def test_vit_b16_on_11_gb(cache):
+    gpu, budget, _ = gpus.target(vram="11GB")
+    assert gpu.name.endswith("RTX 2080 Ti")
+    assert "flash" not in gpu.attention
+    job = Job("vit-b16", "cifar100", batch_size=128)
+    found = plan(job, gpu, budget=budget, cache=cache)
+    assert found.job.precision == "fp16"
+    assert found.chosen.fits(11 * GIB)
+
+
+def test_the_larger_card_is_less_approximate(cache):
+    job = Job("vit-b16", "cifar100", batch_size=256, precision="fp32")
+    cards = [gpus.load(name) for name in ("rtx-2080-ti", "rtx-4090")]
+    small, large = (plan(job, gpu, cache=cache) for gpu in cards)
+    assert not small.chosen.exact
+    assert not large.chosen.exact
+    assert approximation(large.chosen) < approximation(small.chosen)
+
+
+# Time.
+
+
+def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
+    gpu = gpus.load("rtx-4090")
+    found = planned(cache, 80).chosen
+    slow = replace(gpu, bandwidth=gpu.bandwidth / 2)
+    from razorctl.planner import LAUNCH, seconds
+
+    kernels = {
+        Kernel("fp32", 10**12, 8): 2,
+        Kernel("bf16", 10**12, 8): 1,
+        Kernel("fp32", 0, 10**9): 3,
+    }
+    trace = Trace(0, 0, 0, 0, 0, kernels, False)
+    want = 2e12 / gpu.rates["fp32"] + 1e12 / gpu.rates["bf16"] + 3e9 / gpu.bandwidth + 6 * LAUNCH
+    assert seconds(trace, gpu) == pytest.approx(want)
+    assert seconds(trace, slow) == pytest.approx(want + 3e9 / gpu.bandwidth)
+    old = replace(gpu, rates={"fp32": gpu.rates["fp32"]})
+    assert seconds(trace, old) == pytest.approx(
+        3e12 / gpu.rates["fp32"] + 3e9 / gpu.bandwidth + 6 * LAUNCH
+    )
+    assert found.predicted.step_seconds > 0
+
+
+def test_operations_are_those_of_the_model(cache):
+    job = Job("vit-b16", "cifar100", batch_size=128, precision="fp32", learning_rate=0.1)
+    trace = load(cache.get("trace", *next(iter_keys(cache, "vit-b16", 256, "full"))))
+    operations = sum(kernel.operations * n for kernel, n in trace.kernels.items())
+    # 17.6 G multiplications and as many additions an image forward, twice that backward; the
+    # input of the patch embedding needs no gradient.
+    assert operations == pytest.approx(256 * 3 * 35.1e9, rel=0.02)
+    assert job.model == "vit-b16"
+
+
+def iter_keys(cache, model, batch, method):
+    for key in map(json.loads, cache.facts):
+        if (
+            key[0] == "trace"
+            and key[1] == model
+            and key[4] == batch
+            and key[-1]["method"] == method
+        ):
+            yield key[1:]
+
+
+# Documents and the cache.
+
+
+def test_the_document_and_the_command_say_the_same(cache, tmp_path):
+    found = planned(cache, 8)
+    document = json.loads(json.dumps(found.document()))
+    assert document["fits"] is True
+    assert document["budget_bytes"] == 8 * GIB
+    assert set(document["gpu"]) == {"name", "memory_bytes", "compute_capability"}
+    keys = {"method", "ratio", "joint_budget", "attention", "precision", "micro_batch"}
+    assert keys | {"accumulate", "predicted"} <= set(document["chosen"])
+    assert document["chosen"] in document["candidates"]
+    predicted = document["chosen"]["predicted"]
+    parts = ("weights", "gradients", "optimizer", "transient")
+    saved = predicted["peak_bytes"] - sum(predicted[f"{part}_bytes"] for part in parts)
+    assert 0 <= saved <= predicted["saved_bytes"]
+
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(document))
+    job, recipe, again = read(file)
+    assert (job, recipe) == (found.planned_job, found.chosen.recipe)
+    assert again == document
+    words = shlex.split(found.command)
+    assert words[:4] == ["razorctl", "finetune", "vit-micro", "cifar100"]
+    assert words[words.index("--batch-size") + 1] == "32768"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d | {"budget_bytes": 1}, "was changed after it was planned"),
+        (lambda d: d | {"razorctl": "0.0.1"}, r"was planned by razorctl 0\.0\.1; plan again"),
+        (lambda d: {"rows": []}, "is no plan"),
+        (lambda d: [1, 2], "is no plan"),
+    ],
+)
+def test_a_plan_that_is_none(cache, tmp_path, change, message):
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(change(planned(cache, 8).document())))
+    with pytest.raises(UsageError, match=message):
+        read(file)
+    file.write_text("{")
+    with pytest.raises(UsageError, match="is no plan"):
+        read(file)
+    with pytest.raises(UsageError, match="cannot read"):
+        read(tmp_path / "none.json")
+
+
+def test_every_step_is_explained(cache):
+    found = planned(cache, 8)
+    assert found.steps[0].startswith("full: needs ")
+    assert found.steps[1] == "full, flash attention: the model runs fused attention as is."
+    assert found.steps[-1].endswith(": taken.")
+
+
+def test_what_is_cached_is_not_traced_again(cache, monkeypatch):
+    before = planned(cache, 8)
+    monkeypatch.setattr(tracing, "trace", None)
+    monkeypatch.setattr(data, "pair", None)
+    again = plan(JOB, gpus.load("h200"), budget=8 * GIB, cache=Cache(cache.file.parent))
+    assert again == before
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
+    trace = Trace(5, 1, 1, 1, 2, {Kernel("fp32", 1, 2): 3}, True)
+    first = Cache(tmp_path)
+    first.put(dump(trace), "a", 1)
+    assert load(Cache(tmp_path).get("a", 1)) == trace
+    assert Cache(tmp_path).get("a", 2) is None
+    first.file.write_text("{")
+    assert Cache(tmp_path).facts == {}
+    (tmp_path / "file").write_text("")
+    nowhere = Cache(tmp_path / "file")
+    nowhere.put(1, "a")
+    assert nowhere.get("a") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefer": "quick"}, "unknown preference 'quick'"),
+        ({"max_ratio": 1.0}, r"largest ratio 1.0 is outside \[0, 1\)"),
+        ({"job": replace(JOB, batch_size=60_000)}, "larger than the 50000 training examples"),
+        ({"job": replace(JOB, model="bert-base")}, "bert-base takes texts"),
+    ],
+)
+def test_bad_requests(cache, options, message):
+    with pytest.raises(UsageError, match=message):
+        planned(cache, 8, **options)
