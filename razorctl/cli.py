@@ -261,9 +261,10 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
-    The directory gets config.toml, metrics.jsonl and model.safetensors. A setting that is not
-    given has the measured default of the model or method. With --vram or --gpu the run is planned
-    first, and on CUDA it is held to that memory; --plan runs what a file says.
+    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
+    A setting that is not given has the measured default of the model or method. With --vram or
+    --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
+    says.
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
