@@ -159,6 +159,11 @@ Prefer = Annotated[str | None, Option(help="balanced, exact or fast. [default: b
 MaxRatio = Annotated[
     float | None, Option(help="Largest ratio that may be planned. [default: 0.95]")
 ]
+Steps = Annotated[int | None, Option(help="Optimizer steps.")]
+Epochs = Annotated[float | None, Option(help="Passes over the data, not steps.")]
+LearningRate = Annotated[float | None, Option("--lr", help="Highest learning rate.")]
+WeightDecay = Annotated[float | None, Option(help="Of the optimizer.")]
+EvaluateEvery = Annotated[int | None, Option(help="Steps between evaluations.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 
@@ -250,8 +255,8 @@ def finetune(
     attention: Attention = None,
     mean_correction: MeanCorrection = None,
     unbiased: Unbiased = None,
-    steps: Annotated[int | None, Option(help="Optimizer steps.")] = None,
-    epochs: Annotated[float | None, Option(help="Passes over the data, not steps.")] = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
     input_size: InputSize = None,
     batch_size: BatchSize = None,
     accumulate: Annotated[
@@ -259,12 +264,12 @@ def finetune(
     ] = None,
     precision: Precision = None,
     optimizer: OptimizerName = None,
-    learning_rate: Annotated[float | None, Option("--lr", help="Highest learning rate.")] = None,
+    learning_rate: LearningRate = None,
     momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
-    weight_decay: Annotated[float | None, Option(help="Of the optimizer.")] = None,
+    weight_decay: WeightDecay = None,
     warmup_steps: Annotated[int | None, Option(help="Steps of rising learning rate.")] = None,
     clip_norm: Annotated[float | None, Option(help="Largest norm of the gradient.")] = None,
-    evaluate_every: Annotated[int | None, Option(help="Steps between evaluations.")] = None,
+    evaluate_every: EvaluateEvery = None,
     seed: Annotated[int | None, Option(help="Of classifier, data order and draws.")] = None,
     device: Device = None,
     out: Annotated[Path | None, Option(help="New run directory. [default: under runs/]")] = None,
@@ -272,9 +277,10 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
-    The directory gets config.toml, metrics.jsonl and model.safetensors. A setting that is not
-    given has the measured default of the model or method. With --vram or --gpu the run is planned
-    first, and on CUDA it is held to that memory; --plan runs what a file says.
+    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
+    A setting that is not given has the measured default of the model or method. With --vram or
+    --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
+    says.
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
@@ -349,6 +355,89 @@ def profile(
         views.print_json(result)
     else:
         views.show_profile(result)
+
+
+@app.command(context_settings=SETTINGS)
+def compare(
+    ctx: typer.Context,
+    what: Annotated[
+        list[str], typer.Argument(metavar="MODEL DATASET | RUN_DIR...", show_default=False)
+    ],
+    methods: Annotated[
+        str, Option(help="Names of methods, or full-stored, full-flash, accumulate.")
+    ] = "full,checkpoint,backrazor,prebackrazor++,razor",
+    seeds: Annotated[int, Option(help="Runs of each method.")] = 1,
+    target: Annotated[
+        float | None, Option(help="Accuracy to reach. [default: 99 % of full's best]")
+    ] = None,
+    ratio: Ratio = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    input_size: InputSize = None,
+    batch_size: BatchSize = None,
+    precision: Precision = None,
+    optimizer: OptimizerName = None,
+    learning_rate: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    evaluate_every: EvaluateEvery = None,
+    device: Device = None,
+    out: Annotated[Path | None, Option(help="New directory. [default: under runs/]")] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on in --out; what is finished there is kept.")
+    ] = False,
+    json: Json = False,
+    csv: Annotated[bool, Option("--csv", help="Print the rows as CSV.")] = False,
+) -> None:
+    """Compare methods on MODEL and DATASET, or runs that are finished.
+
+    Every method and seed runs in a process of its own, as `finetune` would; one that fails has its
+    reason in its row. Of the [recipe] settings only the ratio counts: methods run as they come.
+    """
+    flags = {name: value for name, value in locals().items() if value is not None}
+    given = {**(ctx.obj or {}), **flags}
+    if json and csv:
+        raise UsageError("json and csv are two forms of the same; give one of them.")
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
+    from razorctl import comparison
+
+    exit_code = 0
+    if all(comparison.is_run(Path(name)) for name in what):
+        for name in flags.keys() - {"ctx", "what", "target", "json", "csv"}:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UsageError(
+                    f"runs that are finished take no other {name.replace('_', ' ')}; leave it out."
+                )
+        found = comparison.finished(map(Path, what))
+    elif len(what) != 2 or any(comparison.is_run(Path(name)) for name in what):
+        odd = next(name for name in what if not comparison.is_run(Path(name)))
+        raise UsageError(
+            f"{odd} is no run directory; name a model and a data set, or run directories alone."
+        )
+    else:
+        if resume and out is None:
+            raise UsageError("there is nothing to resume; name the comparison with --out.")
+        given |= {"model": what[0], "dataset": what[1]}
+        grid = comparison.Grid(
+            Job(**_select(Job, given)),
+            methods.split(","),
+            ratio=given.get("ratio", Recipe.ratio),
+            seeds=seeds,
+            device=device,
+            out=out,
+            resume=resume,
+        )
+        views.follow_grid(grid)
+        found, exit_code = grid.comparison, grid.exit_code
+    document = found.document(target)
+    if json:
+        views.print_json(document)
+    elif csv:
+        views.print_csv(document["rows"])
+    else:
+        views.show_comparison(document)
+    raise typer.Exit(exit_code)
 
 
 @app.command("list", context_settings=SETTINGS)

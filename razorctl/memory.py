@@ -229,6 +229,12 @@ def fake(model: nn.Module) -> FakeTensorMode:
     return mode
 
 
+def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of a model whose parameters and buffers are fake."""
+    with FakeCopyMode(mode):
+        return copy.deepcopy(model)
+
+
 def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
     """A fake mode, and fake copies of a model in train mode and of its inputs."""
     if isinstance(inputs, Mapping):
@@ -237,9 +243,7 @@ def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any
     known = [*tensors, *model.parameters(), *model.buffers()]
     modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))
     mode = next(modes, None) or FakeTensorMode()
-    with FakeCopyMode(mode):
-        model = copy.deepcopy(model).train()
-    return mode, model, tree_map_only(Tensor, mode.from_tensor, inputs)
+    return mode, copied(model, mode).train(), tree_map_only(Tensor, mode.from_tensor, inputs)
 
 
 def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any:

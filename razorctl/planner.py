@@ -250,6 +250,48 @@ def plan(
     )
 
 
+def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
+    """What planning needs to know of a job's model and data set.
+
+    That is `defaults` for a Job, the number of `classes` and of `train_examples`. Raises UsageError
+    for names that are not known, or that do not go together.
+    """
+    known: dict[str, Any] | None = cache.get("facts", job.model, job.dataset)
+    if known is None:
+        from razorctl import data  # imports the libraries that models come from
+
+        family, source = data.pair(job.model, job.dataset)
+        known = {
+            "defaults": dict(family.defaults),
+            "classes": source.classes,
+            "train_examples": source.train_examples,
+        }
+        cache.put(known, "facts", job.model, job.dataset)
+    return known
+
+
+def traced(job: Job, recipe: Recipe, classes: int, cache: traces.Cache) -> Trace:
+    """A training step of a resolved job; raises UsageError for a recipe the model cannot take."""
+    # Alone what tells one step from another, so that other jobs find it too.
+    step = [
+        *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
+        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        asdict(recipe),
+    ]
+    document = cache.get("trace", *step)
+    if document is None:
+        from razorctl import tracing  # imports torch
+
+        try:
+            document = traces.dump(tracing.trace(job, recipe, classes))
+        except UsageError as error:
+            document = {"refused": str(error)}
+        cache.put(document, "trace", *step)
+    if "refused" in document:
+        raise UsageError(document["refused"])
+    return traces.load(document)
+
+
 class Search:
     """Ways to run one job on one card, traced when they are asked for."""
 
@@ -263,31 +305,16 @@ class Search:
         cache: traces.Cache | None = None,
     ) -> None:
         self.cache = cache or traces.Cache()
-        facts = self._facts(job)
-        self.classes, self.examples = facts["classes"], facts["train_examples"]
+        known = facts(job, self.cache)
+        self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
-        self.job = replace(job, precision=precision).resolved(facts["defaults"], self.examples)
+        self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         width = "wide" if precision == "fp32" else "narrow"
         most = min(max_ratio, largest(width))
         self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
-
-    def _facts(self, job: Job) -> dict[str, Any]:
-        """What planning needs to know of a model and a data set."""
-        known: dict[str, Any] | None = self.cache.get("facts", job.model, job.dataset)
-        if known is None:
-            from razorctl import data  # imports the libraries that models come from
-
-            family, source = data.pair(job.model, job.dataset)
-            known = {
-                "defaults": dict(family.defaults),
-                "classes": source.classes,
-                "train_examples": source.train_examples,
-            }
-            self.cache.put(known, "facts", job.model, job.dataset)
-        return known
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
         """What one way takes."""
@@ -299,24 +326,7 @@ class Search:
 
     def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
         job = replace(self.job, accumulate=accumulate)
-        # Alone what tells one step from another, so that other jobs find it too.
-        step = [
-            *(job.model, self.classes, job.input_size, job.batch_size, accumulate),
-            *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-            asdict(recipe),
-        ]
-        document = self.cache.get("trace", *step)
-        if document is None:
-            from razorctl import tracing  # imports torch
-
-            try:
-                document = traces.dump(tracing.trace(job, recipe, self.classes))
-            except UsageError as error:
-                document = {"refused": str(error)}
-            self.cache.put(document, "trace", *step)
-        if "refused" in document:
-            raise UsageError(document["refused"])
-        return traces.load(document)
+        return traced(job, recipe, self.classes, self.cache)
 
     def choose(self, prefer: Prefer) -> Candidate | None:
         """The way that a preference takes, None if nothing fits."""

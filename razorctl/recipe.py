@@ -22,9 +22,10 @@ class Method:
     A kind that is not named stays stock. attention: the backend that `Recipe.attention="auto"`
     means; "auto" leaves the model's own. unbiased, int8: what `Recipe.unbiased=None` and
     `Recipe.int8_weight_grad=None`, `int8_input_grad=None` mean. checkpoints: whether the model's
-    own activation checkpointing is switched on. ratio: what `Recipe.ratio` says: the share that is
-    `pruned`, a promise in `bytes` of all that is saved, which `allocation` finds rules for, or
-    `nothing`. spares_classifier: whether the last linear layer stays stock.
+    own activation checkpointing is switched on. adapts: whether LoRA adapters are trained instead
+    of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a promise in
+    `bytes` of all that is saved, which `allocation` finds rules for, or `nothing`.
+    spares_classifier: whether the last linear layer stays stock.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Method:
     unbiased: bool = False
     int8: bool = False
     checkpoints: bool = False
+    adapts: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     spares_classifier: bool = False
 
@@ -72,6 +74,13 @@ METHODS: dict[str, Method] = {
             "baseline",
             {},
             checkpoints=True,
+        ),
+        Method(
+            "lora",
+            "adapters of rank 8 at the linear layers, and the classifier; all else is frozen",
+            "LoRA, ICLR 2022, through PEFT",
+            {},
+            adapts=True,
         ),
         Method(
             "backrazor",
@@ -185,6 +194,11 @@ class Recipe:
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
                 "at 1 every block gets a gradient in every step."
             )
+        if self.joint_budget < 1 and METHODS[self.method].adapts:
+            raise UsageError(
+                f"{self.method} freezes the weights that a joint budget draws; "
+                "set joint_budget to 1."
+            )
         for name, value, choices in (
             ("joint", self.joint, get_args(Joint)),
             ("attention", self.attention, get_args(Attention)),
@@ -201,8 +215,9 @@ class Recipe:
     @property
     def approximates(self) -> bool:
         """Whether the gradient is another than that of full fine-tuning."""
-        pruned = self.prunes and METHODS[self.method].approximates
-        return pruned or self.joint_budget < 1
+        method = METHODS[self.method]
+        pruned = self.prunes and method.approximates
+        return pruned or method.adapts or self.joint_budget < 1
 
     @property
     def rules(self) -> Mapping[str, str]:

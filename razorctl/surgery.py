@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from razorctl import branches, checkpointing, families
+from razorctl import adapters, branches, checkpointing, families
 from razorctl.errors import UsageError
 from razorctl.families import swaps
 from razorctl.layers import Memo, RazorLayer, WeightLayer
@@ -37,9 +37,10 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
     modules of exactly a known stock type are swapped: subclasses may mean something else by it.
     The others stay stock and are logged, unknown attention as a warning. Returns the names of the
-    swapped modules, or of those whose activation checkpointing was switched on; none for method
-    `full`. Everything is checked before the first change. Raises UsageError if the model is
-    sparsified already, if the model cannot honour the recipe, or if nothing in it can be swapped.
+    swapped modules, or of those that got adapters, or whose activation checkpointing was switched
+    on; none for method `full`. Everything is checked before the first change. Raises UsageError if
+    the model is sparsified already, if it cannot honour the recipe, or if nothing in it can be
+    swapped.
     """
     recipe = recipe or Recipe()
     method = METHODS[recipe.method]
@@ -63,6 +64,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
             raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
         blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
+    linear = adapters.find(model) if method.adapts else ()
     _log_stock(model, chosen, recipe)
 
     memo, block = Memo(), 0
@@ -82,17 +84,20 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
             module.take_over()
     for module in checkpointed.values():
         checkpointing.switch_on(module)
+    if linear:
+        adapters.attach(model, linear)
     if blocks is not None:
         for number, branch in enumerate(residual):
             branch.attach(blocks, number)
         blocks.attach(model)
-    return *checkpointed, *(swap.name for swap in chosen)
+    return *checkpointed, *linear[:-1], *(swap.name for swap in chosen)
 
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
     razor = isinstance(module, RazorLayer)
-    return razor or checkpointing.switched(module) or branches.attached(module)
+    other = checkpointing.switched(module), branches.attached(module), adapters.attached(module)
+    return razor or any(other)
 
 
 def _drawn(swap: Swap) -> bool:
@@ -102,11 +107,15 @@ def _drawn(swap: Swap) -> bool:
 
 
 def restore(model: nn.Module) -> None:
-    """Makes every razor layer of `model` its stock class again, with the same parameters."""
+    """Makes every razor layer of `model` its stock class again, with the same parameters.
+
+    Adapters are merged into the weights that they stand beside.
+    """
     stock = {razor: stock for stock, razor in swaps().items()}
     for blocks in draws(model):
         blocks.detach()
-    for module in model.modules():
+    for module in list(model.modules()):
+        adapters.detach(module)
         checkpointing.switch_back(module)
         branches.detach(module)
         if isinstance(module, WeightLayer):

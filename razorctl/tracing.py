@@ -1,12 +1,12 @@
 """A job's training step on fake tensors: no weights, no data and no device are needed."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from razorctl import families, memory
@@ -14,14 +14,11 @@ from razorctl.job import Job
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
-from razorctl.surgery import restore
 from razorctl.traces import Trace
 
 
 @cache
-def _blueprint(
-    name: str, classes: int, input_size: int | None
-) -> tuple[nn.Module, AbstractContextManager[Any]]:
+def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Module, FakeTensorMode]:
     """A model of fake parameters of their true sizes, and the mode to make such tensors in."""
     with torch.device("meta"):
         model = families.find(name).bare(classes, input_size)
@@ -51,9 +48,8 @@ def trace(job: Job, recipe: Recipe, classes: int) -> Trace:
         with autocast(batch[1].device, job):
             family.logits(model, batch[0])
 
-    sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
-    try:
-        optimizer = partial(build_optimizer, job=job)
-        return memory.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
-    finally:
-        restore(model)
+    model = memory.copied(model, mode)  # for adapters, being real, do not merge into fake weights
+    with torch.random.fork_rng(devices=[]):
+        sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
+    optimizer = partial(build_optimizer, job=job)
+    return memory.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)

@@ -34,7 +34,7 @@ from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery import restore
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, RESULT = "model.safetensors", "result.json"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Run(Iterator[Step]):
     ) -> None:
         family, source = data.pair(job.model, job.dataset)
         splits = source.load()
-        job = replace(job, precision=_precision(job, device))
+        job = replace(job, precision=precision(job, device))
         self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
@@ -222,13 +222,16 @@ class Run(Iterator[Step]):
         )
 
     def _save(self) -> None:
-        """Writes the weights under a stock model's names, whole or not at all."""
+        """Writes the weights under a stock model's names, then the result; whole or not at all."""
         partial = self.out / f"{WEIGHTS}.partial"
         save_model(self.model, str(partial))
         partial.replace(self.out / WEIGHTS)
+        partial = self.out / f"{RESULT}.partial"
+        partial.write_text(json.dumps(self.result(), indent=2) + "\n")
+        partial.replace(self.out / RESULT)
 
 
-def _precision(job: Job, device: torch.device) -> Precision:
+def precision(job: Job, device: torch.device) -> Precision:
     """What `job.precision` means on a device; raises UsageError for one that it cannot run."""
     if device.type != "cuda":
         if job.precision == "fp16":

@@ -1,17 +1,28 @@
 """What a terminal shows: tables on stdout, the live bar and messages on stderr."""
 
+import csv
 import json
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.status import Status
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from razorctl.comparison import Grid
+    from razorctl.comparison import Progress as Standing
     from razorctl.trainer import Run
 
 out = Console()
@@ -166,6 +177,97 @@ def _others(plan: dict[str, Any]) -> str:
         else:
             words.append(f"--prefer {prefer}: the same.")
     return " ".join(words)
+
+
+def follow_grid(grid: "Grid") -> None:
+    """Runs all of a grid under a live bar; silent where there is no terminal."""
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(at: "Standing") -> None:
+            steps = "starting" if at.steps is None else f"step {at.step:,} of {at.steps:,}"
+            text = f"{at.method}, seed {at.seed}: {steps}"
+            done = at.run + at.step / (at.steps or 1)
+            bar.update(task, total=at.runs, completed=done, description=text)
+
+        grid.run(report)
+
+
+MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
+MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
+
+
+def show_comparison(document: dict[str, Any]) -> None:
+    """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
+    rows, memory, target = document["rows"], document["memory"], document["target"]
+    # Name of a figure -> the column's head, what a unit of it is, and the format.
+    columns = {
+        memory: _column(rows, memory, MEMORY[memory], MIB, GIB),
+        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
+        "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
+        "speedup_vs_full": ("speed\nup", 1, "{:.2f}x"),
+        "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
+        "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
+        "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
+    }
+    shared = document["shared"]
+    words = [f"{document['model']} on {document['dataset']}"]
+    for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
+        words += [form.format(shared[name])] if name in shared else []
+    count = len(document["seeds"])
+    words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
+    table = Table(
+        title=", ".join(words),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column()
+    table.add_column("method", overflow="fold")
+    for head, _, _ in columns.values():
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        cells = ["*" if row["pareto"] else "", escape(row["label"])]
+        for name, (_, unit, form) in columns.items():
+            text = "-" if row[name] is None else form.format(row[name] / unit)
+            if name == "accuracy" and row["accuracy_std"] is not None:
+                text += f" ± {row['accuracy_std'] / unit:.2f}"
+            cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
+        table.add_row(*cells, style=None if row["seeds"] else "dim")
+    out.print(table, "", sep="\n")
+    for row in rows:
+        if row["error"] is not None:
+            out.print(f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False)
+    how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
+    notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
+    if target is not None:
+        notes += f"target: training until accuracy stays at {target:.2%} or more."
+    out.print(notes, style="dim", highlight=False)
+
+
+def _column(
+    rows: list[dict[str, Any]], name: str, head: str, *units: tuple[str, float]
+) -> tuple[str, float, str]:
+    """Head, size and format of the largest unit that the largest figure has more than one of."""
+    largest = max((row[name] for row in rows if row[name] is not None), default=0)
+    unit, size = next((u for u in reversed(units) if largest >= u[1]), units[0])
+    return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
+
+
+def print_csv(rows: list[dict[str, Any]]) -> None:
+    """A line for each row, of all that is one figure or word."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
+    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def show_names(groups: dict[str, dict[str, str]]) -> None:

@@ -38,7 +38,7 @@ def alone(method: str, **options) -> list[list[torch.Tensor | None]]:
             if sampler := getattr(getattr(module, "rule", None), "sampler", None):
                 sampler.phase += rank / WORLD  # as where processes know of each other
         backward(model, rank)
-        gradients.append([p.grad for p in model.parameters()])
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     return gradients
 
 
@@ -54,7 +54,7 @@ def process(rank: int, folder: str) -> None:
     for method in METHODS:
         model = DistributedDataParallel(build(method))
         backward(model, rank)
-        averaged[method] = [p.grad for p in model.parameters()]
+        averaged[method] = [p.grad for p in model.parameters() if p.requires_grad]
     for method, joint in JOINT:
         stock = build(method, 0.5, joint)
         model = DistributedDataParallel(stock, find_unused_parameters=True)

@@ -26,6 +26,7 @@ LEVELS = {
     "recipe": 2,
     "layers": 3,
     "branches": 3,
+    "adapters": 3,
     "checkpointing": 3,
     "families": 4,
     "surgery": 5,
@@ -38,9 +39,10 @@ LEVELS = {
     "planner": 8,
     "profiler": 7,
     "trainer": 7,
-    "views": 9,
-    "cli": 10,
-    "__main__": 11,
+    "comparison": 9,
+    "views": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 
 
@@ -77,7 +79,14 @@ def test_every_module_has_a_level():
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["finetune", "--help"], ["profile", "--help"], ["--version"]]
+    "args",
+    [
+        ["--help"],
+        ["finetune", "--help"],
+        ["profile", "--help"],
+        ["compare", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_no_torch(args: list[str]):
     code = (

@@ -17,6 +17,7 @@ from razorctl.layers import RazorLayer
 from razorctl.recipe import METHODS, Recipe
 from razorctl.trainer import Run, finetune
 
+DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
 JOB = Job("vit-micro", "digits", batch_size=32, steps=6, evaluate_every=4)
 KEYS = [
     "run_dir",
@@ -46,14 +47,14 @@ def train(out: Path, job: Job = JOB, recipe: Recipe | None = None) -> Run:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
-    run = train(tmp_path, recipe=Recipe(method, joint_budget=1 if method == "full" else 0.5))
+    run = train(tmp_path, recipe=Recipe(method, joint_budget=1 if method in DENSE else 0.5))
     result = run.result()
     assert list(result) == KEYS
     assert result["steps"] == 6
     assert result["peak_bytes"] is None  # measured on CUDA alone
     assert 0 <= result["accuracy"] <= 1
     assert result["step_seconds"] > 0
-    assert (result["saved_bytes"] < result["full_saved_bytes"]) == (method != "full")
+    assert (result["saved_bytes"] < result["full_saved_bytes"]) == (method not in DENSE)
 
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -64,7 +65,9 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
         "config.toml",
         "metrics.jsonl",
         "model.safetensors",
+        "result.json",
     }
+    assert json.loads((tmp_path / "run/result.json").read_text()) == result
 
 
 def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):

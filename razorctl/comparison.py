@@ -1,0 +1,539 @@
+"""compare: methods side by side, each run in a process of its own; or runs that are finished.
+
+A comparison's directory holds `comparison.toml`, the settings that all runs share in the layout of
+a razorctl.toml, and a run directory for each method and seed.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import razorctl
+from razorctl import planner
+from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.job import Job
+from razorctl.recipe import METHODS, Recipe
+from razorctl.registry import unknown
+from razorctl.settings import read_toml
+from razorctl.traces import Cache, Trace
+
+# What a method is compared with beside the methods themselves, and the attention it is run with.
+OPPONENTS = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
+NAMES = (*METHODS, *OPPONENTS)
+TARGET = 0.99  # of full's best accuracy
+SETTINGS = "comparison.toml"
+POLL = 0.25  # seconds between two looks at a run
+KILLED = -getattr(signal, "SIGKILL", 9)
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # planner.label
+# Columns of a row beside its memory: where less is better, and where more is.
+COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
+GAINS = ("speedup_vs_full", "accuracy")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory: its result, and the lines of its metrics.jsonl."""
+
+    directory: Path
+    result: dict[str, Any]
+    steps: list[dict[str, Any]]
+
+    @property
+    def best(self) -> float:
+        """The best accuracy of its evaluations."""
+        accuracies = [float(s["accuracy"]) for s in self.steps if s["accuracy"] is not None]
+        return max(accuracies)
+
+    def time_to(self, target: float) -> float | None:
+        """Seconds of training until an evaluation reaches `target` and all later ones do too.
+
+        What evaluations take is not counted. None if it never stays there.
+        """
+        seconds, reached = 0.0, None
+        for step in self.steps:
+            seconds += step["seconds"]
+            if step["accuracy"] is None:
+                continue
+            if step["accuracy"] < target:
+                reached = None
+            elif reached is None:
+                reached = seconds
+        return reached
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one row is about: runs that differ in their seeds alone.
+
+    method: as it was asked for, a name in NAMES. label: what tells the row from the others.
+    failures: by the seed of the run, its error with the exit code it ended with.
+    """
+
+    method: str
+    label: str
+    recipe: Recipe
+    runs: list[FinishedRun] = field(default_factory=list)
+    failures: dict[int, RazorError] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The device and the job that the runs share, but for seed and micro-batches."""
+        result = self.runs[0].result
+        job = {k: v for k, v in result["job"].items() if k not in ("seed", "accumulate")}
+        return result["device"], job
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches of a step."""
+        count: int = self.runs[0].result["job"]["accumulate"]
+        return count
+
+    @property
+    def error(self) -> str | None:
+        """Why runs of it are missing."""
+        if not self.failures:
+            return None
+        sentence = str(next(iter(self.failures.values())))
+        return f"seed {', '.join(map(str, self.failures))}: {sentence}" if self.runs else sentence
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Entries of one model and data set, with finished runs or without."""
+
+    model: str
+    dataset: str
+    entries: Sequence[Entry]
+
+    def document(self, target: float | None = None) -> dict[str, Any]:
+        """Under the stable keys of `compare --json`: a row for each entry.
+
+        Times are medians over the seeds, accuracies means with their sample standard deviation.
+        `memory` names what rows are compared by: the measured peak if all have one, else the
+        traced saved bytes. `target` None is 99 % of the best accuracy of `full`, the mean over its
+        seeds.
+        """
+        done = [entry for entry in self.entries if entry.runs]
+        runs = [run.result for entry in done for run in entry.runs]
+        measured = bool(runs) and all(result["peak_bytes"] is not None for result in runs)
+        memory = "peak_bytes" if measured else "saved_bytes"
+        full = next((entry for entry in done if _reference(entry, done) is entry), None)
+        if target is None and full is not None:
+            target = TARGET * fmean(run.best for run in full.runs)
+        rows = [_row(entry, _reference(entry, done), memory, target) for entry in self.entries]
+        _mark(rows, memory)
+        return {
+            "razorctl": razorctl.__version__,
+            "model": self.model,
+            "dataset": self.dataset,
+            "devices": sorted({result["device"] for result in runs}),
+            "shared": _shared([result["job"] for result in runs]),
+            "memory": memory,
+            "target": target,
+            "seeds": sorted({result["job"]["seed"] for result in runs}),
+            "rows": rows,
+            "pareto": [row["label"] for row in rows if row["pareto"]],
+            "best": {
+                name: [row["label"] for row in rows if name in row["best"]]
+                for name in (memory, *COSTS, *GAINS)
+            },
+        }
+
+
+def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all jobs have in common."""
+    first = jobs[0] if jobs else {}
+    return {k: v for k, v in first.items() if all(job[k] == v for job in jobs)}
+
+
+def read(directory: Path) -> FinishedRun:
+    """A run directory that `finetune` has written.
+
+    Raises UsageError if the run is not finished or is another version's, DataError if it is
+    damaged.
+    """
+    known = read_toml(directory / "config.toml").get("environment", {}).get("razorctl")
+    if known != razorctl.__version__:
+        raise UsageError(
+            f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
+        )
+    try:
+        result = json.loads((directory / "result.json").read_text("utf-8"))
+        lines = (directory / "metrics.jsonl").read_text("utf-8").splitlines()
+        run = FinishedRun(directory, result, [json.loads(line) for line in lines])
+        whole = len(run.steps) == result["steps"] and run.best >= 0
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} holds no finished run; leave it out, or run it again with "
+            f"`razorctl --config {directory / 'config.toml'} finetune`."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise DataError(f"{directory} is damaged; leave it out, or run it again.")
+    return run
+
+
+def is_run(directory: Path) -> bool:
+    """Whether `finetune` has written there, be it to the end or not."""
+    return (directory / "metrics.jsonl").exists()
+
+
+def finished(directories: Iterable[Path]) -> Comparison:
+    """Of runs that are finished, grouped by all of their settings but the seed.
+
+    Raises as `read` does, and UsageError if they are not all of one model and data set.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    runs = [read(directory) for directory in dict.fromkeys(directories)]
+    for run in runs:
+        task, first = (f"{r.result['model']} on {r.result['dataset']}" for r in (run, runs[0]))
+        if task != first:
+            raise UsageError(
+                f"{run.directory} is of {task}, {runs[0].directory} of {first}; "
+                "compare runs of one task."
+            )
+        key = json.dumps([run.result["device"], _settings(run)])
+        groups.setdefault(key, []).append(run)
+    settings = [_settings(group[0]) for group in groups.values()]
+    differing = [name for name in settings[0] if len({s[name] for s in settings}) > 1]
+    entries = []
+    for group, known in zip(groups.values(), settings, strict=True):
+        recipe = Recipe(**group[0].result["recipe"])
+        words = [planner.label(recipe, known["accumulate"])]
+        words += [f"{n.replace('_', ' ')} {known[n]}" for n in differing if n not in IN_LABEL]
+        entries.append(Entry(recipe.method, ", ".join(words), recipe, group))
+    return Comparison(runs[0].result["model"], runs[0].result["dataset"], entries)
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    """Recipe and job in one, without their seeds."""
+    return {k: v for k, v in (run.result["recipe"] | run.result["job"]).items() if k != "seed"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a grid stands. run: of runs, from 0; steps: of the run, None until that is known."""
+
+    run: int
+    runs: int
+    method: str
+    seed: int
+    step: int = 0
+    steps: int | None = None
+
+
+class Grid:
+    """Methods x seeds, one run after the other, each in a process of its own.
+
+    Made, it has checked all that can be checked and has its directory; `run` fills `entries`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        methods: Sequence[str],
+        *,
+        ratio: float = Recipe.ratio,
+        seeds: int = 1,
+        device: str | None = None,
+        out: Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Raises UsageError for settings that no run could have, and for a directory in the way.
+
+        methods: names in NAMES. seeds: how many, counted up from the job's. out: made here; with
+        `resume` it may exist, and what is finished there is kept.
+        """
+        if seeds < 1:
+            raise UsageError(f"{seeds} seeds are no comparison; give 1 or more.")
+        self.methods = list(dict.fromkeys(methods))
+        for name in self.methods:
+            if name not in NAMES:
+                raise unknown("method", name, NAMES)
+        self.job, self.ratio, self.device = job, ratio, device
+        self.seeds = range(job.seed, job.seed + seeds)
+        self.cache = Cache()
+        self.facts = planner.facts(job, self.cache)
+        job.resolved(self.facts["defaults"], self.facts["train_examples"])
+        self.entries = {name: Entry(name, name, self._recipe(name)) for name in self.methods}
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        self.out = out or Path("runs") / f"compare-{job.model}-{job.dataset}-{stamp}"
+        self._prepare(resume)
+
+    def _recipe(self, name: str) -> Recipe:
+        method = name if name in METHODS else "full"
+        return Recipe(method, self.ratio, attention=OPPONENTS.get(name, "auto"))  # type: ignore[arg-type]
+
+    def _prepare(self, resume: bool) -> None:
+        """Makes the directory, or sees that it is of these settings."""
+        import tomli_w
+
+        job = {k: v for k, v in asdict(self.job).items() if v is not None and k != "seed"}
+        environment = {"razorctl": razorctl.__version__, "device": self.device}
+        settings = {
+            "job": job,
+            "recipe": {"ratio": self.ratio},
+            "environment": {k: v for k, v in environment.items() if v is not None},
+        }
+        if not self.out.exists():
+            try:
+                self.out.mkdir(parents=True)
+                (self.out / SETTINGS).write_text(tomli_w.dumps(settings), "utf-8")
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write {self.out} ({error.strerror}); "
+                    "name another directory with --out."
+                ) from None
+        elif not resume:
+            raise UsageError(
+                f"{self.out} exists already; go on there with --resume, or name another directory "
+                "with --out."
+            )
+        elif not (self.out / SETTINGS).exists():
+            raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
+        elif known := _difference(read_toml(self.out / SETTINGS), settings):
+            raise UsageError(
+                f"{self.out} was begun with {known}; resume it so, or name another directory with "
+                "--out."
+            )
+
+    def run(self, report: Callable[[Progress], object]) -> None:
+        """Runs what is not finished yet, every method with a seed before the next seed.
+
+        Tells `report` where it stands, again and again. A run that fails is noted as such and the
+        next one begins; when interrupted, ends the run that is on.
+        """
+        cells = list(product(self.seeds, self.methods))
+        for number, (seed, name) in enumerate(cells):
+            entry = self.entries[name]
+            try:
+                entry.runs.append(self._run(Progress(number, len(cells), name, seed), report))
+            except RazorError as error:
+                entry.failures[seed] = error
+
+    def _run(self, at: Progress, report: Callable[[Progress], object]) -> FinishedRun:
+        """The run of one method and seed, from its directory if it is finished there."""
+        directory = self.out / f"{at.method}-{at.seed}"
+        report(at)
+        if not (directory / "result.json").exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            _call(self._command(at, directory), lambda: report(_look(at, directory)))
+        return read(directory)
+
+    @property
+    def comparison(self) -> Comparison:
+        """Of what has been run so far."""
+        return Comparison(self.job.model, self.job.dataset, list(self.entries.values()))
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any run has a result, else what all runs ended with, or 1."""
+        if any(entry.runs for entry in self.entries.values()):
+            return 0
+        codes = {e.exit_code for entry in self.entries.values() for e in entry.failures.values()}
+        return codes.pop() if len(codes) == 1 else 1
+
+    def _command(self, at: Progress, directory: Path) -> list[str]:
+        """What a user would type for one run."""
+        recipe = self.entries[at.method].recipe
+        words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
+        words += [
+            "--method",
+            recipe.method,
+            "--attention",
+            recipe.attention,
+            "--seed",
+            str(at.seed),
+        ]
+        if at.method == "accumulate":
+            words += ["--accumulate", str(self._micro_batches())]
+        if at.method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
+            raise UsageError(
+                f"{self.job.model} runs fused attention as it comes, as `full` does; "
+                "leave full-flash out."
+            )
+        if self.device is not None:
+            words += ["--device", self.device]
+        return [*words, "--json", "--out", str(directory)]
+
+    def _micro_batches(self) -> int:
+        """As few of `full` as bring its traced peak to at most razor's."""
+        batch = self._resolved().batch_size
+        assert batch is not None
+        peak = self._trace(self.job.accumulate, "razor").peak
+        for count in range(self.job.accumulate, batch + 1):
+            if batch % count == 0 and self._trace(count, "full").peak <= peak:
+                return count
+        raise UsageError(
+            f"accumulating over {batch} micro-batches still takes more than razor; "
+            "leave accumulate out."
+        )
+
+    def _resolved(self) -> Job:
+        from razorctl import devices, trainer  # import torch
+
+        precision = trainer.precision(self.job, devices.find(self.device))
+        job = replace(self.job, precision=precision)
+        return job.resolved(self.facts["defaults"], self.facts["train_examples"])
+
+    def _trace(self, accumulate: int, method: str) -> Trace:
+        job = replace(self._resolved(), accumulate=accumulate)
+        return planner.traced(job, self._recipe(method), self.facts["classes"], self.cache)
+
+
+def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first setting that is another than the wanted one, as it is known."""
+    for table in ("environment", "job", "recipe"):
+        ours, theirs = wanted[table], known.get(table, {})
+        for name in (*ours, *theirs):
+            if ours.get(name) != theirs.get(name):
+                value = theirs.get(name)
+                return f"{name.replace('_', ' ')} {'left out' if value is None else value}"
+    return None
+
+
+def _call(command: list[str], wait: Callable[[], object]) -> None:
+    """Runs a command to its end, and calls `wait` meanwhile.
+
+    Raises RazorError if it fails, with its sentence and its exit code.
+    """
+    # All settings are in the command: none may come from the environment as well.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    _, messages = process.communicate(timeout=POLL)
+                    break
+                wait()
+        except BaseException:
+            process.kill()
+            raise
+    code = process.returncode
+    if code == 0:
+        return
+    sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
+    if sentences:
+        sentence = sentences[-1].removeprefix("error: ")
+    elif code == KILLED:
+        sentence, code = "it was killed, as when memory runs out; lower --batch-size.", 4
+    else:
+        sentence = f"it ended with {code} and no word; run it by hand: {shlex.join(command)}"
+    failure = RazorError(sentence)
+    failure.exit_code = code if code > 0 else 1
+    raise failure
+
+
+def _look(progress: Progress, directory: Path) -> Progress:
+    """How far the run in a directory is."""
+    try:
+        steps = read_toml(directory / "config.toml")["job"]["steps"]
+        with (directory / "metrics.jsonl").open("rb") as lines:
+            return replace(progress, step=sum(1 for _ in lines), steps=steps)
+    except (OSError, UsageError, KeyError):  # not there yet
+        return progress
+
+
+def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
+    """Plain full fine-tuning with the settings and on the device of an entry, if it was run.
+
+    One over more micro-batches than another entry has is not plain.
+    """
+    if not entry.runs:
+        return None
+    alike = [other for other in done if other.settings == entry.settings]
+    fewest = min(other.accumulate for other in alike)
+    for other in alike:
+        exact = other.recipe.method == "full" and not other.recipe.approximates
+        if exact and other.recipe.attention == "auto" and other.accumulate == fewest:
+            return other
+    return None
+
+
+def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
+    results = [run.result for run in entry.runs]
+    method = METHODS[entry.recipe.method]
+    ratio = entry.recipe.ratio if method.approximates and method.ratio != "nothing" else None
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "ratio": ratio,
+        "joint_budget": entry.recipe.joint_budget,
+        "attention": entry.recipe.attention,
+        "saved_bytes": _largest(results, "saved_bytes"),
+        "peak_bytes": _largest(results, "peak_bytes"),
+        "step_seconds": _median(results, "step_seconds"),
+        "epoch_seconds": _median(results, "epoch_seconds"),
+        "accuracy": fmean(r["accuracy"] for r in results) if results else None,
+        "accuracy_std": stdev(r["accuracy"] for r in results) if len(results) > 1 else None,
+        "memory_vs_full": None,
+        "speedup_vs_full": None,
+        "time_to_target": None,
+        "error": entry.error,
+        "label": entry.label,
+        "accumulate": entry.accumulate if entry.runs else None,
+        "seeds": [result["job"]["seed"] for result in results],
+        "accuracies": [result["accuracy"] for result in results],
+        "run_dirs": [str(run.directory) for run in entry.runs],
+    }
+    if full is not None:
+        dense = [run.result for run in full.runs]
+        row["memory_vs_full"] = row[memory] / _largest(dense, memory)
+        row["speedup_vs_full"] = _median(dense, "step_seconds") / row["step_seconds"]
+    if target is not None:
+        times = [run.time_to(target) for run in entry.runs]
+        reached = [time for time in times if time is not None]
+        row["time_to_target"] = median(reached) if times and reached == times else None
+    return row
+
+
+def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    values = [result[name] for result in results]
+    return max(values) if values and None not in values else None
+
+
+def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    return median(result[name] for result in results) if results else None
+
+
+def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:
+    """Notes in each row which of its figures are the best, and whether it is on the front."""
+    for row in rows:
+        row["best"], row["pareto"] = [], False
+    for name in (memory, *COSTS, *GAINS):
+        values = [row[name] for row in rows if row[name] is not None]
+        best = max(values, default=None) if name in GAINS else min(values, default=None)
+        for row in rows:
+            if best is not None and row[name] == best:
+                row["best"].append(name)
+    done = [row for row in rows if row["accuracy"] is not None]
+    points = [(row[memory], row["step_seconds"], -row["accuracy"]) for row in done]
+    for row, on_front in zip(done, pareto(points), strict=True):
+        row["pareto"] = on_front
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Of each point, whether no other is as small in all of its numbers and smaller in one."""
+    return [
+        not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
+        for p in points
+    ]
