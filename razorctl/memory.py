@@ -67,7 +67,7 @@ def trace(
     *,
     micro_batches: int = 1,
 ) -> Trace:
-    """Runs two steps on fake copies, as `saved_bytes` does, the second of which counts.
+    """Runs a step on fake copies, as `saved_bytes` does, of an optimizer that has run before.
 
     Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
     every tensor that comes and goes in between; not what kernels use inside themselves.
@@ -76,13 +76,14 @@ def trace(
     the second the gradients are there from the start, as with all that follow.
     """
     mode, model, inputs = _fake(model, inputs)
-    updates = optimizer(model) if optimizer else None
-    tracker = _Tracker()
+    tracker, marks = _Tracker(), list[Counter[Kernel]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
             tracker.reset_mod_stats()  # it takes no module for its second pass otherwise
+            marks.append(tracker.kernels.copy())
             yield inputs
+        marks.append(tracker.kernels.copy())
 
     def run() -> None:
         forward(model, inputs)
@@ -92,14 +93,15 @@ def trace(
         _hold_largest_draw(model, run)
         _note_saved(model, run, sizes.append)
         tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
+        updates = optimizer(model) if optimizer else None
+        if updates is not None:
+            _make_state(updates)
+            tracker.track_external(updates)
         with tracker:
-            step(model, micro(1), updates)
-            first, tracker.kernels = tracker.kernels, Counter()
-            step(model, micro(min(2, micro_batches)), updates)  # with the optimizer's state there
-    kernels = Counter(tracker.kernels)
-    if micro_batches > 2:
-        for kernel in tracker.kernels:
-            kernels[kernel] += (micro_batches - 2) * (tracker.kernels[kernel] - first[kernel])
+            step(model, micro(min(2, micro_batches)), updates)
+    kernels = tracker.kernels
+    for kernel, count in (marks[-1] - marks[-2]).items():
+        kernels[kernel] += max(0, micro_batches - 2) * count
     parts: Counter[Any] = Counter()
     for device in tracker.get_tracker_snapshot("peak").values():
         parts.update({getattr(name, "value", name): size for name, size in device.items()})
@@ -109,7 +111,7 @@ def trace(
         gradients=parts["Gradient"],
         optimizer=parts["Optstate"],
         saved=sum(sizes),
-        kernels=+kernels,
+        kernels=kernels,
         fused=tracker.fused,
     )
 
@@ -125,16 +127,14 @@ def peak_bytes(
     """Highest bytes of tensors alive in a training step; see `trace`.
 
     `optimizer` builds one from parameters; with None the step ends with the backward pass.
-    `accumulate` is for the last of several micro-batches: the gradients of the others are there
-    from the start.
+    `accumulate` is for a step over several micro-batches, of which the inputs are one.
     """
 
-    def step(model: nn.Module, inputs: Iterable[Any], updates: Optimizer | None) -> None:
-        if not accumulate:
-            model.zero_grad()
-        leaves = tree_leaves(_forward(model, next(iter(inputs)), autocast))
-        loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
-        torch.autograd.backward(loss.float().sum())
+    def step(model: nn.Module, micro_batches: Iterable[Any], updates: Optimizer | None) -> None:
+        for inputs in micro_batches:
+            leaves = tree_leaves(_forward(model, inputs, autocast))
+            loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
+            torch.autograd.backward(loss.float().sum())
         if updates is not None:
             updates.step()
 
@@ -145,7 +145,10 @@ def peak_bytes(
     def forward(model: nn.Module, inputs: Any) -> None:
         _forward(model, inputs, autocast)
 
-    return trace(model, inputs, build if optimizer else None, step, forward).peak
+    micro_batches = 2 if accumulate else 1
+    return trace(
+        model, inputs, build if optimizer else None, step, forward, micro_batches=micro_batches
+    ).peak
 
 
 @contextmanager
@@ -157,6 +160,15 @@ def snapshot(path: Path) -> Iterator[None]:
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _make_state(optimizer: Optimizer) -> None:
+    """Gives an optimizer of fake parameters the state that it has after a first step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
