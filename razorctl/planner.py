@@ -349,7 +349,7 @@ class Search:
             elif chosen := self._try(recipe):
                 return chosen
         half = Recipe("half")
-        if self.job.precision == "fp32" and self._possible(half) and (chosen := self._try(half)):
+        if self.job.precision == "fp32" and (chosen := self._try(half)):
             return chosen
         if self._last is None:
             return self._accumulated(Recipe("full"))
@@ -367,14 +367,14 @@ class Search:
             self.ratios.pop()
         return Recipe(ratio=self.ratios[-1]) if self.ratios else None
 
-    def _possible(self, recipe: Recipe) -> bool:
+    def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
         """Whether the model can take a recipe; if not, notes why."""
         try:
-            self.predict(recipe)
+            self.predict(recipe, accumulate)
         except UsageError as error:
             if self.recipe is not None:
                 raise
-            self._reasons.append(f"{label(recipe, 1)}: {error}")
+            self._reasons.append(f"{label(recipe, accumulate)}: {error}")
             return False
         return True
 
@@ -426,6 +426,8 @@ class Search:
 
     def _try(self, recipe: Recipe, accumulate: int = 1) -> Candidate | None:
         """A way, if it fits; if not, notes why."""
+        if not self._possible(recipe, accumulate):
+            return None
         candidate = self.predict(recipe, accumulate)
         if candidate.fits(self.budget):
             return candidate
@@ -440,7 +442,7 @@ class Search:
         smallest = (
             self.predict(recipe, self.job.batch_size)
             for recipe in (last if self.recipe is None else [self.recipe])
-            if self._possible(recipe)
+            if self._possible(recipe, self.job.batch_size)
         )
         needed = min(way.predicted.needed_bytes for way in smallest)
         return NoFitError(

@@ -21,8 +21,8 @@ def test_given_values_win_over_the_models_and_those_over_ours():
     job = Job("m", "d", steps=50).resolved({"steps": 10, "learning_rate": 0.3}, 1000)
     assert (job.steps, job.learning_rate, job.batch_size) == (50, 0.3, 64)
     assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == [
-        "input_size",
         "epochs",
+        "input_size",
     ]
 
 

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -165,10 +165,7 @@ def _unbuildable() -> families.Model:
     def bare(*_):
         raise AssertionError("was built")
 
-    entry = families.find("vit-micro")
-    return families.Model(
-        "vit-micro", "", entry.build, entry.transform, entry.logits, bare=bare, example=bare
-    )
+    return replace(families.find("vit-micro"), bare=bare, example=bare)
 
 
 class TestSampling:
