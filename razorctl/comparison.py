@@ -383,9 +383,9 @@ class Grid:
         )
 
     def _resolved(self) -> Job:
-        from razorctl import devices, trainer  # import torch
+        from razorctl import devices, step  # import torch
 
-        precision = trainer.precision(self.job, devices.find(self.device))
+        precision = step.precision(self.job, devices.find(self.device))
         job = replace(self.job, precision=precision)
         return job.resolved(self.facts["defaults"], self.facts["train_examples"])
 

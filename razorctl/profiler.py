@@ -6,28 +6,29 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial, wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from razorctl import devices, families, memory
+from razorctl import devices, families, memory, tracing
 from razorctl.errors import UsageError
 from razorctl.families import Model
-from razorctl.job import Job
+from razorctl.job import Job, Precision
 from razorctl.layers import RazorLayer
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
 from razorctl.rules import Rule
 from razorctl.sampling import draws
+from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.step import precision as settle
 
 CLASSES = 10
 WARM_UP, TRACED = 2, 2  # steps before the timed ones, and in a trace
@@ -68,7 +69,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Peak:
-    """Highest bytes of a step: `traced` as `memory.peak_bytes` does, and those that CUDA's
+    """Highest bytes of a step: `traced` as `plan` does, and those that CUDA's
     allocator measured, None on a CPU.
     """
 
@@ -84,6 +85,7 @@ class Profile:
     model: str
     recipe: Recipe
     batch_size: int
+    precision: Precision
     device: str
     steps: int
     rows: tuple[Row, ...]
@@ -163,20 +165,14 @@ class Clock:
 
 
 class Training:
-    """A model in training on random batches, by the optimizer and the settings of `finetune`."""
+    """A model in training on random batches, by the steps of `finetune`."""
 
     def __init__(self, family: Model, model: nn.Module, job: Job, device: torch.device) -> None:
         assert job.batch_size is not None
-        assert job.learning_rate is not None
-        self.family, self.model, self.device = family, model.train(), device
-        self.batch_size, self.clip_norm = job.batch_size, job.clip_norm
-        self.optimizer = partial(
-            torch.optim.SGD,
-            lr=job.learning_rate,
-            momentum=job.momentum,
-            weight_decay=job.weight_decay,
-        )
-        self._updates = self.optimizer(model.parameters())
+        self.family, self.model, self.job, self.device = family, model.train(), job, device
+        self.batch_size = job.batch_size
+        self._updates = build_optimizer(model, job)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
 
     def inputs(self) -> Any:
         batch = self.family.example(self.model, self.batch_size, None)
@@ -185,18 +181,23 @@ class Training:
     def step(self) -> dict[str, float]:
         """One training step. Returns its seconds by phase, and those of all as "step"."""
         clock = Clock(self.device)
-        with clock.phase("step"):
+
+        def batch() -> Iterator[tuple[Any, Tensor]]:
             with clock.phase("data"):
                 inputs = self.inputs()
                 labels = torch.randint(CLASSES, (self.batch_size,)).to(self.device)
-            with clock.phase("forward"), _watched(self.model, clock.sampling):
-                loss = F.cross_entropy(self.family.logits(self.model, inputs), labels)
-            with clock.phase("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            with clock.phase("optimizer"):
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-                self._updates.step()
-                self._updates.zero_grad()
+            yield inputs, labels
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            forward = name == "forward"
+            watched = _watched(self.model, clock.sampling) if forward else nullcontext()
+            with clock.phase(name), watched:
+                yield
+
+        with clock.phase("step"):
+            logits = self.family.logits
+            train_step(self.model, logits, batch(), self._updates, self.job, self._scaler, phase)
         return clock.seconds
 
 
@@ -243,6 +244,7 @@ def profile(
     recipe: Recipe | None = None,
     *,
     batch_size: int | None = None,
+    precision: Precision = "auto",
     steps: int = 5,
     device: torch.device | str | None = None,
     trace: Path | str | None = None,
@@ -252,13 +254,15 @@ def profile(
 
     Bytes are traced on fake tensors, as `saved_bytes` are; the ratio is held to as `finetune`
     holds it. Times are medians over `steps` steps on `device`, None for CUDA where there is any;
-    `batch_size` None is the model's default. `trace` is a file for a chrome trace of two more
-    steps, `snapshot` one for what CUDA allocates in two others. Raises UsageError for what cannot
-    be, before any step has run.
+    `batch_size` None is the model's default, `precision` as in a `Job`. `trace` is a file for a
+    chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others. Raises
+    UsageError for what cannot be, before any step has run.
     """
     recipe, family = recipe or Recipe(), families.find(model)
-    job = Job(model, "random", batch_size, steps).resolved(family.defaults, examples=sys.maxsize)
     place = devices.find(device)
+    job = Job(model, "random", batch_size, steps, precision=precision)
+    job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
+    dtype = DTYPES[job.precision]
     if snapshot is not None and place.type != "cuda":
         raise UsageError(
             "a memory snapshot needs a CUDA device; leave out --snapshot or name a device that is."
@@ -271,15 +275,15 @@ def profile(
     training = Training(family, net, job, place)
     inputs, known = training.inputs(), families.swaps()
     kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
-    full = memory.saved_by_module(net, inputs)
-    sparsify_within(net, recipe, inputs)
-    saved = memory.saved_by_module(net, inputs)
+    full = memory.saved_by_module(net, inputs, autocast=dtype)
+    sparsify_within(net, recipe, inputs, autocast=dtype)
+    saved = memory.saved_by_module(net, inputs, autocast=dtype)
     rows = tuple(
         Row(name, kind, saved.get(name, 0), full.get(name, 0))
         for name, kind in kinds.items()
         if name in saved or name in full
     )
-    traced = memory.peak_bytes(net, inputs, training.optimizer)
+    traced = tracing.trace(job, recipe, CLASSES).peak
     del inputs
     gc.collect()  # fake copies, in cycles
 
@@ -297,6 +301,7 @@ def profile(
         model=model,
         recipe=recipe,
         batch_size=training.batch_size,
+        precision=job.precision,
         device=devices.name(place),
         steps=steps,
         rows=rows,

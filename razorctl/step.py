@@ -1,6 +1,7 @@
 """One optimizer step: what training runs is what planning traces."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -8,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from razorctl.job import Job
+from razorctl.errors import UsageError
+from razorctl.gpus import settle_precision
+from razorctl.job import Job, Precision
 
 # Of `Job.precision`: what autocast computes in, None for the model's own.
 DTYPES: dict[str, torch.dtype | None] = {
@@ -16,6 +19,16 @@ DTYPES: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+
+def precision(job: Job, device: torch.device) -> Precision:
+    """What `job.precision` means on a device; raises UsageError for one that it cannot run."""
+    if device.type != "cuda":
+        if job.precision == "fp16":
+            raise UsageError(f"fp16 cannot be trained on {device.type}; choose bf16 or fp32.")
+        return "fp32" if job.precision == "auto" else job.precision
+    major, minor = torch.cuda.get_device_capability(device)
+    return settle_precision(job.precision, f"{major}.{minor}")
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
@@ -41,25 +54,28 @@ def train_step(
     optimizer: Optimizer,
     job: Job,
     scaler: torch.amp.GradScaler,
+    phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward of every micro-batch, clipping and the update.
 
     A micro-batch is inputs, as `logits` takes them, and labels [rows]; there are `job.accumulate`
     of one size, and one is asked for where it is needed. `scaler` is one that is not enabled
-    unless `job.precision` is fp16. Returns the mean loss and the norm of the gradient;
-    nothing waits for the device.
+    unless `job.precision` is fp16. Forward, backward and optimizer run in a `phase` of that name.
+    Returns the mean loss and the norm of the gradient; nothing waits for the device.
     """
     losses = []
     for inputs, labels in micro_batches:
-        with autocast(labels.device, job):
+        with phase("forward"), autocast(labels.device, job):
             loss = F.cross_entropy(logits(model, inputs), labels) / job.accumulate
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with phase("backward"):
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
+    with phase("optimizer"):
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
     return torch.stack(losses).sum(), norm
 
 

@@ -26,12 +26,11 @@ from torch.utils.data import DataLoader
 import razorctl
 from razorctl import data, devices
 from razorctl.errors import RazorError, UsageError
-from razorctl.gpus import settle_precision
-from razorctl.job import Job, Precision
+from razorctl.job import Job
 from razorctl.memory import saved_bytes
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, build_optimizer, train_step
+from razorctl.step import DTYPES, autocast, build_optimizer, precision, train_step
 from razorctl.surgery import restore
 
 WEIGHTS, RESULT = "model.safetensors", "result.json"
@@ -229,16 +228,6 @@ class Run(Iterator[Step]):
         partial = self.out / f"{RESULT}.partial"
         partial.write_text(json.dumps(self.result(), indent=2) + "\n")
         partial.replace(self.out / RESULT)
-
-
-def precision(job: Job, device: torch.device) -> Precision:
-    """What `job.precision` means on a device; raises UsageError for one that it cannot run."""
-    if device.type != "cuda":
-        if job.precision == "fp16":
-            raise UsageError(f"fp16 cannot be trained on {device.type}; choose bf16 or fp32.")
-        return "fp32" if job.precision == "auto" else job.precision
-    major, minor = torch.cuda.get_device_capability(device)
-    return settle_precision(job.precision, f"{major}.{minor}")
 
 
 def _hold_to(budget: int, device: torch.device) -> None:

@@ -37,7 +37,7 @@ LEVELS = {
     "step": 6,
     "tracing": 7,
     "planner": 8,
-    "profiler": 7,
+    "profiler": 8,
     "trainer": 7,
     "comparison": 9,
     "views": 10,

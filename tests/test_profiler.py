@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl import Recipe, families, profiler, restore, saved_bytes, sparsify
+from razorctl import Recipe, families, profiler, restore, saved_bytes, sparsify, tracing
 from razorctl.errors import UsageError
 from razorctl.families import models
+from razorctl.job import Job
 from razorctl.layers import WeightLayer
-from razorctl.memory import peak_bytes
-from razorctl.profiler import OTHER, PHASES, Clock, Profile, _watched, profile
+from razorctl.profiler import CLASSES, OTHER, PHASES, Clock, Profile, _watched, profile
 from razorctl.promise import sparsify_within
 from razorctl.rules import ByPrecision, Dense, TopK
 
@@ -118,10 +118,18 @@ def test_phases_add_up_to_the_step():
 
 
 def test_the_traced_peak_is_that_of_the_step():
-    model, x = models()["vit-micro"].bare(10, None), torch.zeros(4, 1, 28, 28)
-    sparsify(model, Recipe("backrazor"))
-    sgd = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)  # noqa: E731
-    assert micro(Recipe("backrazor")).peak_bytes.traced == peak_bytes(model, x, sgd)
+    for precision in ("fp32", "bf16"):
+        job = Job("vit-micro", "any", batch_size=4, precision=precision, learning_rate=0.1)
+        want = tracing.trace(job, Recipe("backrazor"), CLASSES).peak
+        assert micro(Recipe("backrazor"), precision=precision).peak_bytes.traced == want
+
+
+def test_half_the_bytes_in_half_the_precision():
+    wide, narrow = (
+        micro(Recipe("full"), precision=p, batch_size=64).result() for p in ("fp32", "bf16")
+    )
+    assert (wide["precision"], narrow["precision"]) == ("fp32", "bf16")
+    assert narrow["totals"]["saved_bytes"] < 0.7 * wide["totals"]["saved_bytes"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
