@@ -179,6 +179,8 @@ def _plan(given: dict[str, Any]) -> Any:
 
     gpu, budget, source = gpus.target(given.get("gpu"), given.get("vram"))
     settled = _select(Recipe, given)
+    if settled.keys() == {"seed"}:  # which is the job's too, and no recipe
+        settled = {}
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
     with views.waiting(f"planning for {gpu.name}, {views.size(budget)} {source}"):
         return planner.plan(
@@ -302,7 +304,8 @@ def finetune(
         job, chosen = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
         if vram is not None or gpu is not None:
             planned = _plan(given)
-            job, chosen, document = planned.planned_job, planned.chosen.recipe, planned.document()
+            job, chosen = planned.planned_job, planned.planned_recipe
+            document = planned.document()
     from razorctl.trainer import finetune as prepare
 
     run = prepare(job, chosen, out=out, device=device, plan=document)

@@ -19,7 +19,7 @@ from razorctl.allocation import largest
 from razorctl.errors import NoFitError, UsageError
 from razorctl.gpus import Gpu, settle_precision
 from razorctl.job import Job
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import METHODS, Joint, Recipe
 from razorctl.registry import unknown
 from razorctl.traces import Trace
 
@@ -124,13 +124,20 @@ class Plan:
         return replace(self.job, accumulate=self.chosen.accumulate)
 
     @property
+    def planned_recipe(self) -> Recipe:
+        """The chosen recipe with the seed of the job, as `finetune --seed` sets both."""
+        return replace(self.chosen.recipe, seed=self.job.seed)
+
+    @property
     def command(self) -> str:
         """That runs exactly what was planned."""
         words = ["razorctl", "finetune", self.job.model, self.job.dataset]
-        for settings in (self.planned_job, self.chosen.recipe):
+        told = {"model", "dataset"}
+        for settings in (self.planned_job, self.planned_recipe):
             for field in fields(settings):
                 value = getattr(settings, field.name)
-                if value != field.default and field.name not in ("model", "dataset"):
+                if value != field.default and field.name not in told:
+                    told.add(field.name)  # the seed is a field of both
                     flag = FLAGS.get(field.name, field.name.replace("_", "-"))
                     if isinstance(value, bool):
                         words.append(f"--{'' if value else 'no-'}{flag}")
@@ -175,7 +182,7 @@ class Plan:
             "accumulate": candidate.accumulate,
             "exact": candidate.exact,
             "fits": candidate.fits(self.budget),
-            "recipe": asdict(recipe),
+            "recipe": asdict(replace(recipe, seed=self.job.seed)),
             "predicted": asdict(candidate.predicted),
         }
 
@@ -390,10 +397,13 @@ class Search:
         return self.predict(Recipe(ratio=self.ratios[high]))
 
     def _jointly(self) -> list[Recipe]:
-        """razor at the largest ratio under ever smaller joint budgets."""
-        return [
-            Recipe(ratio=self.ratios[-1], joint_budget=b, joint="branches") for b in JOINT_BUDGETS
-        ]
+        """razor at the largest ratio under ever smaller joint budgets: of branches, if known."""
+        if self._last is None:
+            return []
+        joint: Joint = "branches"
+        if not self._possible(replace(self._last, joint_budget=JOINT_BUDGETS[0], joint=joint)):
+            joint = "weights"
+        return [replace(self._last, joint_budget=b, joint=joint) for b in JOINT_BUDGETS]
 
     def _fastest(self, prefer: Prefer) -> Candidate | None:
         """Of the exact ways, or of all at the largest ratio, the fastest that fits."""

@@ -2,8 +2,8 @@
 
 A rule sees an activation as [rows, columns], the columns being its last axis (of images: the
 channels), in the dtype that the layer computes in. Attention, which takes elementwise rules alone,
-shows them [heads, tokens, columns]. `RULES` names them all; a method of `recipe.py` says which rule
-each kind of layer gets.
+shows them [heads, tokens, columns] or [batch, tokens, columns of all heads]. `RULES` names them
+all; a method of `recipe.py` says which rule each kind of layer gets.
 """
 
 from collections.abc import Callable

@@ -60,6 +60,13 @@ def test_json_is_one_document_and_nothing_else():
     assert result.stderr == ""
 
 
+def test_a_seed_is_no_recipe(tmp_path):
+    (tmp_path / "razorctl.toml").write_text("[job]\nseed = 3\n")
+    document = json.loads(razorctl("plan", *SMALL, "--gpu", "t4", "--json").stdout)
+    assert document["chosen"]["method"] == "full"
+    assert document["job"]["seed"] == 3
+
+
 def test_what_does_not_fit():
     result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "640MB", "--json")
     assert result.exit_code == 3

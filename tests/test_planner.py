@@ -301,25 +301,13 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
     assert found.predicted.step_seconds > 0
 
 
-def test_operations_are_those_of_the_model(cache):
-    job = Job("vit-b16", "cifar100", batch_size=128, precision="fp32", learning_rate=0.1)
-    trace = load(cache.get("trace", *next(iter_keys(cache, "vit-b16", 256, "full"))))
+def test_operations_are_those_of_the_model():
+    job = Job("vit-b16", "cifar100", batch_size=2, precision="fp32", learning_rate=0.1)
+    trace = tracing.trace(job, Recipe("full"), 100)
     operations = sum(kernel.operations * n for kernel, n in trace.kernels.items())
     # 17.6 G multiplications and as many additions an image forward, twice that backward; the
     # input of the patch embedding needs no gradient.
-    assert operations == pytest.approx(256 * 3 * 35.1e9, rel=0.02)
-    assert job.model == "vit-b16"
-
-
-def iter_keys(cache, model, batch, method):
-    for key in map(json.loads, cache.facts):
-        if (
-            key[0] == "trace"
-            and key[1] == model
-            and key[4] == batch
-            and key[-1]["method"] == method
-        ):
-            yield key[1:]
+    assert operations == pytest.approx(2 * 3 * 35.1e9, rel=0.02)
 
 
 # Documents and the cache.
@@ -368,6 +356,28 @@ def test_a_plan_that_is_none(cache, tmp_path, change, message):
         read(file)
     with pytest.raises(UsageError, match="cannot read"):
         read(tmp_path / "none.json")
+
+
+def test_the_seed_is_that_of_job_and_recipe(cache):
+    found = planned(cache, 5, replace(JOB, seed=3))
+    assert found.planned_recipe.seed == found.planned_job.seed == 3
+    assert found.document()["chosen"]["recipe"]["seed"] == 3
+    assert found.command.count("--seed 3") == 1
+
+
+def test_a_model_without_branches_draws_weights(cache, monkeypatch):
+    def unknown(self, recipe, accumulate):
+        if recipe.joint == "branches":
+            raise UsageError("no branches are known")
+        return trace(self, recipe, accumulate)
+
+    trace = Search._trace
+    monkeypatch.setattr(Search, "_trace", unknown)
+    search = Search(JOB, gpus.load("h200"), GIB // 2, None, 0.95, cache)
+    assert search.choose("balanced") is None
+    assert any("no branches are known" in reason for reason in search.reasons["balanced"])
+    drawn = {way.recipe.joint for way in search.looked_at.values() if way.recipe.joint_budget < 1}
+    assert drawn == {"weights"}
 
 
 def test_every_step_is_explained(cache):
