@@ -98,6 +98,16 @@ def test_help_imports_no_torch(args: list[str]):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_a_model_loads_no_other_library_after_its_own():
+    code = (
+        "import sys; from razorctl import families\n"
+        "assert families.find('vit-b16').name == 'vit-b16'\n"
+        "assert 'transformers' not in sys.modules\n"
+        "assert 'bert-base' in families.models()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_public_names_are_all_there():
     import razorctl
 

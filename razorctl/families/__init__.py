@@ -11,7 +11,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -51,16 +50,30 @@ class Model:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-@cache
+_unread = [file.name for file in pkgutil.iter_modules(__path__)]
+_known: dict[str, Model] = {}
+
+
+def _read() -> None:
+    file = importlib.import_module(f"{__name__}.{_unread.pop(0)}")
+    _known.update({model.name: model for model in file.MODELS})
+
+
 def models() -> dict[str, Model]:
     """Every model by name."""
-    files = registry.modules(__name__, __path__)
-    return {model.name: model for file in files for model in file.MODELS}
+    while _unread:
+        _read()
+    return _known
 
 
 def find(name: str) -> Model:
-    """The model of that name; raises UsageError with the nearest one if there is none."""
-    return registry.find("model", name, models())
+    """The model of that name; raises UsageError with the nearest one if there is none.
+
+    Libraries are slow to load: those that come after the model's own are not.
+    """
+    while _unread and name not in _known:
+        _read()
+    return registry.find("model", name, _known)
 
 
 def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
