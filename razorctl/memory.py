@@ -14,13 +14,10 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry
 
-from razorctl.ops.int8 import scaled_gemm
+from razorctl.costs import cost
 from razorctl.sampling import Blocks, draws
 from razorctl.traces import Kernel, Trace
-
-_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
@@ -70,7 +67,7 @@ def trace(
     """Runs a step on fake copies, as `saved_bytes` does, of an optimizer that has run before.
 
     Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
-    every tensor that comes and goes in between; not what kernels use inside themselves.
+    every tensor that comes and goes in between; apart from these, what kernels take inside on CUDA.
     `step(model, micro_batches, optimizer)` takes a step over micro-batches, each of these inputs,
     and `forward(model, inputs)` is the forward pass in it. Of a larger number two are traced: with
     the second the gradients are there from the start, as with all that follow.
@@ -107,6 +104,7 @@ def trace(
         parts.update({getattr(name, "value", name): size for name, size in device.items()})
     return Trace(
         peak=parts["Total"],
+        workspace=max(0, tracker.highest - parts["Total"]),
         weights=parts["Parameter"] + parts["Buffer"],
         gradients=parts["Gradient"],
         optimizer=parts["Optstate"],
@@ -174,20 +172,23 @@ def _make_state(optimizer: Optimizer) -> None:
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
     """MemTracker that takes frozen parameters, on which it cannot put a hook.
 
-    kernels: how often each ran. fused: whether a kernel of fused attention was among them.
+    kernels: how often each ran. highest: bytes at a time, workspaces of kernels counted in.
+    fused: whether a kernel of fused attention was among them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[Kernel] = Counter()
+        self.highest = 0
         self.fused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        kernel = _kernel(func, args, kwargs or {}, result)
-        if kernel is not None:
-            self.kernels[kernel] += 1
-            self.fused = self.fused or "scaled_dot_product" in func.name()
+        kernels, workspace = cost(func, args, kwargs or {}, result)
+        self.kernels.update(kernels)
+        now = sum(device["Total"] for device in self._curr_mem_snap.values())
+        self.highest = max(self.highest, now + workspace)
+        self.fused = self.fused or "scaled_dot_product" in func.name()
         return result
 
     def _track_module_params_and_buffers(
@@ -205,23 +206,6 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
             if now["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device] = now["Total"]
                 self._peak_mem_snap[device] = dict(now)
-
-
-def _kernel(func: Any, args: Any, kwargs: Any, result: Any) -> Kernel | None:
-    """What an operation does; None if it is a view, which does nothing."""
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    known = {_storage(tensor) for tensor in inputs}
-    if not func._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
-        return None
-    operations, precision = 0, "fp32"
-    if func is scaled_gemm._opoverload:
-        (rows, terms), columns = args[0].shape, args[1].shape[1]
-        operations, precision = 2 * rows * terms * columns, "int8"
-    elif func.overloadpacket in flop_registry:
-        operations = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
-        precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
-    return Kernel(precision, operations, sum(t.nbytes for t in (*inputs, *outputs)))
 
 
 def fake(model: nn.Module) -> FakeTensorMode:

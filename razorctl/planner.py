@@ -59,15 +59,16 @@ class Predicted:
     @classmethod
     def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
         """What a traced step takes on a card."""
-        activations = trace.peak - trace.weights - trace.gradients - trace.optimizer
+        peak = trace.peak + trace.workspace
+        activations = peak - trace.weights - trace.gradients - trace.optimizer
         return cls(
-            trace.peak,
+            peak,
             trace.saved,
             trace.weights,
             trace.gradients,
             trace.optimizer,
             activations - min(trace.saved, activations),
-            CONTEXT + math.ceil(FRAGMENTATION * trace.peak),
+            CONTEXT + math.ceil(FRAGMENTATION * peak),
             seconds(trace, gpu),
         )
 

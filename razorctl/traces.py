@@ -33,11 +33,13 @@ class Trace:
 
     peak: most that tensors take at a time; weights, gradients and optimizer are the shares of
     these at that moment, buffers being weights, and the rest is activations and temporaries.
+    workspace: by how much kernels exceed that at some moment, on CUDA, by what they take inside.
     saved: between the forward and backward pass of a micro-batch.
     kernels: how often each runs in a step. fused: whether attention, if any, is fused.
     """
 
     peak: int
+    workspace: int
     weights: int
     gradients: int
     optimizer: int

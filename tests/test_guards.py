@@ -18,6 +18,7 @@ LEVELS = {
     "settings": 1,
     "presets": 1,
     "traces": 1,
+    "costs": 2,
     "devices": 1,
     "ops": 0,
     "job": 2,

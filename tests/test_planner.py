@@ -290,7 +290,7 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
         Kernel("bf16", 10**12, 8): 1,
         Kernel("fp32", 0, 10**9): 3,
     }
-    trace = Trace(0, 0, 0, 0, 0, kernels, False)
+    trace = Trace(0, 0, 0, 0, 0, 0, kernels, False)
     want = 2e12 / gpu.rates["fp32"] + 1e12 / gpu.rates["bf16"] + 3e9 / gpu.bandwidth + 6 * LAUNCH
     assert seconds(trace, gpu) == pytest.approx(want)
     assert seconds(trace, slow) == pytest.approx(want + 3e9 / gpu.bandwidth)
@@ -396,7 +396,7 @@ def test_what_is_cached_is_not_traced_again(cache, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
-    trace = Trace(5, 1, 1, 1, 2, {Kernel("fp32", 1, 2): 3}, True)
+    trace = Trace(5, 3, 1, 1, 1, 2, {Kernel("fp32", 1, 2): 3}, True)
     first = Cache(tmp_path)
     first.put(dump(trace), "a", 1)
     assert load(Cache(tmp_path).get("a", 1)) == trace

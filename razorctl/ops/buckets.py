@@ -49,7 +49,7 @@ def from_buckets(
     """The stand-ins for an `x` of `shape` that `to_buckets` packed."""
     stand_ins = torch.tensor(table(function, bits)[1], dtype=dtype, device=packed.device)
     numbers = unpack(packed, bits, torch.Size(shape).numel())
-    return stand_ins[numbers.int()].view(shape)
+    return stand_ins.index_select(0, numbers.int()).view(shape)
 
 
 @from_buckets.register_fake

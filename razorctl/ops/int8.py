@@ -82,7 +82,7 @@ def scaled_gemm(
     single precision over parts of k that it can sum exactly.
     """
     gemm = int8_gemm if has_int8_gemm(a.device) else exact_gemm
-    if a.device.type == "cuda":  # the layout that every int8 GEMM of cuBLASLt takes
+    if a.device.type != "cpu":  # the layout that every int8 GEMM of cuBLASLt takes
         b = b.t().contiguous().t()
     if dtype == torch.float32:
         return _scaled(gemm(a, b), a_scale, b_scale)
@@ -108,7 +108,12 @@ def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
 
 
 def has_int8_gemm(device: torch.device) -> bool:
-    """Whether `torch._int_mm` is there and fast: tensor cores from Turing on, VNNI on a CPU."""
+    """Whether `torch._int_mm` is there and fast: tensor cores from Turing on, VNNI on a CPU.
+
+    The meta device stands for a GPU that has it.
+    """
+    if device.type == "meta":
+        return True
     if device.type == "cuda":
         return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
     vnni: bool = device.type == "cpu" and torch.cpu._is_vnni_supported()
@@ -120,8 +125,10 @@ def int8_gemm(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     if not (m and k and n):
         return a.new_zeros(m, n, dtype=torch.int32)
-    if a.device.type == "cuda":  # cuBLASLt: more than 16 rows, the other sizes multiples of 8
-        a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m))).contiguous()
+    if a.device.type != "cpu":  # cuBLASLt: more than 16 rows, the other sizes multiples of 8
+        if k % 8 or m < 17:
+            a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m)))
+        a = a.contiguous()
         if k % 8 or n % 8:
             b = F.pad(b.t(), (0, -k % 8, 0, -n % 8)).t()
     product: Tensor = torch._int_mm(a, b)
@@ -133,5 +140,7 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
     total = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.int32)
     for start in range(0, a.shape[1], EXACT_TERMS):
         terms = slice(start, start + EXACT_TERMS)
-        total += (a[:, terms].float() @ b[terms].float()).to(torch.int32)
+        factor = b[terms].float()
+        for (rows,) in chunks(total):
+            total[rows] += (a[rows, terms].float() @ factor).to(torch.int32)
     return total

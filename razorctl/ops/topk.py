@@ -29,7 +29,9 @@ def _mask(keys: Tensor, smallest: Tensor, ties_kept: Tensor, before: Tensor | in
     `before` is how many of those have come in earlier chunks.
     """
     ties = keys == smallest
-    return (keys > smallest) | (ties & (ties.cumsum(0, dtype=torch.int32) <= ties_kept - before))
+    # The cast is cumsum's own, made here so that planning sees what it takes.
+    first = ties.int().cumsum(0, dtype=torch.int32) <= ties_kept - before
+    return (keys > smallest) | (ties & first)
 
 
 def pack_bits(mask: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ def topk_pack_chunked(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         keys = magnitude_keys(part)
         mask = _mask(keys, smallest, k - above, ties)
         ties = ties + (keys == smallest).sum()
-        place = mask.cumsum(0).add_(start - 1)
+        place = mask.long().cumsum(0).add_(start - 1)
         start = place[-1] + 1
         values.scatter_(0, place.masked_fill_(~mask, k), part)
         bits.copy_(pack_bits(mask))
@@ -115,7 +117,7 @@ def topk_unpack_chunked(values: Tensor, bitmap: Tensor, shape: list[int]) -> Ten
         torch.split(dense.view(-1), CHUNK), torch.split(bitmap, CHUNK // 8), strict=True
     ):
         mask = unpack_bits(bits, part.numel())
-        place = mask.cumsum(0).add_(start - 1)
+        place = mask.long().cumsum(0).add_(start - 1)
         start = place[-1] + 1
         torch.where(mask, values[place.clamp_(min=0)], values.new_zeros(()), out=part)
     return dense
