@@ -405,6 +405,7 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
     from razorctl import comparison
+    from razorctl.grid import Grid
 
     exit_code = 0
     if all(comparison.is_run(Path(name)) for name in what):
@@ -424,7 +425,7 @@ def compare(
         if resume and out is None:
             raise UsageError("there is nothing to resume; name the comparison with --out.")
         given |= {"model": what[0], "dataset": what[1]}
-        grid = comparison.Grid(
+        grid = Grid(
             Job(**_select(Job, given)),
             methods.split(","),
             ratio=given.get("ratio", Recipe.ratio),
