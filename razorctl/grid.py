@@ -241,6 +241,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
                 wait()
         except BaseException:
             process.kill()
+            process.wait()  # after a KeyboardInterrupt Popen would not
             raise
     code = process.returncode
     if code == 0:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,21 +226,23 @@ def test_interrupting_ends_the_run_that_is_on_and_keeps_the_others():
         text=True,
         # A shell's background job, and what it starts, ignores SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        start_new_session=True,
     )
     metrics = Path("x/full-0/metrics.jsonl")
     deadline = time.monotonic() + 120
     try:
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # to compare alone
         stdout, stderr = process.communicate(timeout=60)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # nothing goes on
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     assert (stdout, stderr) == ("", "error: interrupted.\n")
-    steps = metrics.read_text()
-    time.sleep(1)
-    assert metrics.read_text() == steps  # nothing goes on
+    assert metrics.stat().st_size  # it had begun
     assert not Path("x/razor-0").exists()
 
 
