@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import __version__, presets, views
-from razorctl.errors import NoFitError, RazorError, UsageError
+from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import find, unknown
@@ -34,6 +34,9 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             views.error("interrupted.")
             raise typer.Exit(INTERRUPTED) from None
+        except Terminated:
+            views.error("terminated.")
+            raise
         except Exception as error:
             if ctx.params.get("debug"):
                 raise

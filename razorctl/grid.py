@@ -10,8 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import product
@@ -21,7 +22,7 @@ from typing import Any
 import razorctl
 from razorctl import planner
 from razorctl.comparison import Comparison, Entry, FinishedRun, read
-from razorctl.errors import RazorError, UsageError
+from razorctl.errors import RazorError, Terminated, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import unknown
@@ -127,7 +128,7 @@ class Grid:
         """Runs what is not finished yet, every method with a seed before the next seed.
 
         Tells `report` where it stands, again and again. A run that fails is noted as such and the
-        next one begins; when interrupted, ends the run that is on.
+        next one begins; when interrupted or terminated, ends the run that is on.
         """
         cells = list(product(self.seeds, self.methods))
         for number, (seed, name) in enumerate(cells):
@@ -218,26 +219,55 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | No
     return None
 
 
+@contextmanager
+def _sigterm_waits() -> Iterator[Callable[[], None]]:
+    """Holds back a SIGTERM that would end this process alone and let its child go on.
+
+    What it yields raises Terminated if one has come, and so does leaving.
+    """
+    came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise Terminated(128 + signal.SIGTERM)
+
+    # Only the main thread may set a handler, and one that is not the default is somebody's own.
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield check
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    check()
+
+
 def _call(command: list[str], wait: Callable[[], object]) -> None:
     """Runs a command to its end, and calls `wait` meanwhile.
 
-    Raises RazorError if it fails, with its sentence and its exit code.
+    Raises RazorError if it fails, with its sentence and its exit code, and Terminated at a SIGTERM.
     """
     # All settings are in the command: none may come from the environment as well.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    with (
+        _sigterm_waits() as check,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     _, messages = process.communicate(timeout=POLL)
                     break
+                check()
                 wait()
         except BaseException:
             process.kill()
