@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import __version__, presets, views
-from razorctl.errors import NoFitError, RazorError, UsageError
+from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import find, unknown
@@ -34,6 +34,9 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             views.error("interrupted.")
             raise typer.Exit(INTERRUPTED) from None
+        except Terminated:
+            views.error("terminated.")
+            raise
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
@@ -405,6 +408,7 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
     from razorctl import comparison
+    from razorctl.grid import Grid
 
     exit_code = 0
     if all(comparison.is_run(Path(name)) for name in what):
@@ -424,7 +428,7 @@ def compare(
         if resume and out is None:
             raise UsageError("there is nothing to resume; name the comparison with --out.")
         given |= {"model": what[0], "dataset": what[1]}
-        grid = comparison.Grid(
+        grid = Grid(
             Job(**_select(Job, given)),
             methods.split(","),
             ratio=given.get("ratio", Recipe.ratio),

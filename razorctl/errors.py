@@ -33,3 +33,7 @@ class MissingError(RazorError):
     """A model or data set that is neither in the local cache nor to be had from the hub."""
 
     exit_code = 6
+
+
+class Terminated(SystemExit):
+    """SIGTERM came while a child ran: the child has been ended, and the process is to end too."""

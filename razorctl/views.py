@@ -21,8 +21,8 @@ from rich.status import Status
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from razorctl.comparison import Grid
-    from razorctl.comparison import Progress as Standing
+    from razorctl.grid import Grid
+    from razorctl.grid import Progress as Standing
     from razorctl.trainer import Run
 
 out = Console()

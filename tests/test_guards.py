@@ -41,9 +41,10 @@ LEVELS = {
     "profiler": 8,
     "trainer": 7,
     "comparison": 9,
-    "views": 10,
-    "cli": 11,
-    "__main__": 12,
+    "grid": 10,
+    "views": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 
 

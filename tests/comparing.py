@@ -1,0 +1,68 @@
+"""What the tests of comparison and of grid share: the command, and runs that nobody trained."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from typer.testing import CliRunner, Result
+
+import razorctl
+from razorctl.cli import app
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+
+NAMED = ["vit-micro", "digits"]
+
+
+def compare(*args: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *args])
+
+
+def write(
+    name: str,
+    method: str = "full",
+    *,
+    seed: int = 0,
+    accuracies: Sequence[float | None] = (None, 0.5, 0.9),
+    saved: int = 1000,
+    peak: int | None = None,
+    step: float = 1.0,
+    device: str = "cpu",
+    version: str = razorctl.__version__,
+    recipe: dict[str, Any] | None = None,
+    **job: Any,
+) -> Path:
+    """A run directory as finetune writes it, but for the weights."""
+    out = Path(name)
+    out.mkdir(parents=True)
+    settings = {"model": "vit-micro", "dataset": "digits", "batch_size": 16, "steps": 3, **job}
+    result = {
+        "model": settings["model"],
+        "dataset": settings["dataset"],
+        "recipe": asdict(Recipe(method, **(recipe or {}))),
+        "job": asdict(Job(seed=seed, **settings)),
+        "steps": len(accuracies),
+        "accuracy": accuracies[-1],
+        "saved_bytes": saved,
+        "peak_bytes": peak,
+        "step_seconds": step,
+        "epoch_seconds": 10 * step,
+        "device": device,
+    }
+    lines = [{"seconds": step, "accuracy": accuracy} for accuracy in accuracies]
+    (out / "config.toml").write_text(tomli_w.dumps({"environment": {"razorctl": version}}))
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (out / "result.json").write_text(json.dumps(result))
+    return out
+
+
+def assert_refused(result: Result, code: int, sentence: str) -> None:
+    """One sentence on stderr and the exit code are all there is."""
+    assert result.exit_code == code, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
