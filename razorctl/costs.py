@@ -73,14 +73,14 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
     return Cost(watch.kernels, watch.most - sum(outputs.values()))
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts kernels, and the bytes of the tensors that they make while these live.
 
     most: the highest number of bytes.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: Counter[Kernel] = Counter()
         self.now = self.most = 0
 

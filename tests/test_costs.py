@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-import razorctl.layers  # registers every op
+import razorctl.layers  # noqa: F401  (registers every op)
 from razorctl.costs import cost
 from razorctl.ops import chunks, quantise, topk
 from razorctl.traces import Kernel
