@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from razorctl.gpus import Gpu
     from razorctl.job import Job
     from razorctl.memory import saved_bytes
+    from razorctl.planner import Plan, plan
+    from razorctl.profiler import Profile, profile
     from razorctl.recipe import Recipe
     from razorctl.rules import Rule
     from razorctl.surgery import restore, sparsify
@@ -18,10 +20,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Gpu": "gpus",
     "Job": "job",
+    "Plan": "planner",
+    "Profile": "profiler",
     "Recipe": "recipe",
     "Rule": "rules",
     "Step": "trainer",
     "finetune": "trainer",
+    "plan": "planner",
+    "profile": "profiler",
     "restore": "surgery",
     "saved_bytes": "memory",
     "sparsify": "surgery",
@@ -29,10 +35,14 @@ _HOMES = {
 __all__ = [
     "Gpu",
     "Job",
+    "Plan",
+    "Profile",
     "Recipe",
     "Rule",
     "Step",
     "finetune",
+    "plan",
+    "profile",
     "restore",
     "saved_bytes",
     "sparsify",

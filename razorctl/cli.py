@@ -29,7 +29,7 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.TyperException, typer.Exit, typer.Abort):
+        except (typer.TyperException, typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
             views.error("interrupted.")
@@ -146,6 +146,12 @@ MeanCorrection = Annotated[
 Unbiased = Annotated[
     bool | None, Option(help="Scale kept gradients by 1 / p. [default: the method's]")
 ]
+Int8WeightGrad = Annotated[
+    bool | None, Option(help="Weight gradients of linear layers in int8. [default: the method's]")
+]
+Int8InputGrad = Annotated[
+    bool | None, Option(help="Input gradients of linear layers in int8. [default: the method's]")
+]
 InputSize = Annotated[
     int | None, Option(help="Pixels of an image's side, or tokens. [default: the model's]")
 ]
@@ -167,6 +173,7 @@ Epochs = Annotated[float | None, Option(help="Passes over the data, not steps.")
 LearningRate = Annotated[float | None, Option("--lr", help="Highest learning rate.")]
 WeightDecay = Annotated[float | None, Option(help="Of the optimizer.")]
 EvaluateEvery = Annotated[int | None, Option(help="Steps between evaluations.")]
+Seed = Annotated[int | None, Option(help="Of classifier, data order and draws.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 
@@ -208,10 +215,20 @@ def plan(
     joint_budget: JointBudget = None,
     joint: Joint = None,
     attention: Attention = None,
+    mean_correction: MeanCorrection = None,
+    unbiased: Unbiased = None,
+    int8_weight_grad: Int8WeightGrad = None,
+    int8_input_grad: Int8InputGrad = None,
     input_size: InputSize = None,
     batch_size: BatchSize = None,
     precision: Precision = None,
     optimizer: OptimizerName = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    evaluate_every: EvaluateEvery = None,
+    seed: Seed = None,
     prefer: Prefer = None,
     max_ratio: MaxRatio = None,
     explain: Annotated[
@@ -260,6 +277,8 @@ def finetune(
     attention: Attention = None,
     mean_correction: MeanCorrection = None,
     unbiased: Unbiased = None,
+    int8_weight_grad: Int8WeightGrad = None,
+    int8_input_grad: Int8InputGrad = None,
     steps: Steps = None,
     epochs: Epochs = None,
     input_size: InputSize = None,
@@ -275,7 +294,7 @@ def finetune(
     warmup_steps: Annotated[int | None, Option(help="Steps of rising learning rate.")] = None,
     clip_norm: Annotated[float | None, Option(help="Largest norm of the gradient.")] = None,
     evaluate_every: EvaluateEvery = None,
-    seed: Annotated[int | None, Option(help="Of classifier, data order and draws.")] = None,
+    seed: Seed = None,
     device: Device = None,
     out: Annotated[Path | None, Option(help="New run directory. [default: under runs/]")] = None,
     json: Json = False,
@@ -328,8 +347,14 @@ def profile(
     joint_budget: JointBudget = None,
     joint: Joint = None,
     attention: Attention = None,
+    mean_correction: MeanCorrection = None,
+    unbiased: Unbiased = None,
+    int8_weight_grad: Int8WeightGrad = None,
+    int8_input_grad: Int8InputGrad = None,
+    input_size: InputSize = None,
     batch_size: BatchSize = None,
     precision: Precision = None,
+    optimizer: OptimizerName = None,
     timed_steps: Annotated[int, Option("--steps", help="Steps that are timed.")] = 5,
     device: Device = None,
     trace: Annotated[Path | None, Option(help="File for a chrome trace of two steps.")] = None,
@@ -348,16 +373,16 @@ def profile(
     from razorctl.profiler import profile as measure
 
     recipe = Recipe(**_select(Recipe, given))
+    of_job = ("batch_size", "input_size", "precision", "optimizer")
     with views.waiting(f"profiling {given['model']}"):
         result = measure(
             given["model"],
             recipe,
-            batch_size=batch_size,
-            precision=given.get("precision", "auto"),
             steps=timed_steps,
             device=device,
             trace=trace,
             snapshot=snapshot,
+            **{name: given[name] for name in of_job if name in given},
         ).result()
     if json:
         views.print_json(result)

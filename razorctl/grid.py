@@ -187,9 +187,9 @@ class Grid:
         """As few of `full` as bring its traced peak to at most razor's."""
         batch = self._resolved().batch_size
         assert batch is not None
-        peak = self._trace(self.job.accumulate, "razor").peak
+        most = self._trace(self.job.accumulate, "razor").highest
         for count in range(self.job.accumulate, batch + 1):
-            if batch % count == 0 and self._trace(count, "full").peak <= peak:
+            if batch % count == 0 and self._trace(count, "full").highest <= most:
                 return count
         raise UsageError(
             f"accumulating over {batch} micro-batches still takes more than razor; "
@@ -204,8 +204,11 @@ class Grid:
         return job.resolved(self.facts["defaults"], self.facts["train_examples"])
 
     def _trace(self, accumulate: int, method: str) -> Trace:
+        from razorctl import devices
+
         job = replace(self._resolved(), accumulate=accumulate)
-        return planner.traced(job, self._recipe(method), self.facts["classes"], self.cache)
+        device = devices.find(self.device).type
+        return planner.traced(job, self._recipe(method), self.facts["classes"], self.cache, device)
 
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ of arithmetic and memory for each kernel, at the rates of the card's preset.
 import json
 import math
 import shlex
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
@@ -25,6 +26,7 @@ from razorctl.traces import Trace
 
 Prefer = Literal["balanced", "exact", "fast"]
 RATIOS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
 JOINT_BUDGETS = (0.75, 0.5, 0.25)
 # What a process takes beside its tensors: the context and the libraries' workspaces, and, of the
 # tensors, what the allocator loses between them. Not measured yet: both are on the safe side.
@@ -37,7 +39,7 @@ LAUNCH = 5e-6  # seconds that a kernel takes at least
 class Predicted:
     """Of a training step, in bytes and seconds.
 
-    peak_bytes: most that tensors take at a time; weights, gradients, optimizer and transient bytes
+    peak_bytes: most that is allocated at a time; weights, gradients, optimizer and transient bytes
     and as many of the saved ones as are alive then make it up. reserve_bytes come on top: what the
     process takes beside its tensors.
     """
@@ -59,16 +61,15 @@ class Predicted:
     @classmethod
     def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
         """What a traced step takes on a card."""
-        peak = trace.peak + trace.workspace
-        activations = peak - trace.weights - trace.gradients - trace.optimizer
+        activations = trace.highest - trace.weights - trace.gradients - trace.optimizer
         return cls(
-            peak,
+            trace.highest,
             trace.saved,
             trace.weights,
             trace.gradients,
             trace.optimizer,
             activations - min(trace.saved, activations),
-            CONTEXT + math.ceil(FRAGMENTATION * peak),
+            CONTEXT + math.ceil(FRAGMENTATION * trace.highest),
             seconds(trace, gpu),
         )
 
@@ -278,20 +279,26 @@ def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
     return known
 
 
-def traced(job: Job, recipe: Recipe, classes: int, cache: traces.Cache) -> Trace:
-    """A training step of a resolved job; raises UsageError for a recipe the model cannot take."""
+def traced(
+    job: Job, recipe: Recipe, classes: int, cache: traces.Cache, device: str = "cuda"
+) -> Trace:
+    """A training step of a resolved job on a kind of device.
+
+    Raises UsageError for a recipe that the model cannot take.
+    """
     # Alone what tells one step from another, so that other jobs find it too.
     step = [
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         asdict(recipe),
+        device,
     ]
     document = cache.get("trace", *step)
     if document is None:
         from razorctl import tracing  # imports torch
 
         try:
-            document = traces.dump(tracing.trace(job, recipe, classes))
+            document = traces.dump(tracing.trace(job, recipe, classes, device))
         except UsageError as error:
             document = {"refused": str(error)}
         cache.put(document, "trace", *step)
@@ -317,7 +324,7 @@ class Search:
         self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
-        self.gpu, self.budget, self.recipe = gpu, budget, recipe
+        self.gpu, self.budget, self.recipe, self.max_ratio = gpu, budget, recipe, max_ratio
         width = "wide" if precision == "fp32" else "narrow"
         most = min(max_ratio, largest(width))
         self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
@@ -465,20 +472,26 @@ class Search:
 
     def _closest(self) -> str:
         """The job nearest to this one that fits."""
-        assert self.job.batch_size is not None
         changes: list[tuple[str, dict[str, Any]]] = []
         half = settle_precision("auto", self.gpu.compute_capability)
         if self.job.precision == "fp32" != half:
             changes.append((f"--precision {half}", {"precision": half}))
         if self.job.optimizer != "sgd":
             changes.append(("--optimizer sgd", {"optimizer": "sgd"}))
+        if self.job.input_size is not None:  # a smaller one, the model's own as the last
+            sizes = [round(self.job.input_size * share / 32) * 32 for share in SMALLER]
+            changes += [(f"--input-size {size}", {"input_size": size}) for size in sizes if size]
+            changes.append(("the model's own input size", {"input_size": None}))
+        flags: dict[str, str] = {}
         so_far: dict[str, Any] = {}
-        for i, (_, change) in enumerate(changes):
+        for flag, change in changes:
             so_far |= change
+            flags |= dict.fromkeys(change, flag)
             job = replace(self.job, **so_far)
-            search = Search(job, self.gpu, self.budget, self.recipe, self.ratios[-1], self.cache)
-            if search.choose("balanced") is not None:
-                return f"fits with {' '.join(flag for flag, _ in changes[: i + 1])}"
+            search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
+            with suppress(UsageError):  # a size that the model cannot take
+                if search.choose("balanced") is not None:
+                    return f"fits with {' and '.join(flags.values())}"
         return "no way to train all of this model fits; choose a smaller one"
 
 

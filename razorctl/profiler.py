@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import devices, families, memory, tracing
 from razorctl.errors import UsageError
 from razorctl.families import Model
-from razorctl.job import Job, Precision
+from razorctl.job import Job, OptimizerName, Precision
 from razorctl.layers import RazorLayer
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
@@ -85,7 +85,9 @@ class Profile:
     model: str
     recipe: Recipe
     batch_size: int
+    input_size: int | None
     precision: Precision
+    optimizer: OptimizerName
     device: str
     steps: int
     rows: tuple[Row, ...]
@@ -175,7 +177,7 @@ class Training:
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
 
     def inputs(self) -> Any:
-        batch = self.family.example(self.model, self.batch_size, None)
+        batch = self.family.example(self.model, self.batch_size, self.job.input_size)
         return tree_map_only(Tensor, lambda t: t.to(self.device), batch)
 
     def step(self) -> dict[str, float]:
@@ -244,7 +246,9 @@ def profile(
     recipe: Recipe | None = None,
     *,
     batch_size: int | None = None,
+    input_size: int | None = None,
     precision: Precision = "auto",
+    optimizer: OptimizerName = "sgd",
     steps: int = 5,
     device: torch.device | str | None = None,
     trace: Path | str | None = None,
@@ -254,13 +258,21 @@ def profile(
 
     Bytes are traced on fake tensors, as `saved_bytes` are; the ratio is held to as `finetune`
     holds it. Times are medians over `steps` steps on `device`, None for CUDA where there is any;
-    `batch_size` None is the model's default, `precision` as in a `Job`. `trace` is a file for a
-    chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others. Raises
-    UsageError for what cannot be, before any step has run.
+    `batch_size` None is the model's default, the other settings are as in a `Job`. `trace` is a
+    file for a chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others.
+    Raises UsageError for what cannot be, before any step has run.
     """
     recipe, family = recipe or Recipe(), families.find(model)
     place = devices.find(device)
-    job = Job(model, "random", batch_size, steps, precision=precision)
+    job = Job(
+        model,
+        "random",
+        batch_size,
+        steps,
+        precision=precision,
+        optimizer=optimizer,
+        input_size=input_size,
+    )
     job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
     dtype = DTYPES[job.precision]
     if snapshot is not None and place.type != "cuda":
@@ -271,7 +283,7 @@ def profile(
         if file is not None:
             _check_writable(Path(file), flag)
 
-    net = family.bare(CLASSES, None).to(place)
+    net = family.bare(CLASSES, job.input_size).to(place)
     training = Training(family, net, job, place)
     inputs, known = training.inputs(), families.swaps()
     kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
@@ -283,7 +295,7 @@ def profile(
         for name, kind in kinds.items()
         if name in saved or name in full
     )
-    traced = tracing.trace(job, recipe, CLASSES).peak
+    traced = tracing.trace(job, recipe, CLASSES, place.type).highest
     del inputs
     gc.collect()  # fake copies, in cycles
 
@@ -301,7 +313,9 @@ def profile(
         model=model,
         recipe=recipe,
         batch_size=training.batch_size,
+        input_size=job.input_size,
         precision=job.precision,
+        optimizer=job.optimizer,
         device=devices.name(place),
         steps=steps,
         rows=rows,

@@ -47,6 +47,11 @@ class Trace:
     kernels: Mapping[Kernel, int]
     fused: bool
 
+    @property
+    def highest(self) -> int:
+        """Most that CUDA's allocator hands out at a time."""
+        return self.peak + self.workspace
+
 
 class Cache:
     """Facts by name, kept in a file of the user's cache directory for these versions of the code.

@@ -298,7 +298,7 @@ def show_profile(result: dict[str, Any]) -> None:
     """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
     out.print(
         f"{result['model']}: {_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
-        f"on {result['device']}",
+        f"{result['precision']}, {result['optimizer']}, on {result['device']}",
         highlight=False,
         markup=False,
     )

@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from razorctl import families, trainer, views
 from razorctl.cli import app
-from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.job import Job
+from razorctl.recipe import DEFAULT_METHOD, METHODS, Recipe
 
 QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
 
@@ -43,6 +45,27 @@ def profile(*args: str) -> Result:
     return razorctl(
         "profile", "vit-micro", "--batch-size", "4", "--steps", "1", "--device", "cpu", *args
     )
+
+
+def _options(command: str) -> set[str]:
+    return {option.name for option in typer.main.get_command(app).commands[command].params}
+
+
+def test_what_is_planned_profiled_and_run_takes_every_setting():
+    recipe = {field.name for field in fields(Recipe)} - {"seed"}
+    for command in ("plan", "profile", "finetune"):
+        assert recipe <= _options(command)
+    job = {field.name for field in fields(Job)}
+    assert job | {"seed"} <= _options("finetune")
+    chosen = {"accumulate", "momentum", "warmup_steps", "clip_norm"}
+    assert job - chosen <= _options("plan")
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = [sys.executable, "-m", "razorctl", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_table_goes_to_stdout():
@@ -116,7 +139,7 @@ def test_tables_of_a_profile_fit(width, monkeypatch):
     result = profile("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
     table = screen.getvalue()
-    assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch of 4, on cpu" in table
+    assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch of 4, fp32, sgd, on cpu" in table
     for row in ("linear", "blocks.*.attn.qkv   6 x  linear", "head", "total", "sampling", "step"):
         assert row in table
     assert re.search(r"traced +\d", table)
@@ -134,6 +157,8 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
         "model": "odd",
         "recipe": {"method": "full", "joint_budget": 1.0},
         "batch_size": 1,
+        "precision": "bf16",
+        "optimizer": "sgd",
         "device": "a GPU",
         "steps": 5,
         "totals": {"saved_bytes": 0, "full_saved_bytes": 19},

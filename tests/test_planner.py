@@ -93,7 +93,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
     )
     recipe = Recipe(method, 0.8)
     tracing._blueprint.cache_clear()
-    traced = tracing.trace(job, recipe, 5)
+    traced = tracing.trace(job, recipe, 5, "cpu")
 
     model = family.bare(5, size)
     inputs, labels = family.example(model, batch, size), torch.zeros(batch, dtype=torch.long)
@@ -145,7 +145,7 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
     tracing._blueprint.cache_clear()
     size = SIZES[name][0]
     job = Job(name, "any", batch_size=4, precision="fp32", learning_rate=0.1, input_size=size)
-    traced = tracing.trace(job, Recipe("razor", 0.8), 5)
+    traced = tracing.trace(job, Recipe("razor", 0.8), 5, "cpu")
     model = family.bare(5, job.input_size).eval()
     inputs = family.example(model, 4, job.input_size)
     tracker = MemTracker()
@@ -154,6 +154,16 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
         family.logits(model, inputs)
     peak = sum(d["Total"] for d in tracker.get_tracker_snapshot("peak").values())
     assert peak + traced.optimizer <= traced.peak
+
+
+@pytest.mark.parametrize("size", [None, 224])
+def test_on_cuda_autocast_has_probabilities_in_single_precision(size):
+    job = Job("vit-b16", "any", 2, precision="bf16", learning_rate=0.1, input_size=size)
+    stored, fused = Recipe("full", attention="stored"), Recipe("full")
+    here, there = (tracing.trace(job, stored, 5, device).saved for device in ("cpu", "cuda"))
+    # Of each of 12 layers, which then keeps them in the precision of the next product too.
+    assert there - here == 12 * (2 * 12 * 197 * 197) * 4
+    assert tracing.trace(job, fused, 5, "cpu") == tracing.trace(job, fused, 5, "cuda")
 
 
 # What is chosen.
@@ -250,8 +260,25 @@ def test_the_closest_job_that_fits(cache):
     with pytest.raises(NoFitError, match="choose a smaller one") as stop:
         planned(cache, 0.7, job)
     less = (stop.value.needed - 1) / GIB
-    with pytest.raises(NoFitError, match=r"and fits with --precision bf16( --optimizer sgd)?\."):
+    with pytest.raises(
+        NoFitError, match=r"and fits with --precision bf16( and --optimizer sgd)?\."
+    ):
         planned(cache, less, job)
+
+
+def test_the_closest_job_may_be_of_smaller_inputs(cache, monkeypatch):
+    monkeypatch.setitem(families.models(), "vit", replace(small_models()["vit"], name="vit"))
+    tracing._blueprint.cache_clear()
+    job = Job("vit", "cifar100", batch_size=2, input_size=1024, precision="bf16")
+    with pytest.raises(NoFitError) as stop:
+        planned(cache, 0.1, job)
+    for budget, mend in (
+        (stop.value.needed - 1, "fits with --input-size 768"),
+        (stop.value.needed - 2**25, "fits with --input-size [0-9]+"),
+        (2**27, "no way to train all of this model fits"),
+    ):
+        with pytest.raises(NoFitError, match=f"; it needs .* and {mend}"):
+            plan(job, gpus.load("h200"), budget=budget, cache=cache)
 
 
 # vit-b16 on the cards of the mission.
