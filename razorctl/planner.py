@@ -244,7 +244,7 @@ def plan(
     names = get_args(Prefer) if recipe is None else ()
     others = {name: search.choose(name) for name in names if name != prefer}
     if chosen is None:
-        raise search.refusal()
+        raise search.refusal(prefer)
     assert search.job.batch_size is not None
     return Plan(
         job=search.job,
@@ -330,6 +330,7 @@ class Search:
         self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
+        self._reasons: list[str] = []
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
         """What one way takes."""
@@ -428,12 +429,17 @@ class Search:
 
     def _accumulated(self, recipe: Recipe) -> Candidate | None:
         """A recipe over as few micro-batches as fit, at best one."""
-        assert self.job.batch_size is not None
-        batch = self.job.batch_size
-        for accumulate in (n for n in range(1, batch + 1) if batch % n == 0):
+        for accumulate in self._counts:
             if not self._hopeless(recipe, accumulate) and (found := self._try(recipe, accumulate)):
                 return found
         return None
+
+    @property
+    def _counts(self) -> list[int]:
+        """The numbers of equal micro-batches that a batch can be cut into."""
+        assert self.job.batch_size is not None
+        batch = self.job.batch_size
+        return [count for count in range(1, batch + 1) if batch % count == 0]
 
     def _hopeless(self, recipe: Recipe, accumulate: int) -> bool:
         """Whether a way cannot fit, as tensors of the batch shrink no faster than it does."""
@@ -453,24 +459,35 @@ class Search:
         self._reasons.append(f"{_label(candidate)}: needs {_gib(over)} more than there is.")
         return None
 
-    def refusal(self) -> NoFitError:
+    def refusal(self, prefer: Prefer) -> NoFitError:
         """The error for a job that fits in no way, with what would have to change."""
-        assert self.job.batch_size is not None
-        last = [Recipe("full"), Recipe("checkpoint"), *self._jointly()]
-        smallest = (
-            self.predict(recipe, self.job.batch_size)
-            for recipe in (last if self.recipe is None else [self.recipe])
-            if self._possible(recipe, self.job.batch_size)
-        )
-        needed = min(way.predicted.needed_bytes for way in smallest)
+        needed = self.needed(prefer)
         return NoFitError(
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
-            f"it needs {_gib(needed)}, and {self._closest()}.",
+            f"it needs {_gib(needed)}, and {self._closest(prefer)}.",
             self.budget,
             needed,
         )
 
-    def _closest(self) -> str:
+    def needed(self, prefer: Prefer) -> int:
+        """The smallest budget in which a preference finds a way."""
+        if self.recipe is not None:
+            last = [self.recipe]
+        elif prefer == "balanced":
+            last = self._jointly()[-1:] or [Recipe("full")]
+        else:
+            last = [Recipe("full"), Recipe("checkpoint")]
+            if prefer == "fast" and self._last is not None:
+                last.append(self._last)
+        sizes = []
+        for recipe in last:
+            for counts in ((1,), reversed(self._counts)):  # all between them take more
+                count = next((n for n in counts if self._possible(recipe, n)), None)
+                if count is not None:
+                    sizes.append(self.predict(recipe, count).predicted.needed_bytes)
+        return min(sizes)
+
+    def _closest(self, prefer: Prefer) -> str:
         """The job nearest to this one that fits."""
         changes: list[tuple[str, dict[str, Any]]] = []
         half = settle_precision("auto", self.gpu.compute_capability)
@@ -490,7 +507,7 @@ class Search:
             job = replace(self.job, **so_far)
             search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
             with suppress(UsageError):  # a size that the model cannot take
-                if search.choose("balanced") is not None:
+                if search.needed(prefer) <= self.budget:
                     return f"fits with {' and '.join(flags.values())}"
         return "no way to train all of this model fits; choose a smaller one"
 
