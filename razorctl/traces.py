@@ -10,8 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from platformdirs import user_cache_dir
-
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 
 
@@ -60,7 +58,10 @@ class Cache:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        folder = folder or Path(user_cache_dir("razorctl"))
+        if folder is None:
+            from platformdirs import user_cache_dir  # a machine that only runs steps may lack it
+
+            folder = Path(user_cache_dir("razorctl"))
         self.file = folder / f"traces-{_code()}.json"
         self.facts: dict[str, Any] = {}
         with suppress(OSError, ValueError):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 import razorctl.layers  # noqa: F401  (registers every op)
 from razorctl.costs import cost
-from razorctl.ops import chunks, quantise, topk
+from razorctl.memory import allocated_on_cpu
+from razorctl.ops import quantise, topk
 from razorctl.traces import Kernel
 
 ROWS = (32, 197)  # so that they are cut into several parts
@@ -60,27 +60,6 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Ops go through tensors on the CPU in the parts that they take on a GPU."""
-    monkeypatch.setattr(chunks, "CACHED", chunks.ELEMENTS // torch.get_num_threads())
-    monkeypatch.setattr(topk, "topk_pack_reference", topk.topk_pack_chunked)
-    monkeypatch.setattr(topk, "topk_unpack_reference", topk.topk_unpack_chunked)
-
-
-def _allocated(function: Callable[[], Any]) -> int:
-    """Most bytes at a time that running it allocates."""
-    function()  # what is cached between runs is none of its own
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    now = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most
-
-
 def test_every_op_is_here():
     own = {name.removeprefix("razorctl::") for name in OPDEFS if name.startswith("razorctl::")}
     assert own == set(CALLS)
@@ -95,7 +74,8 @@ def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
         result = getattr(OWN, name)(*fake)
         said = cost(getattr(OWN, name).default, fake, {}, result)
     results = sum(t.untyped_storage().nbytes() for t in tree_leaves(result))
-    taken = _allocated(lambda: run(*args)) - results
+    run(*args)  # what is cached between runs is none of its own
+    taken = allocated_on_cpu(lambda: run(*args)) - results
     assert taken <= said.workspace + 4096
     assert said.workspace <= 1.02 * taken + 4096
     assert sum(said.kernels.values()) >= 1

@@ -1,0 +1,265 @@
+"""What planning predicts of training steps against what they take, over a grid.
+
+    .venv/bin/python scripts/bench/planning.py
+
+Models x methods x precisions x batches x input sizes, with fresh weights. On CUDA a step is
+measured by the bytes that the allocator hands out, those that it has reserved, and those that the
+card has in use beside these. On a CPU it is what the allocator hands out, with razorctl's ops cut
+into the parts that a GPU takes, and batches are small. Writes results/planning_DEVICE.json; ends
+with 1 if a prediction is below what was measured, or 5 % above it in the mean.
+Beside torch, timm and transformers it needs nvidia-ml-py and platformdirs.
+"""
+
+import argparse
+import datetime
+import gc
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import timm
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import razorctl
+from razorctl import families, gpus, memory, tracing
+from razorctl.job import Job
+from razorctl.ops import chunks, topk
+from razorctl.planner import Predicted
+from razorctl.promise import sparsify_within
+from razorctl.recipe import Recipe
+from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.traces import Trace
+
+RATIO, CLASSES = 0.9, 100
+WARM_UP, STEPS = 2, 3
+OVER = 0.05  # mean over-prediction that is allowed
+UNDER = {"cuda": 0.0, "cpu": 0.05}  # kernels of a CPU have workspaces that are not predicted
+RESULTS = Path(__file__).parent / "results"
+# Of each model two batches of a size, on CUDA and on a CPU; None is the model's own.
+SIZES = {
+    "vit-b16": {"cuda": ((64, 224), (16, 384)), "cpu": ((2, 224), (1, 384))},
+    "bert-base": {"cuda": ((64, 128), (16, 512)), "cpu": ((2, 128), (1, 256))},
+    "vit-micro": {"cuda": ((16384, None), (4096, None)), "cpu": ((64, None), (32, None))},
+}
+WAYS = (  # method, precision, optimizer, which of the two, micro-batches
+    ("full", "fp32", "sgd", 0, 1),
+    ("full", "bf16", "adamw", 1, 2),
+    ("full", "fp16", "sgd", 0, 1),
+    ("full-stored", "bf16", "sgd", 0, 1),
+    ("checkpoint", "fp32", "adamw", 1, 1),
+    ("checkpoint", "bf16", "sgd", 0, 2),
+    ("backrazor", "fp32", "sgd", 1, 1),
+    ("backrazor", "bf16", "sgd", 0, 1),
+    ("prebackrazor++", "bf16", "sgd", 1, 1),
+    ("int8", "bf16", "sgd", 0, 1),
+    ("half", "fp32", "sgd", 1, 1),
+    ("razor", "fp32", "sgd", 0, 1),
+    ("razor", "bf16", "sgd", 0, 1),
+    ("razor", "bf16", "adamw", 1, 2),
+    ("razor", "fp16", "sgd", 0, 1),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step of the grid."""
+
+    job: Job
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        job, recipe = self.job, self.recipe
+        stored = "-stored" if recipe.attention == "stored" else ""
+        words = (job.model, recipe.method + stored, job.precision, job.optimizer)
+        size = f"@{job.input_size}" if job.input_size else ""
+        return f"{' '.join(words)} {job.batch_size}/{job.accumulate}{size}"
+
+
+def grid(device: str) -> list[Point]:
+    """The points for a kind of device."""
+    points = []
+    for model, sizes in SIZES.items():
+        for method, precision, optimizer, which, accumulate in WAYS:
+            if precision == "fp16" and device == "cpu":
+                continue  # which cannot train in it
+            batch, size = sizes[device][which]
+            job = Job(
+                model,
+                "random",
+                batch_size=batch * accumulate,
+                accumulate=accumulate,
+                precision=precision,  # type: ignore[arg-type]
+                optimizer=optimizer,  # type: ignore[arg-type]
+                learning_rate=1e-4,
+                input_size=size,
+            )
+            attention = "stored" if method == "full-stored" else "auto"
+            recipe = Recipe(method.removesuffix("-stored"), RATIO, attention=attention)  # type: ignore[arg-type]
+            points.append(Point(job, recipe))
+    return points
+
+
+def predict(point: Point, device: str) -> Trace:
+    return tracing.trace(point.job, point.recipe, CLASSES, device)
+
+
+class Training:
+    """Steps of a point on a device."""
+
+    def __init__(self, point: Point, device: torch.device) -> None:
+        job = self.job = point.job
+        family = families.find(job.model)
+        self.logits = family.logits
+        self.model = family.bare(CLASSES, job.input_size).to(device).train()
+        assert job.batch_size is not None
+        rows = job.batch_size // job.accumulate
+        inputs = family.example(self.model, rows, job.input_size)
+        self.batch = tree_map_only(
+            Tensor, lambda t: t.to(device), (inputs, torch.zeros(rows, dtype=torch.long))
+        )
+        sparsify_within(self.model, point.recipe, self.batch[0], autocast=DTYPES[job.precision])
+        gc.collect()  # fake copies, in cycles
+        self.updates = build_optimizer(self.model, job)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
+
+    def step(self) -> None:
+        def micro_batches() -> Iterator[Any]:
+            for _ in range(self.job.accumulate):
+                yield self.batch
+
+        train_step(self.model, self.logits, micro_batches(), self.updates, self.job, self.scaler)
+
+    @property
+    def resident(self) -> int:
+        """Bytes that are there between steps."""
+        tensors = [*self.model.parameters(), *self.model.buffers(), *tree_leaves(self.batch)]
+        tensors += [v for state in self.updates.state.values() for v in state.values()]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
+
+
+def measure_on_cpu(point: Point) -> dict[str, Any]:
+    training = Training(point, torch.device("cpu"))
+    training.step()
+    gc.collect()
+    return {"allocated_bytes": training.resident + memory.allocated_on_cpu(training.step)}
+
+
+def measure_on_cuda(point: Point) -> dict[str, Any]:
+    device = torch.device("cuda")
+    gc.collect()
+    torch.cuda.empty_cache()
+    training = Training(point, device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(WARM_UP + STEPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        training.step()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.max_memory_reserved()
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": reserved,
+        "context_bytes": total - free - torch.cuda.memory_reserved(),
+        "step_seconds": median(seconds[WARM_UP:]),
+    }
+
+
+def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
+    """What is predicted of a point and measured; over: by how much the former is more."""
+    trace = predict(point, device)
+    named = {"point": point.name, **asdict(point.job), "recipe": asdict(point.recipe)}
+    if gpu is None:
+        measured = measure_on_cpu(point)
+        predicted: dict[str, Any] = {"peak_bytes": trace.highest}
+        over = trace.highest / measured["allocated_bytes"] - 1
+    else:
+        measured = measure_on_cuda(point)
+        found = Predicted.of(trace, gpu)
+        predicted = asdict(found)
+        over = found.needed_bytes / (measured["reserved_bytes"] + measured["context_bytes"]) - 1
+    return {**named, "predicted": predicted, "measured": measured, "over": over}
+
+
+def as_on_a_gpu() -> None:
+    """Has razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""
+    chunks.CACHED = chunks.ELEMENTS // torch.get_num_threads()
+    topk.topk_pack_reference = topk.topk_pack_chunked
+    topk.topk_unpack_reference = topk.topk_unpack_chunked
+
+
+def preset() -> gpus.Gpu:
+    """That of this machine's first card."""
+    found = gpus.preset_for(gpus.detect()[0])
+    assert found is not None, "the card has no preset"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=found)
+    parser.add_argument("--every", type=int, default=1, help="take one point of so many")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    out = args.out or RESULTS / f"planning_{args.device}.json"
+    cuda = args.device == "cuda"
+    if not cuda:
+        as_on_a_gpu()
+    gpu = preset() if cuda else None
+    libraries = (razorctl, torch, timm, transformers)
+    document: dict[str, Any] = {
+        "command": shlex.join(["scripts/bench/planning.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "versions": {library.__name__: library.__version__ for library in libraries},
+        "preset": gpu and gpu.name,
+    }
+    rows: list[dict[str, Any]] = []
+    for point in grid(args.device)[:: args.every]:
+        try:
+            rows.append(row(point, args.device, gpu))
+        except Exception as error:  # the others are worth having
+            rows.append({"point": point.name, "error": f"{type(error).__name__}: {error}"})
+        print(as_text(rows[-1]), flush=True)
+        out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
+    over = [row["over"] for row in rows if "over" in row]
+    document |= {"mean_over": fmean(over), "least_over": min(over), "most_over": max(over)}
+    out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
+    print(f"predicted over measured: {min(over):+.2%} to {max(over):+.2%}, mean {fmean(over):+.2%}")
+    print(f"written to {out}")
+    sys.exit(len(over) < len(rows) or min(over) < -UNDER[args.device] or fmean(over) > OVER)
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """A line, without the libraries that a bare GPU machine may lack."""
+    if "error" in row:
+        return f"{row['point']:48} {row['error']}"
+    predicted, measured = row["predicted"], row["measured"]
+    parts = [f"{row['point']:48}"]
+    parts.append(f"predicted {predicted['peak_bytes'] / 2**20:9,.1f}")
+    parts += [f"{k.split('_')[0]} {measured[k] / 2**20:9,.1f}" for k in measured if "bytes" in k]
+    if "step_seconds" in measured:
+        parts.append(f"{predicted['step_seconds']:.3f} {measured['step_seconds']:.3f} s")
+    return "  ".join([*parts, f"{row['over']:+.2%}"])
+
+
+if __name__ == "__main__":
+    main()

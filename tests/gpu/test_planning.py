@@ -1,0 +1,33 @@
+"""Predictions against what steps take on a GPU, over the grid of the bench."""
+
+import pytest
+import torch
+
+from scripts.bench import planning
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.fixture(autouse=True)
+def as_users_run():
+    """Without the poison, for which fused attention takes another algorithm."""
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("point", planning.grid("cuda"), ids=lambda point: point.name)
+def test_a_step_takes_no_more_than_is_predicted(point):
+    found = planning.row(point, "cuda", planning.preset())
+    assert found["over"] >= 0
+    assert found["predicted"]["peak_bytes"] >= 0.95 * found["measured"]["allocated_bytes"]
+
+
+def test_a_process_is_held_to_its_budget():
+    from razorctl.trainer import _hold_to
+
+    device = torch.device("cuda")
+    try:
+        _hold_to(2**28, device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**29, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
