@@ -219,9 +219,9 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
 def plan(
     job: Job,
     gpu: Gpu,
+    recipe: Recipe | None = None,
     *,
     budget: int | None = None,
-    recipe: Recipe | None = None,
     prefer: Prefer = "balanced",
     max_ratio: float = 0.95,
     cache: traces.Cache | None = None,
