@@ -84,14 +84,13 @@ def _data_config(model: nn.Module, input_size: int | None) -> dict[str, Any]:
 def transform(model: nn.Module, input_size: int | None = None) -> Callable[[Rows], Rows]:
     """Rows of images and labels -> tensors [channels, height, width] as the model expects them."""
     config = _data_config(model, input_size)
-    prepare = create_transform(**config, is_training=False)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
+    return partial(_prepared, create_transform(**config, is_training=False), mode)
 
-    def apply(rows: Rows) -> Rows:
-        inputs = [prepare(image.convert(mode)) for image in rows["image"]]
-        return {"inputs": inputs, "labels": rows["label"]}
 
-    return apply
+def _prepared(prepare: Callable[[Any], Tensor], mode: str, rows: Rows) -> Rows:
+    inputs = [prepare(image.convert(mode)) for image in rows["image"]]
+    return {"inputs": inputs, "labels": rows["label"]}
 
 
 def example(model: nn.Module, batch_size: int, input_size: int | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,6 +198,20 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _tokenized(tokenizer: Any, tokens: int, rows: Rows) -> Rows:
+    # Of one length, so that what a step saves is known.
+    batch = tokenizer(
+        rows["text"],
+        rows.get("text_pair"),
+        padding="max_length",
+        truncation=True,
+        max_length=tokens,
+        return_tensors="pt",
+    )
+    texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    return {"inputs": texts, "labels": rows["label"]}
+
+
 def from_hub(
     name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Model:
@@ -237,22 +252,7 @@ def from_hub(
         with hub.reading(name, folder):
             tokenizer = AutoTokenizer.from_pretrained(folder)
 
-        def apply(rows: Rows) -> Rows:
-            # Of one length, so that what a step saves is known.
-            batch = tokenizer(
-                rows["text"],
-                rows.get("text_pair"),
-                padding="max_length",
-                truncation=True,
-                max_length=input_size or TOKENS,
-                return_tensors="pt",
-            )
-            texts = [
-                dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)
-            ]
-            return {"inputs": texts, "labels": rows["label"]}
-
-        return apply
+        return partial(_tokenized, tokenizer, input_size or TOKENS)
 
     return Model(name, summary, "text", build, bare, transform, example, logits, defaults)
 
