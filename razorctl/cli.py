@@ -4,6 +4,7 @@ Settings come from, in this order: flag, RAZORCTL_<NAME> in the environment, the
 [recipe] tables of razorctl.toml, the measured default of the model or method.
 """
 
+import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.TyperException, typer.Exit, typer.Abort, BrokenPipeError):
+        except (typer.TyperException, typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt:
             views.error("interrupted.")
@@ -38,10 +39,20 @@ class Group(TyperGroup):
             views.error("terminated.")
             raise
         except Exception as error:
-            if ctx.params.get("debug"):
+            if ctx.params.get("debug") or _nobody_reads(error):
                 raise
             views.error(_sentence(error))
             raise typer.Exit(_exit_code(error)) from None
+
+
+def _nobody_reads(error: Exception) -> bool:
+    """Whether that is because who read our output has read enough, which typer ends in silence."""
+    if isinstance(error, BrokenPipeError):
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return True
+    return False
 
 
 def _exit_code(error: Exception) -> int:
@@ -171,6 +182,9 @@ MaxRatio = Annotated[
 Steps = Annotated[int | None, Option(help="Optimizer steps.")]
 Epochs = Annotated[float | None, Option(help="Passes over the data, not steps.")]
 LearningRate = Annotated[float | None, Option("--lr", help="Highest learning rate.")]
+Momentum = Annotated[float | None, Option(help="Of SGD.")]
+WarmupSteps = Annotated[int | None, Option(help="Steps of rising learning rate.")]
+ClipNorm = Annotated[float | None, Option(help="Largest norm of the gradient.")]
 WeightDecay = Annotated[float | None, Option(help="Of the optimizer.")]
 EvaluateEvery = Annotated[int | None, Option(help="Steps between evaluations.")]
 Seed = Annotated[int | None, Option(help="Of classifier, data order and draws.")]
@@ -226,7 +240,10 @@ def plan(
     steps: Steps = None,
     epochs: Epochs = None,
     learning_rate: LearningRate = None,
+    momentum: Momentum = None,
     weight_decay: WeightDecay = None,
+    warmup_steps: WarmupSteps = None,
+    clip_norm: ClipNorm = None,
     evaluate_every: EvaluateEvery = None,
     seed: Seed = None,
     prefer: Prefer = None,
@@ -289,10 +306,10 @@ def finetune(
     precision: Precision = None,
     optimizer: OptimizerName = None,
     learning_rate: LearningRate = None,
-    momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
+    momentum: Momentum = None,
     weight_decay: WeightDecay = None,
-    warmup_steps: Annotated[int | None, Option(help="Steps of rising learning rate.")] = None,
-    clip_norm: Annotated[float | None, Option(help="Largest norm of the gradient.")] = None,
+    warmup_steps: WarmupSteps = None,
+    clip_norm: ClipNorm = None,
     evaluate_every: EvaluateEvery = None,
     seed: Seed = None,
     device: Device = None,

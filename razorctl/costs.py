@@ -104,9 +104,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kernel(operation: Any, args: Any, kwargs: Any, result: Any) -> Kernel | None:
-    """What an operation does; None if it is a view, which does nothing."""
+    """What an operation does; None if that is nothing, as of a view or an empty tensor."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    if "empty" in operation.name() or operation is aten.detach_.default:
+        return None
     known = {_storage(tensor) for tensor in inputs}
     if not operation._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
         return None
@@ -128,8 +130,7 @@ def _workspace(operation: Any, args: Any) -> int:
     q = args[1]
     batch, heads, queries, columns = q.shape
     rows = batch * heads * _up(queries, _QUERIES)
-    width = 0 if q.dtype == torch.float32 else _up(columns, _COLUMNS)
-    return int(rows * (width + 1) * torch.float32.itemsize)
+    return int(rows * (_up(columns, _COLUMNS) + 1) * torch.float32.itemsize)
 
 
 def _up(count: int, multiple: int) -> int:

@@ -187,9 +187,9 @@ class Grid:
         """As few of `full` as bring its traced peak to at most razor's."""
         batch = self._resolved().batch_size
         assert batch is not None
-        most = self._trace(self.job.accumulate, "razor").highest
+        most = self._peak(self.job.accumulate, "razor")
         for count in range(self.job.accumulate, batch + 1):
-            if batch % count == 0 and self._trace(count, "full").highest <= most:
+            if batch % count == 0 and self._peak(count, "full") <= most:
                 return count
         raise UsageError(
             f"accumulating over {batch} micro-batches still takes more than razor; "
@@ -203,12 +203,18 @@ class Grid:
         job = replace(self.job, precision=precision)
         return job.resolved(self.facts["defaults"], self.facts["train_examples"])
 
+    def _peak(self, accumulate: int, method: str) -> int:
+        return self._trace(accumulate, method).on(self._kind)
+
     def _trace(self, accumulate: int, method: str) -> Trace:
+        job, recipe = replace(self._resolved(), accumulate=accumulate), self._recipe(method)
+        return planner.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
+
+    @property
+    def _kind(self) -> str:
         from razorctl import devices
 
-        job = replace(self._resolved(), accumulate=accumulate)
-        device = devices.find(self.device).type
-        return planner.traced(job, self._recipe(method), self.facts["classes"], self.cache, device)
+        return devices.find(self.device).type
 
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ of arithmetic and memory for each kernel, at the rates of the card's preset.
 import json
 import math
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -144,7 +145,7 @@ class Plan:
                     if isinstance(value, bool):
                         words.append(f"--{'' if value else 'no-'}{flag}")
                     else:
-                        words += [f"--{flag}", f"{value:g}" if type(value) is float else str(value)]
+                        words += [f"--{flag}", str(value)]
         return shlex.join(words)
 
     def document(self) -> dict[str, Any]:
@@ -241,10 +242,10 @@ def plan(
         raise UsageError(f"largest ratio {max_ratio!r} is outside [0, 1); 0.95 is a good one.")
     search = Search(job, gpu, budget or gpu.memory_bytes, recipe, max_ratio, cache)
     chosen = search.choose(prefer)
-    names = get_args(Prefer) if recipe is None else ()
-    others = {name: search.choose(name) for name in names if name != prefer}
     if chosen is None:
         raise search.refusal(prefer)
+    names = get_args(Prefer) if recipe is None else ()
+    others = {name: search.choose(name) for name in names if name != prefer}
     assert search.job.batch_size is not None
     return Plan(
         job=search.job,
@@ -290,7 +291,7 @@ def traced(
     step = [
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-        asdict(recipe),
+        asdict(replace(recipe, seed=0)),
         device,
     ]
     document = cache.get("trace", *step)
@@ -474,7 +475,7 @@ class Search:
         if self.recipe is not None:
             last = [self.recipe]
         elif prefer == "balanced":
-            last = self._jointly()[-1:] or [Recipe("full")]
+            last = self._jointly()[-1:] or [Recipe("full"), Recipe("half")]
         else:
             last = [Recipe("full"), Recipe("checkpoint")]
             if prefer == "fast" and self._last is not None:
@@ -485,23 +486,23 @@ class Search:
                 count = next((n for n in counts if self._possible(recipe, n)), None)
                 if count is not None:
                     sizes.append(self.predict(recipe, count).predicted.needed_bytes)
+        if not sizes:
+            raise UsageError(
+                f"no way to train {self.job.model} can be traced; change its settings."
+            )
         return min(sizes)
 
     def _closest(self, prefer: Prefer) -> str:
-        """The job nearest to this one that fits."""
-        changes: list[tuple[str, dict[str, Any]]] = []
-        half = settle_precision("auto", self.gpu.compute_capability)
-        if self.job.precision == "fp32" != half:
-            changes.append((f"--precision {half}", {"precision": half}))
-        if self.job.optimizer != "sgd":
-            changes.append(("--optimizer sgd", {"optimizer": "sgd"}))
-        if self.job.input_size is not None:  # a smaller one, the model's own as the last
-            sizes = [round(self.job.input_size * share / 32) * 32 for share in SMALLER]
-            changes += [(f"--input-size {size}", {"input_size": size}) for size in sizes if size]
-            changes.append(("the model's own input size", {"input_size": None}))
+        """The nearest to this that fits: the job in another way, or another job."""
+        if self.recipe is not None:
+            free = Search(self.job, self.gpu, self.budget, None, self.max_ratio, self.cache)
+            if free.needed("balanced") <= self.budget:
+                return "fits with another recipe; leave the settings of this one out"
+        elif prefer != "balanced" and self.needed("balanced") <= self.budget:
+            return "fits with --prefer balanced"
         flags: dict[str, str] = {}
         so_far: dict[str, Any] = {}
-        for flag, change in changes:
+        for flag, change in self._changes():
             so_far |= change
             flags |= dict.fromkeys(change, flag)
             job = replace(self.job, **so_far)
@@ -510,6 +511,19 @@ class Search:
                 if search.needed(prefer) <= self.budget:
                     return f"fits with {' and '.join(flags.values())}"
         return "no way to train all of this model fits; choose a smaller one"
+
+    def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Settings of the job that make it smaller, each to be tried with those before it."""
+        half = settle_precision("auto", self.gpu.compute_capability)
+        if self.job.precision == "fp32" != half:
+            yield f"--precision {half}", {"precision": half}
+        if self.job.optimizer != "sgd":
+            yield "--optimizer sgd", {"optimizer": "sgd"}
+        if self.job.input_size is not None:  # a smaller one, the model's own as the last
+            for size in (round(self.job.input_size * share / 32) * 32 for share in SMALLER):
+                if 0 < size < self.job.input_size:
+                    yield f"--input-size {size}", {"input_size": size}
+            yield "the model's own input size", {"input_size": None}
 
 
 def _label(candidate: Candidate) -> str:

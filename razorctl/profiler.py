@@ -295,7 +295,7 @@ def profile(
         for name, kind in kinds.items()
         if name in saved or name in full
     )
-    traced = tracing.trace(job, recipe, CLASSES, place.type).highest
+    traced = tracing.trace(job, recipe, CLASSES, place.type)
     del inputs
     gc.collect()  # fake copies, in cycles
 
@@ -319,7 +319,7 @@ def profile(
         device=devices.name(place),
         steps=steps,
         rows=rows,
-        peak_bytes=Peak(traced, *measured),
+        peak_bytes=Peak(traced.on(place.type), *measured),
         phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
         step_s=medians["step"],
     )

@@ -47,8 +47,12 @@ class Trace:
 
     @property
     def highest(self) -> int:
-        """Most that CUDA's allocator hands out at a time."""
+        """Most that tensors and the workspaces of kernels take at a time on CUDA."""
         return self.peak + self.workspace
+
+    def on(self, device: str) -> int:
+        """What a step takes at a time on a kind of device, as far as that is known."""
+        return self.peak if device == "cpu" else self.highest
 
 
 class Cache:

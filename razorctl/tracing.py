@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -24,18 +25,60 @@ from razorctl.traces import Trace
 SINGLE = (
     *(torch.softmax, Tensor.softmax, F.softmax),
     *(torch.log_softmax, Tensor.log_softmax, F.log_softmax),
-    *(F.layer_norm, F.group_norm),
+    *(torch.layer_norm, F.layer_norm, torch.group_norm, F.group_norm, torch.rms_norm, F.rms_norm),
 )
 
 
-class _CudaAutocast(TorchFunctionMode):
-    """Inside it, autocast on the CPU casts as it does on CUDA."""
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Fused attention, whose dropout CUDA's kernels draw inside; the CPU's cannot have any."""
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, **options
+    )
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Dropout that keeps its mask in bytes; the CPU's keeps what it multiplies by."""
+    if not training or inplace or not 0 < p < 1:
+        return F.dropout(x, p, training, inplace)
+    out: Tensor = torch.native_dropout(x, p, True)[0]
+    return out
+
+
+_CUDA = {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """Inside it, autocast of SINGLE, fused attention and dropout on the CPU are as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in SINGLE and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
-        return func(*args, **kwargs)
+        if func is Tensor.backward:
+            return self._backward(args[0])
+        return _CUDA.get(func, func)(*args, **kwargs)
+
+    def _backward(self, loss: Tensor) -> None:
+        """`loss.backward()` inside the mode, as layers may run again in it; torch's is outside."""
+        engine: Any = Variable._execution_engine
+        with self:
+            engine.run_backward(
+                (loss,),
+                (torch.ones_like(loss),),
+                False,  # the graph is not kept
+                False,  # and none made
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
 
 
 @cache
@@ -71,6 +114,6 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
 
     model = memory.copied(model, mode)  # for adapters, being real, do not merge into fake weights
     optimizer = partial(build_optimizer, job=job)
-    with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _CudaAutocast():
+    with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _AsOnCuda():
         sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
         return memory.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)

@@ -36,11 +36,9 @@ def seeded():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""
-    from razorctl.ops import chunks, topk
+    from scripts.bench import planning
 
-    monkeypatch.setattr(chunks, "CACHED", chunks.ELEMENTS // torch.get_num_threads())
-    monkeypatch.setattr(topk, "topk_pack_reference", topk.topk_pack_chunked)
-    monkeypatch.setattr(topk, "topk_unpack_reference", topk.topk_unpack_chunked)
+    planning.as_on_a_gpu(monkeypatch.setattr)
 
 
 @pytest.fixture

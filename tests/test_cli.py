@@ -56,9 +56,9 @@ def test_what_is_planned_profiled_and_run_takes_every_setting():
     for command in ("plan", "profile", "finetune"):
         assert recipe <= _options(command)
     job = {field.name for field in fields(Job)}
-    assert job | {"seed"} <= _options("finetune")
-    chosen = {"accumulate", "momentum", "warmup_steps", "clip_norm"}
-    assert job - chosen <= _options("plan")
+    assert job <= _options("finetune")
+    assert job - {"accumulate"} <= _options("plan")  # which chooses that
+    assert {"batch_size", "input_size", "precision", "optimizer"} <= _options("profile")
 
 
 def test_a_reader_that_has_read_enough_is_no_error():
@@ -66,6 +66,16 @@ def test_a_reader_that_has_read_enough_is_no_error():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def test_another_broken_pipe_is_one(monkeypatch):
+    def target(*_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("razorctl.gpus.target", target)
+    result = razorctl("plan", "vit-micro", "digits")
+    assert result.exit_code == 1
+    assert "Broken pipe" in result.stderr
 
 
 def test_table_goes_to_stdout():

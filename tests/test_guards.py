@@ -110,6 +110,18 @@ def test_a_model_loads_no_other_library_after_its_own():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_library_that_fails_to_load_says_so_again():
+    code = (
+        "import sys; sys.modules['timm'] = None\n"
+        "from razorctl import families\n"
+        "for _ in range(2):\n"
+        "    try: families.find('vit-b16')\n"
+        "    except ImportError as error: assert 'timm' in str(error)\n"
+        "    else: raise AssertionError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_public_names_are_all_there():
     import razorctl
 

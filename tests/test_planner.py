@@ -39,7 +39,8 @@ def planned(cache: Cache, gib: float, job: Job = JOB, gpu: str = "h200", **optio
 # A plan's trace against a real step.
 
 
-def small_models() -> dict[str, Model]:
+def small_models(**changes: float) -> dict[str, Model]:
+    """By name; `changes` are of BERT's configuration."""
     bert = transformers.BERT_BASE | {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -48,7 +49,7 @@ def small_models() -> dict[str, Model]:
         "vocab_size": 500,
     }
     vit = timm.from_hub("vit", "small", "test_vit.r160_in1k", 16, {})
-    text = transformers.from_hub("bert", "small", "nobody/small", bert, {})
+    text = transformers.from_hub("bert", "small", "nobody/small", bert | changes, {})
     return {"vit": vit, "bert": text, "vit-micro": families.models()["vit-micro"]}
 
 
@@ -139,6 +140,7 @@ def really_saved(model, forward) -> int:
     return sum(size for size, _ in held.values())
 
 
+STOCK = ("full", "checkpoint", "half")  # whose largest kernels are PyTorch's
 POINTS = [point for point in planning.grid("cpu") if point.job.model == "vit-micro"]
 
 
@@ -146,7 +148,7 @@ POINTS = [point for point in planning.grid("cpu") if point.job.model == "vit-mic
 def test_a_step_allocates_what_was_predicted(point, as_on_a_gpu):
     over = planning.row(point, "cpu", None)["over"]
     # What PyTorch's kernels take inside on a CPU is not what they take on CUDA.
-    assert abs(over) <= (0.05 if point.recipe.method in ("full", "checkpoint") else 0.001)
+    assert abs(over) <= (0.05 if point.recipe.method in STOCK else 0.001)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -176,6 +178,24 @@ def test_on_cuda_autocast_has_probabilities_in_single_precision():
     assert tracing.trace(job, fused, 5, "cpu") == tracing.trace(job, fused, 5, "cuda")
 
 
+def test_on_cuda_dropout_keeps_bytes_and_fused_attention_none(monkeypatch):
+    def traced(device: str, method: str = "full", **changes: float) -> Trace:
+        family = small_models(**changes)["bert"]
+        monkeypatch.setitem(families.models(), "bert", replace(family, name="bert"))
+        tracing._blueprint.cache_clear()
+        job = Job("bert", "any", 4, precision="fp32", learning_rate=0.1, input_size=16)
+        return tracing.trace(job, Recipe(method), 5, device)
+
+    here, there = traced("cpu", attention_probs_dropout_prob=0.0), traced("cuda")
+    masks = 5 * (4 * 16 * 64) + 4 * 64  # of the embeddings, two a layer, and of the classifier
+    assert here.saved - there.saved == 3 * masks
+    assert here.fused
+    assert there.fused
+    assert not traced("cpu").fused
+    assert traced("cuda", "checkpoint").fused  # whose layers run again in the backward pass
+    assert traced("cuda", "prebackrazor++").fused
+
+
 # What is chosen.
 
 
@@ -186,6 +206,7 @@ def approximation(chosen) -> tuple[float, ...]:
     return max(1, methods.index(recipe.method)), ratio, 1 - recipe.joint_budget
 
 
+PREFERENCES = ("balanced", "exact")
 BUDGETS = st.floats(2, 80).map(lambda gib: round(gib * GIB))
 
 
@@ -296,6 +317,16 @@ def test_the_closest_job_may_be_of_smaller_inputs(cache, monkeypatch):
     assert "and fits with --input-size " in str(refusal(needed - 2**22))
 
 
+def test_the_closest_may_be_another_way(cache):
+    job, gpu = replace(JOB, batch_size=64), gpus.load("h200")
+    balanced, exact = (Search(job, gpu, 1, None, 0.95, cache).needed(p) for p in PREFERENCES)
+    assert balanced < exact
+    with pytest.raises(NoFitError, match="and fits with --prefer balanced"):
+        plan(job, gpu, budget=balanced, prefer="exact", cache=cache)
+    with pytest.raises(NoFitError, match="and fits with another recipe; leave the settings"):
+        plan(job, gpu, Recipe("full"), budget=balanced, cache=cache)
+
+
 # vit-b16 on the cards of the mission.
 
 
@@ -353,6 +384,12 @@ def test_operations_are_those_of_the_model():
 
 
 # Documents and the cache.
+
+
+def test_the_command_has_every_digit(cache):
+    job = replace(JOB, learning_rate=0.0123456789)
+    found = planned(cache, 80, job)
+    assert "--lr 0.0123456789" in found.command
 
 
 def test_the_document_and_the_command_say_the_same(cache, tmp_path):

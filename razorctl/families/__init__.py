@@ -55,8 +55,9 @@ _known: dict[str, Model] = {}
 
 
 def _read() -> None:
-    file = importlib.import_module(f"{__name__}.{_unread.pop(0)}")
+    file = importlib.import_module(f"{__name__}.{_unread[0]}")
     _known.update({model.name: model for model in file.MODELS})
+    del _unread[0]
 
 
 def models() -> dict[str, Model]:

@@ -110,7 +110,7 @@ def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
 def has_int8_gemm(device: torch.device) -> bool:
     """Whether `torch._int_mm` is there and fast: tensor cores from Turing on, VNNI on a CPU.
 
-    The meta device stands for a GPU that has it.
+    The meta device stands for a GPU that has it; others take some tens of MiB more.
     """
     if device.type == "meta":
         return True

@@ -18,7 +18,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -47,8 +47,8 @@ UNDER = {"cuda": 0.0, "cpu": 0.05}  # kernels of a CPU have workspaces that are 
 RESULTS = Path(__file__).parent / "results"
 # Of each model two batches of a size, on CUDA and on a CPU; None is the model's own.
 SIZES = {
-    "vit-b16": {"cuda": ((64, 224), (16, 384)), "cpu": ((2, 224), (1, 384))},
-    "bert-base": {"cuda": ((64, 128), (16, 512)), "cpu": ((2, 128), (1, 256))},
+    "vit-b16": {"cuda": ((64, 224), (16, 384)), "cpu": ((64, 64), (32, 96))},
+    "bert-base": {"cuda": ((64, 128), (16, 512)), "cpu": ((64, 16), (32, 32))},
     "vit-micro": {"cuda": ((16384, None), (4096, None)), "cpu": ((64, None), (32, None))},
 }
 WAYS = (  # method, precision, optimizer, which of the two, micro-batches
@@ -196,18 +196,19 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
     return {**named, "predicted": predicted, "measured": measured, "over": over}
 
 
-def as_on_a_gpu() -> None:
+def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     """Has razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""
-    chunks.CACHED = chunks.ELEMENTS // torch.get_num_threads()
-    topk.topk_pack_reference = topk.topk_pack_chunked
-    topk.topk_unpack_reference = topk.topk_unpack_chunked
+    assign(chunks, "CACHED", chunks.ELEMENTS // torch.get_num_threads())
+    assign(topk, "topk_pack_reference", topk.topk_pack_chunked)
+    assign(topk, "topk_unpack_reference", topk.topk_unpack_chunked)
 
 
 def preset() -> gpus.Gpu:
     """That of this machine's first card."""
-    found = gpus.preset_for(gpus.detect()[0])
-    assert found is not None, "the card has no preset"
-    return found
+    for card in gpus.detect():
+        if known := gpus.preset_for(card):
+            return known
+    sys.exit("the driver names no card that has a preset")
 
 
 def main() -> None:
@@ -241,6 +242,8 @@ def main() -> None:
         print(as_text(rows[-1]), flush=True)
         out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
     over = [row["over"] for row in rows if "over" in row]
+    if not over:
+        sys.exit("no step of the grid could be run")
     document |= {"mean_over": fmean(over), "least_over": min(over), "most_over": max(over)}
     out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
     print(f"predicted over measured: {min(over):+.2%} to {max(over):+.2%}, mean {fmean(over):+.2%}")

@@ -1,11 +1,20 @@
-"""Predictions against what steps take on a GPU, over the grid of the bench."""
+"""Predictions against what steps take on a GPU, over the grid of the bench.
+
+Each needs the card to itself: `pytest -n 0 tests/gpu`.
+"""
+
+import os
 
 import pytest
 import torch
 
 from scripts.bench import planning
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="needs a card to itself: -n 0"),
+]
+LIBRARIES = 2**27  # bytes that cuBLAS may hold
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +24,13 @@ def as_users_run():
 
 
 @pytest.mark.parametrize("point", planning.grid("cuda"), ids=lambda point: point.name)
-def test_a_step_takes_no_more_than_is_predicted(point):
+def test_a_step_takes_what_is_predicted(point):
     found = planning.row(point, "cuda", planning.preset())
+    predicted = found["predicted"]["peak_bytes"]
+    allocated = found["measured"]["allocated_bytes"]
     assert found["over"] >= 0
-    assert found["predicted"]["peak_bytes"] >= 0.95 * found["measured"]["allocated_bytes"]
+    assert predicted <= 1.05 * allocated
+    assert allocated <= predicted + LIBRARIES
 
 
 def test_a_process_is_held_to_its_budget():
