@@ -463,9 +463,10 @@ class Search:
     def refusal(self, prefer: Prefer) -> NoFitError:
         """The error for a job that fits in no way, with what would have to change."""
         needed = self.needed(prefer)
+        enough = math.ceil(100 * needed / 2**30) / 100  # so that asking for it will do
         return NoFitError(
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
-            f"it needs {_gib(needed)}, and {self._closest(prefer)}.",
+            f"it needs {enough:.2f} GiB, and {self._closest(prefer)}.",
             self.budget,
             needed,
         )
