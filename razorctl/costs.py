@@ -6,7 +6,7 @@ device, where it does what it would on a GPU, without values.
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from razorctl.traces import Kernel
@@ -69,7 +69,7 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
         args, kwargs = tree_unflatten(blanks, tree)
         with _Watch() as watch:
             result = OPDEFS[name]._init_fn(*args, **kwargs)
-        outputs = {_storage(t): t.untyped_storage().nbytes() for t in tree_leaves(result)}
+        outputs = {_storage(t): t.untyped_storage().nbytes() for t in _tensors((result,))}
     return Cost(watch.kernels, watch.most - sum(outputs.values()))
 
 
@@ -86,13 +86,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        known = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
         result = func(*args, **kwargs)
         kernel = _kernel(func, args, kwargs, result)
         if kernel is not None:
             self.kernels[kernel] += 1
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _storage(tensor) not in known:
+        for tensor in _tensors((result,)):
+            if _storage(tensor) not in known:
                 storage = tensor.untyped_storage()
                 self._add(storage.nbytes())
                 weakref.finalize(storage, self._add, -storage.nbytes())
@@ -105,8 +105,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _kernel(operation: Any, args: Any, kwargs: Any, result: Any) -> Kernel | None:
     """What an operation does; None if that is nothing, as of a view or an empty tensor."""
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    inputs, outputs = _tensors((*args, *kwargs.values())), _tensors((result,))
     if "empty" in operation.name() or operation is aten.detach_.default:
         return None
     known = {_storage(tensor) for tensor in inputs}
@@ -118,6 +117,17 @@ def _kernel(operation: Any, args: Any, kwargs: Any, result: Any) -> Kernel | Non
         operations = flop_registry[product](*args, **kwargs, out_val=result)
         precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
     return Kernel(precision, operations, sum(t.nbytes for t in (*inputs, *outputs)))
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those among arguments or results, some of which are lists."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
 
 
 def _workspace(operation: Any, args: Any) -> int:

@@ -198,8 +198,10 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         self.fused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        kernels, workspace = cost(func, args, kwargs or {}, result)
+        # Modes that watch functions saw this one; what is asked of tensors in here is not theirs.
+        with torch._C.DisableTorchFunction():
+            result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            kernels, workspace = cost(func, args, kwargs or {}, result)
         self.kernels.update(kernels)
         now = sum(device["Total"] for device in self._curr_mem_snap.values())
         self.highest = max(self.highest, now + workspace)

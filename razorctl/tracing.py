@@ -1,6 +1,6 @@
 """A job's training step on fake tensors: no weights, no data and no device are needed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
@@ -52,19 +52,26 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return out
 
 
-_CUDA = {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}
+def _single(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.is_autocast_enabled("cpu"):
+        args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
+    return function(*args, **kwargs)
+
+
+_CUDA: dict[Any, Callable[..., Any]] = {
+    **{function: partial(_single, function) for function in SINGLE},
+    F.scaled_dot_product_attention: _attention,
+    F.dropout: _dropout,
+}
 
 
 class _AsOnCuda(TorchFunctionMode):
     """Inside it, autocast of SINGLE, fused attention and dropout on the CPU are as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in SINGLE and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         if func is Tensor.backward:
             return self._backward(args[0])
-        return _CUDA.get(func, func)(*args, **kwargs)
+        return _CUDA.get(func, func)(*args, **(kwargs or {}))
 
     def _backward(self, loss: Tensor) -> None:
         """`loss.backward()` inside the mode, as layers may run again in it; torch's is outside."""
