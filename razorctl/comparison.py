@@ -8,13 +8,13 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import razorctl
-from razorctl import planner
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.recipe import METHODS, Recipe
+from razorctl.search import label
 from razorctl.settings import read_toml
 
 TARGET = 0.99  # of full's best accuracy
-IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # planner.label
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # search.label
 # Columns of a row beside its memory: where less is better, and where more is.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")
@@ -190,7 +190,7 @@ def finished(directories: Iterable[Path]) -> Comparison:
     entries = []
     for group, known in zip(groups.values(), settings, strict=True):
         recipe = Recipe(**group[0].result["recipe"])
-        words = [planner.label(recipe, known["accumulate"])]
+        words = [label(recipe, known["accumulate"])]
         words += [f"{n.replace('_', ' ')} {known[n]}" for n in differing if n not in IN_LABEL]
         entries.append(Entry(recipe.method, ", ".join(words), recipe, group))
     return Comparison(runs[0].result["model"], runs[0].result["dataset"], entries)

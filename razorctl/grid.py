@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import razorctl
-from razorctl import planner
+from razorctl import search
 from razorctl.comparison import Comparison, Entry, FinishedRun, read
 from razorctl.errors import RazorError, Terminated, UsageError
 from razorctl.job import Job
@@ -80,7 +80,7 @@ class Grid:
         self.job, self.ratio, self.device = job, ratio, device
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
-        self.facts = planner.facts(job, self.cache)
+        self.facts = search.facts(job, self.cache)
         job.resolved(self.facts["defaults"], self.facts["train_examples"])
         self.entries = {name: Entry(name, name, self._recipe(name)) for name in self.methods}
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
@@ -208,7 +208,7 @@ class Grid:
 
     def _trace(self, accumulate: int, method: str) -> Trace:
         job, recipe = replace(self._resolved(), accumulate=accumulate), self._recipe(method)
-        return planner.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
+        return search.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
 
     @property
     def _kind(self) -> str:

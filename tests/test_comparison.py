@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from razorctl import comparison, planner, views
+from razorctl import comparison, search, views
 from razorctl.comparison import pareto, read
 from razorctl.errors import DataError, UsageError
 from razorctl.recipe import Recipe
@@ -72,9 +72,9 @@ class TestFinishedRuns:
             write("d", "full", accumulate=4),
         ]
         labels = [row["label"] for row in rows(*runs)]
-        same = [planner.label(Recipe(ratio=ratio), 1) for ratio in (0.9, 0.8, 0.9)]
+        same = [search.label(Recipe(ratio=ratio), 1) for ratio in (0.9, 0.8, 0.9)]
         sizes = [f"batch size {size}" for size in (16, 16, 32, 16)]
-        names = [*same, planner.label(Recipe("full"), 4)]
+        names = [*same, search.label(Recipe("full"), 4)]
         assert labels == [f"{name}, {size}" for name, size in zip(names, sizes, strict=True)]
 
     def test_full_is_what_has_the_same_settings_and_is_plain(self):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from razorctl import grid, planner
+from razorctl import grid, search, traces
 from razorctl.errors import RazorError, Terminated
 from razorctl.grid import Grid
 from razorctl.job import Job
@@ -169,11 +169,11 @@ class TestGrid:
         assert commands[1][8:10] == ["--attention", "stored"]
         count = int(commands[2][commands[2].index("--accumulate") + 1])
         job = JOB.resolved({}, 1437)
-        job, cache = grid.replace(job, precision="fp32"), planner.traces.Cache()
+        job, cache = grid.replace(job, precision="fp32"), traces.Cache()
 
         def peak(method: str, accumulate: int) -> int:
             way = grid.replace(job, accumulate=accumulate)
-            return planner.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
+            return search.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
 
         assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
 

@@ -17,9 +17,10 @@ from razorctl import data, families, gpus, saved_bytes, tracing
 from razorctl.errors import NoFitError, UsageError
 from razorctl.families import Model, timm, transformers
 from razorctl.job import Job
-from razorctl.planner import Plan, Search, plan, read
+from razorctl.planner import Plan, plan, read
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
+from razorctl.search import LAUNCH, Search, seconds
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.traces import Cache, Kernel, Trace, dump, load
 from scripts.bench import planning
@@ -356,8 +357,6 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
     gpu = gpus.load("rtx-4090")
     found = planned(cache, 80).chosen
     slow = replace(gpu, bandwidth=gpu.bandwidth / 2)
-    from razorctl.planner import LAUNCH, seconds
-
     kernels = {
         Kernel("fp32", 10**12, 8): 2,
         Kernel("bf16", 10**12, 8): 1,

@@ -34,11 +34,10 @@ import razorctl
 from razorctl import families, gpus, memory, tracing
 from razorctl.job import Job
 from razorctl.ops import chunks, topk
-from razorctl.planner import Predicted
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
+from razorctl.search import Predicted
 from razorctl.step import DTYPES, build_optimizer, train_step
-from razorctl.traces import Trace
 
 RATIO, CLASSES = 0.9, 100
 WARM_UP, STEPS = 2, 3
@@ -110,10 +109,6 @@ def grid(device: str) -> list[Point]:
     return points
 
 
-def predict(point: Point, device: str) -> Trace:
-    return tracing.trace(point.job, point.recipe, CLASSES, device)
-
-
 class Training:
     """Steps of a point on a device."""
 
@@ -182,7 +177,7 @@ def measure_on_cuda(point: Point) -> dict[str, Any]:
 
 def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
     """What is predicted of a point and measured; over: by how much the former is more."""
-    trace = predict(point, device)
+    trace = tracing.trace(point.job, point.recipe, CLASSES, device)
     named = {"point": point.name, **asdict(point.job), "recipe": asdict(point.recipe)}
     if gpu is None:
         measured = measure_on_cpu(point)
