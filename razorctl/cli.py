@@ -197,30 +197,70 @@ def _select(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
-def _plan(given: dict[str, Any]) -> Any:
-    """The plan for the card, the memory and the preference that are given."""
+def _plan(given: dict[str, Any], place: Any = None) -> Any:
+    """The plan for the card, the memory and the preference that are given, to be run on `place`."""
     from razorctl import gpus, planner
 
-    gpu, budget, source = gpus.target(given.get("gpu"), given.get("vram"))
-    settled = _select(Recipe, given)
+    index = 0 if place is None else place.index or 0
+    gpu, budget, source, assumed = gpus.target(given.get("gpu"), given.get("vram"), index)
+    if assumed and not given.get("json"):
+        views.note(f"{gpu.name} is assumed from --vram alone; --gpu names another card.")
+    job, settled = Job(**_select(Job, given)), _select(Recipe, given)
     if settled.keys() == {"seed"}:  # which is the job's too, and no recipe
         settled = {}
+    _check_place(gpus.settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
-    with views.waiting(f"planning for {gpu.name}, {views.size(budget)} {source}"):
+    with views.planning(gpu.name, budget, source) as report:
         return planner.plan(
-            Job(**_select(Job, given)),
+            job,
             gpu,
             budget=budget,
             recipe=Recipe(**settled) if settled else None,
+            report=report,
             **search,
         )
+
+
+def _check_place(precision: str, place: Any, plan: str) -> None:
+    """Raises UsageError if what is planned cannot run there, before anything is read or built."""
+    if place is not None and place.type != "cuda" and precision == "fp16":
+        raise UsageError(
+            f"the plan for {plan} is in fp16, which cannot be trained on {place.type}; plan with "
+            "--precision bf16 or fp32."
+        )
+
+
+def _settle(given: dict[str, Any], device: str | None) -> tuple[Job, Recipe, dict[str, Any] | None]:
+    """Job and recipe as they are given, or else planned, and the document of a plan.
+
+    A recipe, or a part of one, is an order. Without any the job is planned for the card that it
+    runs on, if that is known.
+    """
+    if not {"model", "dataset"} <= given.keys():
+        raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
+    job, recipe = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
+    from razorctl import devices, gpus
+
+    place = devices.find(device)
+    if not {"gpu", "vram"} & given.keys():
+        ordered = _select(Recipe, given).keys() - {"seed"}
+        if ordered or place.type != "cuda":
+            return job, recipe, None
+        found = gpus.detect()[place.index or 0 :]
+        if not found or gpus.preset_for(found[0]) is None:
+            views.note(f"no preset is known for {devices.name(place)}; {recipe.method} it is.")
+            return job, recipe, None
+    planned = _plan(given, place)
+    card = f"{planned.gpu.name}, {views.size(planned.budget)}"
+    views.note(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
+    return planned.planned_job, planned.planned_recipe, planned.document()
 
 
 @app.command(context_settings=SETTINGS)
 def plan(
     ctx: typer.Context,
     model: ModelName = "vit-b16",
-    dataset: DatasetName = "cifar100",
+    dataset: DatasetName = None,
     vram: Vram = None,
     gpu: GpuName = None,
     recipe: RecipeName = None,
@@ -262,13 +302,17 @@ def plan(
     given = {**(ctx.obj or {}), **flags}
     if recipe is not None:
         given = _preset(recipe, given)
+    if "dataset" not in given:
+        from razorctl import data
+
+        given["dataset"] = data.usual(given["model"])
     try:
         document = _plan(given).document()
     except NoFitError as error:
         if json:
-            views.print_json(
-                {"fits": False, "budget_bytes": error.budget, "needed_bytes": error.needed}
-            )
+            views.print_json(error.document)
+        else:
+            views.show_ways(error.document)
         raise
     if json:
         views.print_json(document)
@@ -327,8 +371,9 @@ def finetune(
     given = {**(ctx.obj or {}), **flags}
     if recipe is not None:
         given = _preset(recipe, given)
-    document = None
+    document: dict[str, Any] | None
     if plan is not None:
+        from razorctl import devices
         from razorctl.planner import read
 
         job, chosen, document = read(plan)
@@ -337,14 +382,9 @@ def finetune(
             raise UsageError(
                 f"{plan} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
             )
+        _check_place(job.precision, devices.find(device), str(plan))
     else:
-        if not {"model", "dataset"} <= given.keys():
-            raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
-        job, chosen = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
-        if vram is not None or gpu is not None:
-            planned = _plan(given)
-            job, chosen = planned.planned_job, planned.planned_recipe
-            document = planned.document()
+        job, chosen, document = _settle(given, device)
     from razorctl.trainer import finetune as prepare
 
     run = prepare(job, chosen, out=out, device=device, plan=document)

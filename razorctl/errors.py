@@ -1,5 +1,8 @@
 """Errors a user can mend: one sentence each, with the exit code the command line ends with."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class RazorError(Exception):
     """Anything razorctl refuses or cannot do."""
@@ -14,13 +17,17 @@ class UsageError(RazorError, ValueError):
 
 
 class NoFitError(RazorError):
-    """A job that fits a card in no way; needed is the smallest budget in which it would."""
+    """A job that fits a card in no way.
+
+    needed: the smallest budget in which it would, in bytes. document: what was looked at, under the
+    keys of `plan --json`.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, budget: int, needed: int) -> None:
+    def __init__(self, message: str, needed: int, document: Mapping[str, Any]) -> None:
         super().__init__(message)
-        self.budget, self.needed = budget, needed
+        self.needed, self.document = needed, document
 
 
 class DataError(RazorError):

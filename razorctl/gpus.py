@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -186,12 +186,25 @@ def memory_size(text: str) -> int:
     return round(float(match[1]) * (2**30 if match[2] in "Gg" else 2**20))
 
 
-def target(name: str | None = None, vram: str | None = None) -> tuple[Gpu, int, str]:
-    """The card to plan for, the bytes of it that may be used, and where both come from.
+class Target(NamedTuple):
+    """A card to plan for.
 
-    By `name`, a preset's or a preset file's, or else the first card of this machine, or else the
-    preset of the memory nearest to `vram`. Of a named card all may be used, of one that is there
-    what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
+    budget: bytes of it that may be used. source: where that figure is from. assumed: whether the
+    card was guessed from its memory.
+    """
+
+    gpu: Gpu
+    budget: int
+    source: str
+    assumed: bool = False
+
+
+def target(name: str | None = None, vram: str | None = None, index: int = 0) -> Target:
+    """The card to plan for.
+
+    By `name`, a preset's or a preset file's, or else the card of this machine with that index, or
+    else the preset of the memory nearest to `vram`. Of a named card all may be used, of one that is
+    there what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
     memory than it has.
     """
     budget = None if vram is None else memory_size(vram)
@@ -199,28 +212,30 @@ def target(name: str | None = None, vram: str | None = None) -> tuple[Gpu, int, 
     if name is not None:
         gpu = load(name)
         free, source = gpu.memory_bytes, "as its preset says"
-    elif found:
-        known = preset_for(found[0])
+    elif found[index:]:
+        known = preset_for(found[index])
         if known is None:
-            raise UsageError(f"{found[0].name} has no preset; name one with --gpu, or write one.")
-        gpu, free, source = known, found[0].free_bytes, "free now"
-        if found[0].processes:
-            source += f", beside {len(found[0].processes)} other processes"
+            raise UsageError(
+                f"{found[index].name} has no preset; name one with --gpu, or write one."
+            )
+        gpu, free, source = known, found[index].free_bytes, "free now"
+        if found[index].processes:
+            source += f", beside {len(found[index].processes)} other processes"
     elif budget is not None:
         cards = [load(each) for each in names()]
         gpu = min(
             cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
         )
-        free, source = max(budget, gpu.memory_bytes), "as asked for"
+        return Target(gpu, budget, "as asked for", assumed=True)
     else:
         raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
     if budget is None:
-        return gpu, free, source
+        return Target(gpu, free, source)
     if budget > max(free, gpu.memory_bytes):
         raise UsageError(
             f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
         )
-    return gpu, budget, "as asked for"
+    return Target(gpu, budget, "as asked for")
 
 
 def _bare(name: str) -> str:

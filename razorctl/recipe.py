@@ -25,7 +25,9 @@ class Method:
     own activation checkpointing is switched on. adapts: whether LoRA adapters are trained instead
     of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a promise in
     `bytes` of all that is saved, which `allocation` finds rules for, or `nothing`.
-    spares_classifier: whether the last linear layer stays stock.
+    spares_classifier: whether the last linear layer stays stock. close_up_to: the largest ratio at
+    which the cosine of its whole gradient to the exact one was measured, on two models, at 0.98 or
+    more; see scripts/bench/gradients.py.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Method:
     adapts: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     spares_classifier: bool = False
+    close_up_to: float = -1.0
 
     @property
     def approximates(self) -> bool:
@@ -127,6 +130,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             ratio="nothing",
             spares_classifier=True,
+            close_up_to=1.0,
         ),
         Method(
             "int2",
@@ -146,6 +150,7 @@ METHODS: dict[str, Method] = {
             int8=True,
             ratio="bytes",
             spares_classifier=True,
+            close_up_to=0.9,
         ),
     )
 }
@@ -218,6 +223,11 @@ class Recipe:
         method = METHODS[self.method]
         pruned = self.prunes and method.approximates
         return pruned or method.adapts or self.joint_budget < 1
+
+    @property
+    def close(self) -> bool:
+        """Whether it was measured to have a gradient close to the exact one."""
+        return self.joint_budget == 1 and self.ratio <= METHODS[self.method].close_up_to
 
     @property
     def rules(self) -> Mapping[str, str]:

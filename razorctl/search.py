@@ -5,24 +5,26 @@ slower of arithmetic and memory for each kernel, at the rates of the card's pres
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from razorctl import traces
 from razorctl.allocation import largest
-from razorctl.errors import NoFitError, UsageError
+from razorctl.errors import UsageError
 from razorctl.gpus import Gpu, settle_precision
 from razorctl.job import Job
-from razorctl.recipe import METHODS, Joint, Recipe
+from razorctl.recipe import METHODS, Recipe
 from razorctl.traces import Trace
 
 Prefer = Literal["balanced", "exact", "fast"]
-RATIOS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+RATIOS = (0.5, 0.9)  # of razor, beside the largest that is allowed
+ALIKE = 0.8  # of the time of a method at one ratio: what it takes at another at least
+PAYS = 0.95  # of an exact way's time: what an approximate one may take at most to be worth it
+ADAPTERS = Recipe("lora")
 SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
-JOINT_BUDGETS = (0.75, 0.5, 0.25)
 # What a process takes beside its tensors: the context and the libraries' workspaces, and, of the
 # tensors, what the allocator loses between them. Not measured yet: both are on the safe side.
 CONTEXT = 640 * 2**20
@@ -96,6 +98,19 @@ class Candidate:
         """What it does, in a few words."""
         return label(self.recipe, self.accumulate)
 
+    @property
+    def seconds(self) -> float:
+        """Of a step, predicted."""
+        return self.predicted.step_seconds
+
+    @property
+    def approximation(self) -> tuple[float, ...]:
+        """Orders ways by how far their gradient is from the exact one, which comes first."""
+        recipe = self.recipe
+        ratio = recipe.ratio if METHODS[recipe.method].approximates else 0.0
+        adapts = METHODS[recipe.method].adapts
+        return adapts, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
+
     def fits(self, budget: int) -> bool:
         """In that many bytes of a card."""
         return self.predicted.needed_bytes <= budget
@@ -160,24 +175,38 @@ class Search:
         recipe: Recipe | None,
         max_ratio: float,
         cache: traces.Cache | None = None,
+        report: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.cache = cache or traces.Cache()
+        self.cache, self.report = cache or traces.Cache(), report
         known = facts(job, self.cache)
         self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
         self.gpu, self.budget, self.recipe, self.max_ratio = gpu, budget, recipe, max_ratio
-        width = "wide" if precision == "fp32" else "narrow"
-        most = min(max_ratio, largest(width))
-        self.ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         self._reasons: list[str] = []
+
+    @property
+    def rows(self) -> tuple[Candidate, ...]:
+        """What is worth showing of all that was looked at, from exact to ever more approximate.
+
+        In one pass every way is, in micro-batches one that fits or, where none does, the smallest;
+        of ways that only differ in name the least approximate.
+        """
+        ways = list(self.looked_at.values())
+        fitting = [way for way in ways if way.fits(self.budget)]
+        last = [way for way in ways if way.accumulate == self._counts[-1]]
+        ways = [way for way in ways if way.accumulate == 1 or way in (fitting or last)]
+        ways.sort(key=lambda way: (way.approximation, way.recipe.method != "full", way.accumulate))
+        unlike = {(way.exact, way.accumulate, way.predicted): way for way in reversed(ways)}
+        return tuple(way for way in ways if way in unlike.values())
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
         """What one way takes."""
         key = recipe, accumulate
         if key not in self.looked_at:
+            self.report(label(recipe, accumulate))
             predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu)
             self.looked_at[key] = Candidate(recipe, accumulate, predicted)
         return self.looked_at[key]
@@ -189,41 +218,65 @@ class Search:
     def choose(self, prefer: Prefer) -> Candidate | None:
         """The way that a preference takes, None if nothing fits."""
         self.reasons[prefer] = self._reasons = []
-        if self.recipe is not None:
-            chosen = self._accumulated(self.recipe)
-        elif prefer == "balanced":
+        if prefer == "balanced" and self.recipe is None:
             chosen = self._balanced()
         else:
-            chosen = self._fastest(prefer)
+            chosen = self._fastest(self._allowed(prefer))
         if chosen is not None:
             self._reasons.append(f"{chosen.label}: taken.")
         return chosen
 
     def _balanced(self) -> Candidate | None:
-        """The first of a chain of ever more approximate recipes that fits in one pass."""
-        for recipe in (Recipe("full"), Recipe("full", attention="flash")):
-            if recipe.attention == "flash" and self._trace(Recipe("full"), 1).fused:
-                self._reasons.append("full, flash attention: the model runs fused attention as is.")
-            elif chosen := self._try(recipe):
-                return chosen
-        half = Recipe("half")
-        if self.job.precision == "fp32" and (chosen := self._try(half)):
-            return chosen
-        if self._last is None:
-            return self._accumulated(Recipe("full"))
-        if self._try(self._last):
-            return self._smallest()
-        for recipe in self._jointly():
-            if chosen := self._try(recipe):
-                return chosen
-        return self._accumulated(recipe)
+        """The fastest exact way, or a close one that is faster, if any such pays.
+
+        A close way that pays in less memory stays worth its approximation where there is more;
+        or else more memory could make a step slower.
+        """
+        exact = self._fastest(self._exact)
+        limit = math.inf if exact is None else exact.seconds
+        close = self._fastest(self._close, limit=limit)
+        if close is None or limit <= close.seconds:
+            return exact
+        ways = (way for recipe in self._close for way in self._fitting(recipe, self.budget))
+        return close if any(map(self._pays, ways)) else exact
+
+    def _pays(self, way: Candidate) -> bool:
+        """Whether it is clearly faster than all that is exact in the memory that it needs."""
+        rival = self._fastest(self._exact, way.predicted.needed_bytes)
+        if rival is None or way.seconds <= PAYS * rival.seconds:
+            return True
+        self._reasons.append(
+            f"{way.label}: {way.seconds:.3g} s a step is not 5 % less than of {rival.label}."
+        )
+        return False
 
     @cached_property
-    def _last(self) -> Recipe | None:
-        """razor at the largest ratio that is allowed and that the model can keep, if any."""
-        while self.ratios and not self._possible(Recipe(ratio=self.ratios[-1])):
-            self.ratios.pop()
-        return Recipe(ratio=self.ratios[-1]) if self.ratios else None
+    def _exact(self) -> list[Recipe]:
+        """What has the gradient of full fine-tuning."""
+        if self._trace(Recipe("full"), 1).fused:
+            return [Recipe("full"), Recipe("checkpoint")]
+        return [Recipe("full"), Recipe("full", attention="flash"), Recipe("checkpoint")]
+
+    @cached_property
+    def _razor(self) -> list[Recipe]:
+        """razor at the ratios that are allowed, the largest that is close to exact first."""
+        width = "wide" if self.job.precision == "fp32" else "narrow"
+        most = min(self.max_ratio, largest(width))
+        ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
+        recipes = [Recipe(ratio=ratio) for ratio in ratios]
+        return sorted(recipes, key=lambda recipe: (not recipe.close, -recipe.ratio))
+
+    @property
+    def _close(self) -> list[Recipe]:
+        """Those of them whose gradient was measured to be close to the exact one."""
+        return [recipe for recipe in self._razor if recipe.close]
+
+    def _allowed(self, prefer: Prefer) -> list[Recipe]:
+        """What a preference may take."""
+        if self.recipe is not None:
+            return [self.recipe]
+        approximate = {"exact": [], "balanced": self._close, "fast": self._razor}
+        return [*self._exact, *approximate[prefer]]
 
     def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
         """Whether the model can take a recipe; if not, notes why."""
@@ -236,45 +289,47 @@ class Search:
             return False
         return True
 
-    def _smallest(self) -> Candidate:
-        """razor at the smallest ratio that fits, where the last one does."""
-        low, high = 0, len(self.ratios) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._try(Recipe(ratio=self.ratios[middle])):
-                high = middle
+    def _fastest(
+        self, recipes: list[Recipe], budget: int | None = None, limit: float = math.inf
+    ) -> Candidate | None:
+        """Of the ways of these recipes that fit, the fastest; of equals the least approximate.
+
+        None if none takes less than `limit` seconds.
+        """
+        best: Candidate | None = None
+        for recipe in recipes:
+            if self._least(recipe) > limit or not self._possible(recipe):
+                continue
+            whole = self.predict(recipe)
+            if whole.seconds > limit:  # in micro-batches it is slower
+                self._reasons.append(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.")
             else:
-                low = middle + 1
-        return self.predict(Recipe(ratio=self.ratios[high]))
+                way = next(self._fitting(recipe, budget or self.budget), None)
+                best = min(filter(None, (best, way)), key=_speed, default=None)
+            limit = min(limit, math.inf if best is None else best.seconds)
+        return best
 
-    def _jointly(self) -> list[Recipe]:
-        """razor at the largest ratio under ever smaller joint budgets: of branches, if known."""
-        if self._last is None:
-            return []
-        joint: Joint = "branches"
-        if not self._possible(replace(self._last, joint_budget=JOINT_BUDGETS[0], joint=joint)):
-            joint = "weights"
-        return [replace(self._last, joint_budget=b, joint=joint) for b in JOINT_BUDGETS]
+    def _least(self, recipe: Recipe) -> float:
+        """Seconds that a step takes at least, as far as is known without tracing it."""
+        whole = {known: way.seconds for (known, n), way in self.looked_at.items() if n == 1}
+        if recipe in whole:
+            return whole[recipe]  # micro-batches are slower
+        alike = (seconds for known, seconds in whole.items() if known.method == recipe.method)
+        return ALIKE * max(alike, default=0.0)
 
-    def _fastest(self, prefer: Prefer) -> Candidate | None:
-        """Of the exact ways, or of all at the largest ratio, the fastest that fits."""
-        methods = [Recipe("full"), Recipe("checkpoint")]
-        if prefer == "fast" and self._last is not None:
-            methods.append(self._last)
-        if prefer == "exact" and (chosen := self._try(methods[0])):
-            return chosen
-        ways = [self._accumulated(recipe) for recipe in methods if self._possible(recipe)]
-        fitting = [way for way in ways if way is not None]
-        for way in fitting:
-            self._reasons.append(f"{way.label}: {way.predicted.step_seconds:.3g} s a step.")
-        return min(fitting, key=lambda way: way.predicted.step_seconds, default=None)
-
-    def _accumulated(self, recipe: Recipe) -> Candidate | None:
-        """A recipe over as few micro-batches as fit, at best one."""
+    def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:
+        """Ways of a recipe that fit, over ever more micro-batches, each slower than the last."""
         for accumulate in self._counts:
-            if not self._hopeless(recipe, accumulate) and (found := self._try(recipe, accumulate)):
-                return found
-        return None
+            if self._hopeless(recipe, accumulate, budget):
+                continue
+            if self._possible(recipe, accumulate):
+                way = self.predict(recipe, accumulate)
+                over = way.predicted.needed_bytes - budget
+                if over <= 0:
+                    self._reasons.append(f"{way.label}: fits, {way.seconds:.3g} s a step.")
+                    yield way
+                else:
+                    self._reasons.append(f"{way.label}: needs {_gib(over)} more than there is.")
 
     @property
     def _counts(self) -> list[int]:
@@ -283,47 +338,27 @@ class Search:
         batch = self.job.batch_size
         return [count for count in range(1, batch + 1) if batch % count == 0]
 
-    def _hopeless(self, recipe: Recipe, accumulate: int) -> bool:
+    def _hopeless(self, recipe: Recipe, accumulate: int, budget: int) -> bool:
         """Whether a way cannot fit, as tensors of the batch shrink no faster than it does."""
         whole = self.predict(recipe).predicted
         fixed = whole.weights_bytes + whole.optimizer_bytes
         least = fixed + (whole.peak_bytes - fixed - whole.gradients_bytes) / accumulate
-        return CONTEXT + (1 + FRAGMENTATION) * least > self.budget
+        return accumulate > 1 and CONTEXT + (1 + FRAGMENTATION) * least > budget
 
-    def _try(self, recipe: Recipe, accumulate: int = 1) -> Candidate | None:
-        """A way, if it fits; if not, notes why."""
-        if not self._possible(recipe, accumulate):
-            return None
-        candidate = self.predict(recipe, accumulate)
-        if candidate.fits(self.budget):
-            return candidate
-        over = candidate.predicted.needed_bytes - self.budget
-        self._reasons.append(f"{candidate.label}: needs {_gib(over)} more than there is.")
-        return None
-
-    def refusal(self, prefer: Prefer) -> NoFitError:
-        """The error for a job that fits in no way, with what would have to change."""
+    def refusal(self, prefer: Prefer) -> tuple[str, int]:
+        """What to say where nothing fits, with what would have to change; and `needed`."""
         needed = self.needed(prefer)
         enough = math.ceil(100 * needed / 2**30) / 100  # so that asking for it will do
-        return NoFitError(
+        return (
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
             f"it needs {enough:.2f} GiB, and {self._closest(prefer)}.",
-            self.budget,
             needed,
         )
 
     def needed(self, prefer: Prefer) -> int:
         """The smallest budget in which a preference finds a way."""
-        if self.recipe is not None:
-            last = [self.recipe]
-        elif prefer == "balanced":
-            last = self._jointly()[-1:] or [Recipe("full"), Recipe("half")]
-        else:
-            last = [Recipe("full"), Recipe("checkpoint")]
-            if prefer == "fast" and self._last is not None:
-                last.append(self._last)
         sizes = []
-        for recipe in last:
+        for recipe in self._allowed(prefer):
             for counts in ((1,), reversed(self._counts)):  # all between them take more
                 count = next((n for n in counts if self._possible(recipe, n)), None)
                 if count is not None:
@@ -337,21 +372,27 @@ class Search:
     def _closest(self, prefer: Prefer) -> str:
         """The nearest to this that fits: the job in another way, or another job."""
         if self.recipe is not None:
-            free = Search(self.job, self.gpu, self.budget, None, self.max_ratio, self.cache)
+            free = Search(
+                self.job, self.gpu, self.budget, None, self.max_ratio, self.cache, self.report
+            )
             if free.needed("balanced") <= self.budget:
                 return "fits with another recipe; leave the settings of this one out"
-        elif prefer != "balanced" and self.needed("balanced") <= self.budget:
-            return "fits with --prefer balanced"
+        elif others := [p for p in get_args(Prefer) if self.needed(p) <= self.budget]:
+            return f"fits with --prefer {others[0]}"
         flags: dict[str, str] = {}
         so_far: dict[str, Any] = {}
         for flag, change in self._changes():
             so_far |= change
             flags |= dict.fromkeys(change, flag)
             job = replace(self.job, **so_far)
-            search = Search(job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache)
+            search = Search(
+                job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
+            )
             with suppress(UsageError):  # a size that the model cannot take
                 if search.needed(prefer) <= self.budget:
                     return f"fits with {' and '.join(flags.values())}"
+        if self.recipe is None and self._fastest([ADAPTERS]):
+            return f"only --method {ADAPTERS.method} fits, which trains adapters alone"
         return "no way to train all of this model fits; choose a smaller one"
 
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -366,6 +407,10 @@ class Search:
                 if 0 < size < self.job.input_size:
                     yield f"--input-size {size}", {"input_size": size}
             yield "the model's own input size", {"input_size": None}
+
+
+def _speed(way: Candidate) -> tuple[Any, ...]:
+    return way.seconds, way.approximation, way.predicted.needed_bytes
 
 
 def label(recipe: Recipe, accumulate: int) -> str:

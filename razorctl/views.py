@@ -3,7 +3,8 @@
 import csv
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -38,10 +39,13 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ms, s or min."""
+    """Seconds as ms, s, min, h or days."""
     if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+        return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
+    for unit, length, most in (("s", 1, 120), ("min", 60, 5400), ("h", 3600, 172_800)):
+        if seconds < most:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
 
 
 def against(part: int, whole: int) -> str:
@@ -62,6 +66,19 @@ def print_json(document: Any) -> None:
 def waiting(text: str) -> Status:
     """While inside it, says so on a terminal; silent where there is none."""
     return err.status(text)
+
+
+def note(message: str) -> None:
+    """One sentence on stderr that no one has to heed."""
+    err.print(escape(message), highlight=False, soft_wrap=True, style="dim")
+
+
+@contextmanager
+def planning(card: str, budget: int, source: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is planned while inside it; what it yields is told what is traced."""
+    words = f"planning for {card}, {size(budget)} {source}"
+    with waiting(words) as status:
+        yield lambda way: status.update(f"{words}: tracing {way}")
 
 
 def follow(run: "Run") -> None:
@@ -120,63 +137,74 @@ def show_result(result: dict[str, Any]) -> None:
 
 
 def show_plan(plan: dict[str, Any], explain: bool) -> None:
-    """The table of `plan`, from its JSON document: a row for each way, the chosen one marked."""
-    job, gpu, budget = plan["job"], plan["gpu"], plan["budget_bytes"]
+    """The table of `plan`, from its JSON document, with the chosen way marked, and the command."""
+    show_ways(plan)
+    if explain:
+        for i, line in enumerate(plan["explanation"], start=1):
+            out.print(f"{i}. {line}", highlight=False)
+        out.print()
+    taken = f"{plan['chosen']['label']}: {plan['reason']}."
+    out.print(" ".join((">", taken, *_others(plan))), highlight=False)
+    out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
+
+
+def show_ways(document: Mapping[str, Any]) -> None:
+    """A row for each way to run a job, from the JSON document of a plan or of a refusal."""
+    job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     title = (
         f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
-        f"{job['optimizer']}; {gpu['name']}, {size(budget)}"
+        f"{job['optimizer']}, {job['steps']:,} steps\n{gpu['name']}, {size(budget)}"
     )
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     table.add_column("  GiB")
-    for name in ("model", "saved", "other", "needs", "room", "step", "epoch"):
+    for name in ("model", "saved", "other", "needs", "room", "step", "run"):
         table.add_column(name, justify="right", no_wrap=True)
-    chosen = plan["chosen"]
-    for entry in plan["candidates"]:
+    chosen = document.get("chosen")
+    for entry in document["candidates"]:
         predicted = entry["predicted"]
         fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
         needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
         saved = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
-        seconds = predicted["step_seconds"]
         figures = (fixed, saved, needs - fixed - saved, needs, budget - needs)
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
-            duration(seconds),
-            duration(seconds * plan["steps_per_epoch"]),
+            *(duration(seconds) for seconds in (predicted["step_seconds"], entry["run_seconds"])),
             style="bold green" if entry == chosen else None if entry["fits"] else "dim",
         )
     out.print(table)
-    if explain:
-        for i, line in enumerate(plan["explanation"], start=1):
-            out.print(f"{i}. {line}", highlight=False)
-        out.print()
-    reserve = size(chosen["predicted"]["reserve_bytes"])
+    reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
     out.print(
-        f"All predicted. ≈: approximate gradient. other: inputs, temporaries, and {reserve} for "
-        f"context and fragmentation. {_others(plan)}",
+        "All predicted. ≈: approximate gradient. model: weights, gradients and optimizer state; "
+        f"saved: for backward; other: inputs, temporaries, and some {reserve} for context and "
+        "fragmentation; room: what is left of the memory.",
         highlight=False,
         style="dim",
     )
-    out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
 
 
-def _others(plan: dict[str, Any]) -> str:
+def _others(plan: dict[str, Any]) -> list[str]:
     """What the other preferences would have chosen, and what that gains."""
     chosen, words = plan["chosen"], []
+    if plan["others"] and all(entry == chosen for entry in plan["others"].values()):
+        return ["So it is with every preference."]
     for prefer, entry in plan["others"].items():
+        what = "the same"
         if entry is None:
-            words.append(f"--prefer {prefer}: nothing fits.")
-        elif entry["label"] != chosen["label"]:
-            seconds = entry["predicted"]["step_seconds"] / chosen["predicted"]["step_seconds"]
+            what = "nothing fits"
+        elif entry != chosen:
             gradient = "exact" if entry["exact"] else "approximate"
-            words.append(
-                f"--prefer {prefer}: {entry['label']}, {gradient}, {seconds:.2f} times the step."
-            )
-        else:
-            words.append(f"--prefer {prefer}: the same.")
-    return " ".join(words)
+            what = f"{entry['label']}, {gradient}, {_faster(entry, chosen)}"
+        words.append(f"--prefer {prefer}: {what}.")
+    return words
+
+
+def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
+    """How much faster or slower one way is than another."""
+    times = other["run_seconds"] / entry["run_seconds"]
+    return f"{times:.2f}x faster" if times >= 1 else f"{1 / times:.2f}x slower"
 
 
 def follow_grid(grid: "Grid") -> None:

@@ -46,7 +46,7 @@ def test_explain_says_what_was_tried():
     assert result.exit_code == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if re.match(r"\d+\. ", line)]
     assert lines[0].startswith("1. full: needs ")
-    assert lines[1].startswith("2. full, flash attention: ")
+    assert any("too slow" in line for line in lines)
     assert lines[-1].endswith(": taken.")
 
 
@@ -114,7 +114,7 @@ def test_the_card_of_this_machine(monkeypatch):
     assert document["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
     assert document["budget_bytes"] == 5 * 2**30
     assert gpus.target()[2] == "free now, beside 2 other processes"
-    assert gpus.target(vram="8GB")[1:] == (8 * 2**30, "as asked for")
+    assert gpus.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
     monkeypatch.setattr(gpus, "detect", lambda: (replace(card, name="Some Card"),))
     assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *SMALL).stderr
 

@@ -1,10 +1,13 @@
 """Plans: what is chosen, what is refused, and that what was traced is what then happens."""
 
 import json
+import math
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -19,8 +22,18 @@ from razorctl.families import Model, timm, transformers
 from razorctl.job import Job
 from razorctl.planner import Plan, plan, read
 from razorctl.promise import sparsify_within
-from razorctl.recipe import Recipe
-from razorctl.search import LAUNCH, Search, seconds
+from razorctl.recipe import METHODS, Recipe
+from razorctl.search import (
+    ALIKE,
+    CONTEXT,
+    FRAGMENTATION,
+    LAUNCH,
+    Candidate,
+    Predicted,
+    Prefer,
+    Search,
+    seconds,
+)
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.traces import Cache, Kernel, Trace, dump, load
 from scripts.bench import planning
@@ -200,68 +213,130 @@ def test_on_cuda_dropout_keeps_bytes_and_fused_attention_none(monkeypatch):
 
 # What is chosen.
 
-
-def approximation(chosen) -> tuple[float, ...]:
-    recipe = chosen.recipe
-    methods = ("full", "checkpoint", "half", "razor")
-    ratio = recipe.ratio if recipe.method == "razor" else 0.0
-    return max(1, methods.index(recipe.method)), ratio, 1 - recipe.joint_budget
+PREFERENCES = get_args(Prefer)
+WAYS = (Recipe("full"), Recipe("checkpoint"), *(Recipe(ratio=r) for r in (0.5, 0.9, 0.929)))
 
 
-PREFERENCES = ("balanced", "exact")
-BUDGETS = st.floats(2, 80).map(lambda gib: round(gib * GIB))
+class Made(Search):
+    """A search among made-up ways: of each recipe the bytes and the seconds of a step in one pass.
+
+    overhead: what a micro-batch takes beside its share.
+    """
+
+    def __init__(self, budget: int, ways: dict[Recipe, tuple[float, float]], overhead: float):
+        self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
+        self.budget, self.ways, self.overhead = budget, ways, overhead
+        self.recipe, self.max_ratio = None, 0.95
+        self.looked_at, self.reasons, self._reasons = {}, {}, []
+
+    _exact = WAYS[:2]
+
+    def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+        peak, seconds = self.ways[recipe]
+        peak, seconds = GIB + peak / accumulate, seconds + self.overhead * (accumulate - 1)
+        reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
+        predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, seconds)
+        return self.looked_at.setdefault(
+            (recipe, accumulate), Candidate(recipe, accumulate, predicted)
+        )
+
+    def all_that_fit(self, recipes) -> list[Candidate]:
+        ways = [self.predict(recipe, count) for recipe in recipes for count in self._counts]
+        return [way for way in ways if way.fits(self.budget)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(budgets=st.tuples(BUDGETS, BUDGETS).map(sorted))
-@pytest.mark.parametrize("prefer", ["balanced", "exact", "fast"])
-def test_more_memory_is_never_worse(cache, prefer, budgets):
-    less, more = (
-        Search(JOB, gpus.load("h200"), budget, None, 0.95, cache).choose(prefer)
-        for budget in budgets
+@st.composite
+def made(draw):
+    bytes_, seconds = st.floats(0.1 * GIB, 30 * GIB), st.floats(0.5, 2)
+    ways = {recipe: (draw(bytes_), draw(seconds)) for recipe in WAYS}
+    of_razor = draw(seconds)
+    for recipe in WAYS[2:]:
+        ways[recipe] = ways[recipe][0], of_razor * draw(st.floats(0.9, 1.1))
+    return ways, draw(st.floats(0, 0.1))
+
+
+def assert_undominated(chosen: Candidate, ways: Iterable[Candidate]) -> None:
+    for way in ways:
+        if way.approximation <= chosen.approximation:
+            assert way.seconds >= chosen.seconds
+            if way.seconds == chosen.seconds:
+                assert way.predicted.needed_bytes >= chosen.predicted.needed_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(made(), st.lists(st.integers(GIB, 40 * GIB), min_size=2, max_size=6).map(sorted))
+@pytest.mark.parametrize("prefer", PREFERENCES)
+def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets):
+    before = math.inf
+    for budget in budgets:
+        search = Made(budget, *made)
+        chosen = search.choose(prefer)
+        if chosen is None:
+            assert before == math.inf
+            allowed = {"exact": WAYS[:2], "balanced": WAYS[:4], "fast": WAYS}[prefer]
+            assert not search.all_that_fit(allowed)
+            continue
+        assert chosen.fits(budget)
+        assert chosen.seconds <= before
+        before = chosen.seconds
+        assert_undominated(chosen, [row for row in search.rows if row.fits(budget)])
+        exact = min((way.seconds for way in search.all_that_fit(WAYS[:2])), default=math.inf)
+        close = min((way.seconds for way in search.all_that_fit(WAYS[2:4])), default=math.inf)
+        if prefer == "fast":
+            assert chosen.seconds == min(way.seconds for way in search.all_that_fit(WAYS))
+        elif chosen.exact:
+            assert chosen.seconds == exact
+            assert prefer == "exact" or close > 0.95 * exact
+        else:
+            assert prefer == "balanced"
+            assert chosen.recipe.close
+            assert chosen.seconds == close < exact
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, precision):
+    search = Search(
+        replace(JOB, precision=precision), gpus.load("rtx-4090"), GIB, None, 0.95, cache
     )
-    if less is None:
-        return
-    assert more is not None
-    if prefer == "fast":
-        assert more.predicted.step_seconds <= less.predicted.step_seconds
-    else:
-        assert approximation(more) <= approximation(less)
-    for budget, chosen in zip(budgets, (less, more), strict=True):
-        assert chosen.predicted.needed_bytes <= budget
+    possible = filter(search._possible, search._razor)
+    times = [search.predict(recipe).seconds for recipe in possible]
+    assert len(times) >= 2
+    assert min(times) >= ALIKE * max(times)
 
 
-def test_the_chain_of_balanced(cache):
-    chosen = [planned(cache, gib).chosen for gib in (80, 20, 8, 5, 4, 3, 2, 1)]
-    assert all(a <= b for a, b in pairwise(map(approximation, chosen)))
-    several = [way.accumulate > 1 for way in chosen]
-    assert several == sorted(several)
-    assert several[-1]
-    methods = [way.recipe.method for way in chosen]
-    assert list(dict.fromkeys(methods)) == ["full", "half", "razor"]
-    assert chosen[-1].recipe.joint_budget < 1
-
-
-def test_exact_is_exact_and_fast_is_fastest(cache):
-    for gib in (3, 8, 20, 80):
-        exact = planned(cache, gib, prefer="exact").chosen
-        assert exact.exact
-        assert exact.recipe.method in ("full", "checkpoint")
-        fast = planned(cache, gib, prefer="fast")
-        fitting = [way for way in fast.candidates if way.fits(fast.budget)]
-        allowed = [way for way in fitting if way.recipe.joint_budget == 1]
-        best = min(way.predicted.step_seconds for way in allowed)
-        assert fast.chosen.predicted.step_seconds <= best
+def test_close_are_the_ratios_measured_to_be_close():
+    results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
+    measured: dict[str, dict[float, float]] = {}
+    for row in results["rows"]:
+        cosines = measured.setdefault(row["method"], {})
+        ratio = 1.0 if row["ratio"] is None else row["ratio"]
+        cosines[ratio] = min(row["closeness"]["all"]["cosine"], cosines.get(ratio, 1.0))
+    for name, method in METHODS.items():
+        close = -1.0
+        for ratio, cosine in sorted(measured.get(name, {}).items()):
+            if cosine < 0.98:
+                break
+            close = ratio
+        assert method.close_up_to == close
 
 
 def test_exact_ways_stand_beside_the_approximate_one(cache):
     found = planned(cache, 8)
-    assert not found.chosen.exact
-    for method, several in (("full", True), ("checkpoint", False)):
-        ways = [way for way in found.candidates if way.recipe.method == method and way.exact]
-        assert any(way.fits(found.budget) for way in ways)
-        assert any(way.accumulate > 1 for way in ways) or not several
-    assert found.others["exact"].exact
+    assert found.chosen.exact
+    assert any(way.recipe.method == "razor" for way in found.candidates)
+    for method in ("full", "checkpoint"):
+        ways = [way for way in found.candidates if way.recipe.method == method]
+        assert ways[0].accumulate == 1
+    assert any(way.accumulate > 1 and way.fits(found.budget) for way in found.candidates)
+    assert all(way.fits(found.budget) for way in found.candidates if way.accumulate > 1)
+    assert found.others["exact"] == found.chosen
+
+
+def test_rows_that_say_the_same_are_one(cache):
+    search = Search(JOB, gpus.load("h200"), 80 * GIB, None, 0.95, cache)
+    first, same = search.predict(Recipe(ratio=0.5)), search.predict(Recipe(ratio=0.6))
+    assert first.predicted == same.predicted
+    assert search.rows == (first,)
 
 
 def test_a_recipe_is_all_that_is_planned(cache):
@@ -275,15 +350,17 @@ def test_a_recipe_is_all_that_is_planned(cache):
 def test_the_largest_ratio_bounds_the_search(cache):
     found = planned(cache, 5, max_ratio=0.6)
     ratios = {way.recipe.ratio for way in found.candidates if way.recipe.method == "razor"}
-    assert max(ratios) == 0.6
+    assert ratios == {0.6}
 
 
-@pytest.mark.parametrize("prefer", ["balanced", "exact", "fast"])
+@pytest.mark.parametrize("prefer", PREFERENCES)
 def test_what_does_not_fit_says_what_would(prefer, cache):
     job = replace(JOB, batch_size=4096)
     with pytest.raises(NoFitError, match=r"does not fit in 0\.50 GiB; it needs 0\.\d+ GiB") as stop:
         planned(cache, 0.5, job, prefer=prefer)
     assert stop.value.exit_code == 3
+    methods = {way["method"] for way in stop.value.document["candidates"]}
+    assert methods >= {"full", "checkpoint", "razor", "lora"}
     needed = stop.value.needed
     assert plan(job, gpus.load("h200"), budget=needed, cache=cache, prefer=prefer)
     with pytest.raises(NoFitError):
@@ -308,46 +385,42 @@ def test_the_closest_job_may_be_of_smaller_inputs(cache, monkeypatch):
     tracing._blueprint.cache_clear()
     job = Job("vit", "cifar100", batch_size=1, input_size=1024, precision="bf16")
 
-    def refusal(budget: int) -> NoFitError:
+    def refusal(budget: int) -> tuple[str, int]:
         return Search(job, gpus.load("h200"), budget, None, 0.95, cache).refusal("exact")
 
-    needed = refusal(1).needed
-    assert "choose a smaller one" in str(refusal(1))
-    said = re.search(r"needs (.*) GiB, and fits with --input-size 768\.", str(refusal(needed - 1)))
+    message, needed = refusal(1)
+    assert "choose a smaller one" in message
+    said = re.search(r"needs (.*) GiB, and fits with --input-size 768\.", refusal(needed - 1)[0])
     assert 0 <= float(said[1]) - needed / GIB < 0.01
-    assert "and fits with --input-size " in str(refusal(needed - 2**22))
+    assert "and fits with --input-size " in refusal(needed - 2**22)[0]
 
 
 def test_the_closest_may_be_another_way(cache):
-    job, gpu = replace(JOB, batch_size=64), gpus.load("h200")
-    balanced, exact = (Search(job, gpu, 1, None, 0.95, cache).needed(p) for p in PREFERENCES)
-    assert balanced < exact
+    job, gpu = replace(JOB, batch_size=1), gpus.load("h200")
+    needed = {p: Search(job, gpu, 1, None, 0.95, cache).needed(p) for p in PREFERENCES}
+    assert needed["fast"] <= needed["balanced"] < needed["exact"]
     with pytest.raises(NoFitError, match="and fits with --prefer balanced"):
-        plan(job, gpu, budget=balanced, prefer="exact", cache=cache)
+        plan(job, gpu, budget=needed["balanced"], prefer="exact", cache=cache)
     with pytest.raises(NoFitError, match="and fits with another recipe; leave the settings"):
-        plan(job, gpu, Recipe("full"), budget=balanced, cache=cache)
+        plan(job, gpu, Recipe("full"), budget=needed["balanced"], cache=cache)
+    adapters = Search(job, gpu, 1, Recipe("lora"), 0.95, cache).needed("exact")
+    assert adapters < needed["fast"]
+    with pytest.raises(NoFitError, match="and only --method lora fits, which trains adapters"):
+        plan(job, gpu, budget=adapters, cache=cache)
 
 
 # vit-b16 on the cards of the mission.
 
 
 def test_vit_b16_on_11_gb(cache):
-    gpu, budget, _ = gpus.target(vram="11GB")
+    gpu, budget, _, assumed = gpus.target(vram="11GB")
+    assert assumed
     assert gpu.name.endswith("RTX 2080 Ti")
     assert "flash" not in gpu.attention
     job = Job("vit-b16", "cifar100", batch_size=128)
     found = plan(job, gpu, budget=budget, cache=cache)
     assert found.job.precision == "fp16"
     assert found.chosen.fits(11 * GIB)
-
-
-def test_the_larger_card_is_less_approximate(cache):
-    job = Job("vit-b16", "cifar100", batch_size=256, precision="fp32")
-    cards = [gpus.load(name) for name in ("rtx-2080-ti", "rtx-4090")]
-    small, large = (plan(job, gpu, cache=cache) for gpu in cards)
-    assert not small.chosen.exact
-    assert not large.chosen.exact
-    assert approximation(large.chosen) < approximation(small.chosen)
 
 
 # Time.
@@ -443,26 +516,11 @@ def test_the_seed_is_that_of_job_and_recipe(cache):
     assert found.command.count("--seed 3") == 1
 
 
-def test_a_model_without_branches_draws_weights(cache, monkeypatch):
-    def unknown(self, recipe, accumulate):
-        if recipe.joint == "branches":
-            raise UsageError("no branches are known")
-        return trace(self, recipe, accumulate)
-
-    trace = Search._trace
-    monkeypatch.setattr(Search, "_trace", unknown)
-    search = Search(JOB, gpus.load("h200"), GIB // 2, None, 0.95, cache)
-    assert search.choose("balanced") is None
-    assert any("no branches are known" in reason for reason in search.reasons["balanced"])
-    drawn = {way.recipe.joint for way in search.looked_at.values() if way.recipe.joint_budget < 1}
-    assert drawn == {"weights"}
-
-
 def test_every_step_is_explained(cache):
     found = planned(cache, 8)
     assert found.steps[0].startswith("full: needs ")
-    assert found.steps[1] == "full, flash attention: the model runs fused attention as is."
-    assert found.steps[-1].endswith(": taken.")
+    assert any(step.startswith("razor 0.9: ") and "too slow" in step for step in found.steps)
+    assert found.steps[-1] == f"{found.chosen.label}: taken."
 
 
 def test_what_is_cached_is_not_traced_again(cache, monkeypatch):

@@ -52,6 +52,11 @@ def find(name: str) -> Source:
     return registry.find("data set", name, DATASETS)
 
 
+def usual(model: str) -> str:
+    """The data set that a model is planned for where none is named."""
+    return {"image": "cifar100", "text": "rte"}[families.find(model).modality]
+
+
 def pair(model: str, dataset: str) -> tuple[families.Model, Source]:
     """The model and the data set of those names; raises UsageError if one cannot take the other."""
     family, source = families.find(model), find(dataset)
