@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
-from razorctl import gpus, presets
+from razorctl import cli, devices, gpus, planner, presets
 from razorctl.cli import app
 from razorctl.gpus import Detected, Process
 from razorctl.job import Job
@@ -205,3 +206,72 @@ def test_a_recipe_preset_is_the_weakest_word(tmp_path):
     own = razorctl("finetune", "vit-micro", "digits", "--recipe", "own.toml")
     assert own.exit_code == 2
     assert "unknown setting in own.toml 'ratoi'; did you mean 'ratio'?" in own.stderr
+
+
+CARD = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 20 * 2**30, "8.9", ())
+JOB = {"model": "vit-micro", "dataset": "digits", "batch_size": 1024}
+
+
+@pytest.fixture
+def on_a_card(monkeypatch):
+    monkeypatch.setattr(devices, "find", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(devices, "name", lambda device: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(gpus, "detect", lambda: (CARD,))
+
+
+def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
+    job, recipe, document = cli._settle(JOB, None)
+    assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
+    assert document["budget_bytes"] == 20 * 2**30
+    said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: full, the fastest exact way that fits."
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", [{"method": "razor"}, {"ratio": 0.8}, {"joint_budget": 0.5}])
+def test_a_recipe_is_an_order(on_a_card, order):
+    _, recipe, document = cli._settle(JOB | order, None)
+    assert recipe == Recipe(**order)
+    assert document is None
+
+
+def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
+    monkeypatch.setattr(gpus, "detect", lambda: (replace(CARD, name="Some Card"),))
+    assert cli._settle(JOB, None) == (Job(**JOB), Recipe(), None)
+    assert "no preset is known for" in capsys.readouterr().err
+
+
+def test_the_command_of_a_plan_is_an_order(tmp_path):
+    for method in ("razor", "full"):
+        words = razorctl("plan", *SMALL, "--gpu", "t4", "--method", method).stdout.split()
+        assert words[words.index("--method") + 1] == method
+
+
+@pytest.mark.parametrize("source", [["--gpu", "t4"], ["--plan", "p.json"]])
+def test_a_plan_in_fp16_is_refused_on_a_cpu_before_anything_else(source, tmp_path, monkeypatch):
+    planned = razorctl("plan", *SMALL, "--gpu", "t4", "--json")
+    (tmp_path / "p.json").write_text(planned.stdout)
+    monkeypatch.setattr(planner, "plan", None)
+    names = [] if "--plan" in source else SMALL
+    result = razorctl("finetune", *names, *source, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "is in fp16, which cannot be trained on cpu; plan with --precision" in result.stderr
+
+
+def test_a_card_that_is_assumed_is_named():
+    result = razorctl("plan", *SMALL, "--vram", "11GB")
+    assert "RTX 2080 Ti is assumed from --vram alone; --gpu names another card." in result.stderr
+    assert "assumed" not in razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "8GB").stderr
+
+
+def test_a_refusal_shows_what_was_looked_at():
+    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "640MB")
+    assert result.exit_code == 3
+    for method in ("full", "checkpoint", "razor 0.9", "lora"):
+        assert f"  {method}" in result.stdout
+    assert ">" not in result.stdout
+
+
+def test_a_text_model_is_planned_for_texts(monkeypatch):
+    monkeypatch.setattr(planner, "plan", lambda job, *_, **__: pytest.fail(job.dataset))
+    with pytest.raises(pytest.fail.Exception, match="rte"):
+        CliRunner().invoke(app, ["plan", "bert-base", "--gpu", "t4"], catch_exceptions=False)

@@ -1,0 +1,118 @@
+"""What `plan` chooses over cards, memories and models, held against what it must never do.
+
+    .venv/bin/python scripts/bench/choices.py
+
+Every choice fits, no row that fits is at once no more approximate and faster, or as fast and
+smaller, and more memory never makes the predicted step of a preference slower. Writes
+results/choices.json; ends with 1 if any of it is not so. Nothing is measured: every figure is
+predicted, on fake tensors.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+import timm
+import torch
+import transformers
+
+import razorctl
+from razorctl import data, gpus
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.search import Candidate, Prefer, Search
+
+GPUS = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "t4")
+MODELS = ("vit-b16", "vit-l16", "bert-base")
+MEMORIES = (2, 4, 6, 8, 11, 16, 24, 40)  # GiB
+MAX_RATIO = 0.95
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A choice; None for all figures where nothing fits. faults: what must never be, and is."""
+
+    gpu: str
+    memory_gib: int
+    model: str
+    prefer: Prefer
+    label: str | None
+    exact: bool | None
+    needed_bytes: int | None
+    step_seconds: float | None
+    faults: tuple[str, ...]
+
+
+def dominates(way: Candidate, chosen: Candidate) -> bool:
+    """Whether nothing speaks for `chosen` where `way` fits too."""
+    if way.approximation > chosen.approximation:
+        return False
+    sizes = way.predicted.needed_bytes, chosen.predicted.needed_bytes
+    return (way.seconds, sizes[0]) < (chosen.seconds, sizes[1])
+
+
+def rows(gpu: str, model: str) -> Iterator[Row]:
+    """The choices of every preference on a card, in ever more memory."""
+    card = gpus.load(gpu)
+    before: dict[Prefer, Candidate] = {}
+    for gib in (gib for gib in MEMORIES if gib << 30 <= card.memory_bytes):
+        search = Search(Job(model, data.usual(model)), card, gib << 30, None, MAX_RATIO)
+        found = {prefer: search.choose(prefer) for prefer in get_args(Prefer)}
+        for prefer, chosen in found.items():
+            if chosen is None:
+                faults = ["fitted in less memory"] if prefer in before else []
+                yield Row(gpu, gib, model, prefer, *[None] * 4, tuple(faults))
+                continue
+            faults = [] if chosen.fits(gib << 30) else ["does not fit"]
+            for way in search.rows:
+                if way.fits(gib << 30) and dominates(way, chosen):
+                    faults.append(f"dominated by {way.label}")
+            if prefer in before and chosen.seconds > before[prefer].seconds:
+                faults.append(f"slower than {before[prefer].label} in less memory")
+            before[prefer] = chosen
+            yield Row(
+                *(gpu, gib, model, prefer, chosen.label, chosen.exact),
+                *(chosen.predicted.needed_bytes, chosen.seconds),
+                tuple(faults),
+            )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", nargs="+", default=GPUS)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "choices.json")
+    args = parser.parse_args()
+    found = []
+    for model in args.models:
+        for gpu in args.gpus:
+            for row in rows(gpu, model):
+                words = row.label or "nothing fits"
+                print(row.gpu, f"{row.memory_gib} GiB", row.model, row.prefer, words, *row.faults)
+                found.append(row)
+    document = {
+        "command": shlex.join(["scripts/bench/choices.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": f"none; traced on a CPU, {platform.machine()}",
+        "versions": {
+            module.__name__: module.__version__ for module in (razorctl, torch, timm, transformers)
+        },
+        "rows": [asdict(row) for row in found],
+    }
+    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    return 1 if any(row.faults for row in found) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        sys.exit(str(error))
