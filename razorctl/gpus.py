@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,51 @@ from razorctl.settings import check_types, read_toml
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 ATTENTION = ("flash", "efficient", "math", "cudnn")
+# Of each generation the shipped preset whose achieved shares a card without its own is given.
+MEASURED = {
+    "7.0": "v100-16gb",
+    "7.5": "rtx-2080-ti",
+    "8.0": "a100-80gb",
+    "8.6": "rtx-3090",
+    "8.9": "rtx-4090",
+    "9.0": "h100-80gb",
+    "12.0": "rtx-5090",
+}
+# Cards clock above the boost clock that their rates are given for, but not by more than this.
+_MOST = 1.5
 # Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
 _SAME_MEMORY = 0.05
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Shares of a card's peaks that published measurements reach; raises UsageError for others.
+
+    matrix: of the rates. fp32, int8: of these rates, if not the same; depthwise: of fp32's, by
+    convolutions of one channel each. bandwidth: of the bandwidth. source: who measured them.
+    """
+
+    matrix: float
+    bandwidth: float
+    source: str
+    fp32: float | None = None
+    int8: float | None = None
+    depthwise: float | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in fields(self):
+            share = getattr(self, field.name)
+            if isinstance(share, int | float) and not 0 < share <= _MOST:
+                raise UsageError(
+                    f"achieved.{field.name} {share!r} is not a share of a peak; "
+                    f"give one above 0 and up to {_MOST:g}."
+                )
+
+    def of(self, work: str) -> float:
+        """Of the rate of a precision, or of fp32's for depthwise."""
+        share: float | None = getattr(self, work, None)
+        return self.matrix if share is None else share
 
 
 @dataclass(frozen=True)
@@ -33,6 +76,8 @@ class Gpu:
     source: the vendor's document for these figures.
     rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
     accumulation; what the card has no unit for is not there, fp32 always is.
+    achieved: shares of these peaks that work reaches, an Achieved or a table of its fields; if it
+    is not given, that of the nearest generation that is not newer, whose source then says so.
     """
 
     name: str
@@ -42,8 +87,13 @@ class Gpu:
     attention: tuple[str, ...]
     source: str
     rates: Mapping[str, float]
+    achieved: Achieved = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.achieved is None:
+            object.__setattr__(self, "achieved", _of_generation(str(self.compute_capability)))
+        elif not isinstance(self.achieved, Achieved):
+            object.__setattr__(self, "achieved", _achieved(self.achieved))
         check_types(self)
         _check_positive("memory_bytes", self.memory_bytes, "bytes")
         _check_positive("bandwidth", self.bandwidth, "bytes per second")
@@ -57,6 +107,47 @@ class Gpu:
         for precision, rate in self.rates.items():
             _check_positive(f"rates.{precision}", rate, "operations per second")
         object.__setattr__(self, "attention", tuple(self.attention))  # TOML has lists alone
+
+    def operations_per_second(self, work: str) -> float:
+        """That kernels reach, of a precision (fp32's if the card lacks it) or of depthwise."""
+        unit = work if work in self.rates else "fp32"
+        return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """That kernels reach, read and written together."""
+        return self.bandwidth * self.achieved.bandwidth
+
+
+def _achieved(table: Any) -> Achieved:
+    """Of a preset's table; raises UsageError for a field that is missing or unknown."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"achieved {table!r} is not a table; give one, or leave it out.")
+    known = [field.name for field in fields(Achieved)]
+    for name in table:
+        if name not in known:
+            raise unknown("field in achieved", name, known)
+    for name in _required(Achieved):
+        if name not in table:
+            raise UsageError(f"achieved lacks {name!r}; add it, or leave the table out.")
+    return Achieved(**table)
+
+
+def _of_generation(compute_capability: str) -> Achieved:
+    """The shares of the newest generation up to a compute capability, or of the oldest."""
+    version = {capability: tuple(map(int, capability.split("."))) for capability in MEASURED}
+    match = re.fullmatch(r"([0-9]+)\.([0-9]+)", compute_capability)
+    asked = (int(match[1]), int(match[2])) if match else (0, 0)
+    older = [capability for capability in MEASURED if version[capability] <= asked]
+    nearest = older[-1] if older else next(iter(MEASURED))
+    gpu = _read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
+    source = f"none of its own; those of {gpu.name}, capability {nearest}: {gpu.achieved.source}"
+    return replace(gpu.achieved, source=source)
+
+
+def _required(settings: type) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [field.name for field in fields(settings) if field.default is MISSING]
 
 
 def _check_positive(field: str, value: object, unit: str) -> None:
@@ -99,7 +190,7 @@ def _read(file: Path) -> Gpu:
     for name in table:
         if name not in known:
             raise unknown(f"field in {file}", name, known)
-    if missing := [name for name in known if name not in table]:
+    if missing := [name for name in _required(Gpu) if name not in table]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add what the preset t4 shows.")
     try:
         return Gpu(**table)

@@ -72,11 +72,14 @@ class Predicted:
 
 
 def seconds(trace: Trace, gpu: Gpu) -> float:
-    """Of a step: each kernel takes what its arithmetic or its memory does, whichever is longer."""
+    """Of a step: each kernel takes what its arithmetic or its memory does, whichever is longer.
+
+    Both at the shares of the card's peaks that published measurements reach.
+    """
     total = 0.0
     for kernel, count in trace.kernels.items():
-        rate = gpu.rates.get(kernel.precision, gpu.rates["fp32"])
-        total += count * (LAUNCH + max(kernel.operations / rate, kernel.bytes / gpu.bandwidth))
+        arithmetic = kernel.operations / gpu.operations_per_second(kernel.precision)
+        total += count * (LAUNCH + max(arithmetic, kernel.bytes / gpu.bytes_per_second))
     return total
 
 

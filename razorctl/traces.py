@@ -16,8 +16,8 @@ LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 class Kernel(NamedTuple):
     """What an operation does, as far as its time depends on it.
 
-    precision: of its products, a name in `gpus.PRECISIONS`. operations: of products, additions
-    counted too. bytes: read and written.
+    precision: of its products, a name in `gpus.PRECISIONS`, or depthwise for convolutions of one
+    channel each. operations: of products, additions counted too. bytes: read and written.
     """
 
     precision: str

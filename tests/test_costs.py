@@ -8,7 +8,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import razorctl.layers  # noqa: F401  (registers every op)
 from razorctl.costs import Cost, cost
@@ -111,6 +111,145 @@ def test_a_view_costs_nothing_and_a_product_its_operations():
     assert cost(aten.t.default, (a,), {}, a.t()) == ({}, 0)
     product = Kernel("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32))
     assert cost(aten.mm.default, (a, b), {}, a @ b) == ({product: 1}, 0)
+
+
+def _half(*shape: int, last: bool = False) -> torch.Tensor:
+    x = torch.zeros(shape, dtype=torch.float16)
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
+ATEN = torch.ops.aten
+CONV = [[1, 1], [1, 1], [1, 1], False, [0, 0]]  # stride, padding, dilation, transposed, its padding
+# Of [2, 8, 6, 6] images, bytes in single precision.
+X = 4 * 2 * 8 * 36
+# An operation, its arguments and what its kernels move, in bytes.
+KERNELS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], list[int]]] = {
+    "sums in place": (ATEN.add_.Tensor, lambda: (torch.zeros(8), torch.zeros(8)), [3 * 32]),
+    "copies read their source alone": (
+        ATEN.copy_.default,
+        lambda: (torch.zeros(8), torch.zeros(8, dtype=torch.float16)),
+        [32 + 16],
+    ),
+    "filling reads nothing": (ATEN.zero_.default, lambda: (torch.zeros(8),), [32]),
+    "nor does what is like another": (ATEN.zeros_like.default, lambda: (torch.zeros(8),), [32]),
+    "updates of lists are written": (
+        ATEN._foreach_add_.List,
+        lambda: ([torch.zeros(8), torch.zeros(4)], [torch.zeros(8), torch.zeros(4)]),
+        [3 * 48],
+    ),
+    "an expanded operand is small": (
+        ATEN.add.Tensor,
+        lambda: (torch.zeros(4, 8), torch.zeros(8).expand(4, 8)),
+        [2 * 128 + 32],
+    ),
+    "of a table the rows that are looked up": (
+        ATEN.embedding.default,
+        lambda: (torch.zeros(1000, 8), torch.zeros(3, dtype=torch.long)),
+        [3 * 8 + 2 * 3 * 32],
+    ),
+    "batch norm in training": (
+        ATEN.native_batch_norm.default,
+        lambda: (torch.zeros(2, 8, 6, 6), None, None, None, None, True, 0.1, 1e-5),
+        [X, 2 * X],
+    ),
+    "batch norm in evaluation": (
+        ATEN.native_batch_norm.default,
+        lambda: (
+            *(torch.zeros(2, 8, 6, 6), None, None, torch.zeros(8), torch.zeros(8)),
+            *(False, 0.1, 1e-5),
+        ),
+        [2 * X],
+    ),
+    "gradients of a layer norm": (
+        ATEN.native_layer_norm_backward.default,
+        lambda: (
+            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
+            *(torch.zeros(8), torch.zeros(8), [True, True, True]),
+        ),
+        [2 * 128 + 2 * 32, 3 * 128],
+    ),
+    "the gradient of a frozen layer norm": (
+        ATEN.native_layer_norm_backward.default,
+        lambda: (
+            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
+            *(torch.zeros(8), torch.zeros(8), [True, False, False]),
+        ),
+        [3 * 128],
+    ),
+    "a layer norm of columns copies them": (
+        ATEN.native_layer_norm.default,
+        lambda: (torch.zeros(8, 4).t(), [8], None, None, 1e-5),
+        [2 * 128, 2 * 128 + 32],
+    ),
+    "convolution in half, channels first": (
+        ATEN.convolution.default,
+        lambda: (_half(2, 8, 6, 6), _half(8, 8, 3, 3), None, *CONV, 1),
+        [X // 2 * 2, X // 2 * 2, 2 * 1152, X + 1152],
+    ),
+    "convolution in half, channels last": (
+        ATEN.convolution.default,
+        lambda: (_half(2, 8, 6, 6, last=True), _half(8, 8, 3, 3), None, *CONV, 1),
+        [X + 1152],
+    ),
+    "convolution in single precision": (
+        ATEN.convolution.default,
+        lambda: (torch.zeros(2, 8, 6, 6), torch.zeros(8, 8, 3, 3), None, *CONV, 1),
+        [2 * X + 2304],
+    ),
+    "gradients of a depthwise convolution": (
+        ATEN.convolution_backward.default,
+        lambda: (
+            *(_half(2, 8, 6, 6), _half(2, 8, 6, 6), _half(8, 1, 3, 3), [8], *CONV, 8),
+            [True, True, True],
+        ),
+        [X + 144, X + 144, X // 2 + 16],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_bytes_that_kernels_move(name):
+    operation, arguments, expected = KERNELS[name]
+    with FakeTensorMode() as mode:
+        args = tree_map_only(torch.Tensor, mode.from_tensor, arguments())
+        said = cost(operation, args, {}, operation(*args))
+    moved = [kernel.bytes for kernel, count in said.kernels.items() for _ in range(count)]
+    assert sorted(moved) == sorted(expected)
+
+
+def test_fused_adamw_writes_no_gradient():
+    def update(*tensors):
+        lists = [[tensor] for tensor in tensors]
+        settings = {"lr": 1.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
+        torch._fused_adamw_(*lists[:4], [], lists[4], **settings, amsgrad=False, maximize=False)
+
+    (said,), _ = _costs(update, [*(torch.zeros(8) for _ in range(4)), torch.zeros(())])
+    assert [kernel.bytes for kernel in said.kernels] == [4 * 32 + 3 * 32 + 4]
+
+
+@pytest.mark.parametrize(
+    ("groups", "dtype", "precision"),
+    [(1, torch.float16, "fp16"), (1, torch.float32, "tf32"), (8, torch.float16, "depthwise")],
+)
+def test_each_gradient_of_a_convolution_takes_its_operations(groups, dtype, precision):
+    x = torch.zeros(2, 8, 6, 6, dtype=dtype, requires_grad=True)
+    weight = torch.zeros(8, 8 // groups, 3, 3, dtype=dtype, requires_grad=True)
+    convolve = torch.nn.functional.conv2d
+    costs, _ = _costs(
+        lambda x, w: convolve(x, w, padding=1, groups=groups).sum().backward(), [x, weight]
+    )
+    products = [k for said in costs for k in said.kernels.elements() if k.operations]
+    assert [(k.precision, k.operations) for k in products] == [
+        (precision, 2 * 2 * 8 * 36 * 9 * 8 // groups)
+    ] * 3
+
+
+def test_what_is_made_contiguous_inside_takes_memory():
+    x = torch.zeros(8, 4).t()
+    layer_norm = ATEN.native_layer_norm.default
+    assert cost(layer_norm, (x, [8]), {}, layer_norm(x, [8], None, None, 1e-5)).workspace == 128
+    x = x.contiguous()
+    assert cost(layer_norm, (x, [8]), {}, layer_norm(x, [8], None, None, 1e-5)).workspace == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,10 @@ def test_every_preset_is_plausible(name):
     assert ("bf16" in gpu.rates) == ("tf32" in gpu.rates) == (capability >= (8, 0))
     assert ("fp8" in gpu.rates) == (capability >= (8, 9))
     assert ("int8" in gpu.rates) == (capability >= (7, 5))
+    assert gpu.achieved.source
+    assert 0.3 < gpu.achieved.matrix < 1.1
+    assert 0.8 < gpu.achieved.bandwidth < 0.95
+    assert all(gpu.operations_per_second(p) < 1.1 * rate for p, rate in gpu.rates.items())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -94,6 +99,37 @@ def test_attention_is_what_pytorch_allows(name):
     if major in (9, 10):
         want.insert(0, want.pop())
     assert gpu.attention == tuple(want)
+
+
+def test_every_generation_has_shares_of_its_own():
+    assert {gpus.load(name).compute_capability for name in SHIPPED} == set(gpus.MEASURED)
+    for capability, name in gpus.MEASURED.items():
+        assert "[achieved]" in text(name)
+        assert gpus.load(name).compute_capability == capability
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [("7.5", "rtx-2080-ti"), ("8.7", "rtx-3090"), ("10.0", "h100-80gb"), ("6.1", "v100-16gb")],
+)
+def test_a_card_without_shares_has_those_of_its_generation_and_says_so(own, capability, name):
+    table = text("t4").split("[achieved]")[0].replace('"7.5"', f'"{capability}"')
+    (own / "mine.toml").write_text(table)
+    mine, known = gpus.load("mine"), gpus.load(name)
+    assert mine.achieved.source.startswith(f"none of its own; those of {known.name}, ")
+    assert mine.achieved.source.endswith(known.achieved.source)
+    assert replace(mine.achieved, source="") == replace(known.achieved, source="")
+
+
+def test_what_kernels_reach():
+    t4 = gpus.load("t4")
+    achieved = gpus.Achieved(matrix=0.5, bandwidth=0.25, source="-", int8=0.75, depthwise=0.1)
+    gpu = replace(t4, achieved=achieved)
+    assert gpu.bytes_per_second == 80e9
+    assert gpu.operations_per_second("fp16") == 0.5 * 65.1e12
+    assert gpu.operations_per_second("int8") == 0.75 * 130.3e12
+    assert gpu.operations_per_second("tf32") == 0.5 * 8.1e12  # which a T4 lacks
+    assert gpu.operations_per_second("depthwise") == 0.1 * 8.1e12
 
 
 def test_no_two_presets_claim_one_card():
@@ -160,6 +196,12 @@ def test_the_folder_of_ones_own_may_be_missing(own):
         ('"efficient"', '"math"', "attention .* has a name twice"),
         ('["efficient", "math"]', "[]", "attention lacks 'math'"),
         ('["efficient", "math"]', '"math"', "attention 'math' is not a list"),
+        ("matrix = 0.37", "", "achieved lacks 'matrix'; add it, or leave the table out"),
+        ("matrix =", "matrx =", "unknown field in achieved 'matrx'; did you mean 'matrix'"),
+        ("matrix = 0.37", "matrix = 0", "achieved.matrix 0 is not a share of a peak; .* to 1.5"),
+        ("matrix = 0.37", "matrix = 37", "achieved.matrix 37 is not a share of a peak"),
+        ("matrix = 0.37", "matrix = nan", "achieved.matrix nan is not a share of a peak"),
+        ("matrix = 0.37", 'matrix = "37 %"', "matrix '37 %' is not of type float"),
     ],
 )
 def test_a_broken_preset_is_refused_in_one_sentence(tmp_path, old, new, message):
@@ -176,6 +218,13 @@ def test_rates_must_be_a_table(tmp_path):
     file = tmp_path / "broken.toml"
     file.write_text("rates = 3\n" + text("t4").split("[rates]")[0])
     with pytest.raises(UsageError, match="rates 3 is not a table"):
+        gpus.load(str(file))
+
+
+def test_achieved_must_be_a_table(tmp_path):
+    file = tmp_path / "broken.toml"
+    file.write_text("achieved = 0.9\n" + text("t4").split("[achieved]")[0])
+    with pytest.raises(UsageError, match=r"achieved 0.9 is not a table; give one, or leave"):
         gpus.load(str(file))
 
 

@@ -436,13 +436,13 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
         Kernel("fp32", 0, 10**9): 3,
     }
     trace = Trace(0, 0, 0, 0, 0, 0, kernels, False)
-    want = 2e12 / gpu.rates["fp32"] + 1e12 / gpu.rates["bf16"] + 3e9 / gpu.bandwidth + 6 * LAUNCH
+    single, half = (gpu.operations_per_second(precision) for precision in ("fp32", "bf16"))
+    moving = 3e9 / gpu.bytes_per_second
+    want = 2e12 / single + 1e12 / half + moving + 6 * LAUNCH
     assert seconds(trace, gpu) == pytest.approx(want)
-    assert seconds(trace, slow) == pytest.approx(want + 3e9 / gpu.bandwidth)
+    assert seconds(trace, slow) == pytest.approx(want + moving)
     old = replace(gpu, rates={"fp32": gpu.rates["fp32"]})
-    assert seconds(trace, old) == pytest.approx(
-        3e12 / gpu.rates["fp32"] + 3e9 / gpu.bandwidth + 6 * LAUNCH
-    )
+    assert seconds(trace, old) == pytest.approx(3e12 / single + moving + 6 * LAUNCH)
     assert found.predicted.step_seconds > 0
 
 
