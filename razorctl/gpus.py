@@ -41,6 +41,7 @@ class Achieved:
 
     matrix: of the rates. fp32, int8: of these rates, if not the same; depthwise: of fp32's, by
     convolutions of one channel each. bandwidth: of the bandwidth. source: who measured them.
+    borrowed: the card that they were measured on, if it is another one.
     """
 
     matrix: float
@@ -49,6 +50,7 @@ class Achieved:
     fp32: float | None = None
     int8: float | None = None
     depthwise: float | None = None
+    borrowed: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -142,7 +144,7 @@ def _of_generation(compute_capability: str) -> Achieved:
     nearest = older[-1] if older else next(iter(MEASURED))
     gpu = _read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
     source = f"none of its own; those of {gpu.name}, capability {nearest}: {gpu.achieved.source}"
-    return replace(gpu.achieved, source=source)
+    return replace(gpu.achieved, source=source, borrowed=gpu.name)
 
 
 def _required(settings: type) -> list[str]:

@@ -110,6 +110,7 @@ def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dic
             "name": gpu.name,
             "memory_bytes": gpu.memory_bytes,
             "compute_capability": gpu.compute_capability,
+            "achieved": asdict(gpu.achieved),
         },
         "job": asdict(job),
         "candidates": [_entry(way, job, budget) for way in ways],

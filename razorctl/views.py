@@ -176,8 +176,10 @@ def show_ways(document: Mapping[str, Any]) -> None:
         )
     out.print(table)
     reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
+    borrowed = gpu["achieved"]["borrowed"]
+    times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
     out.print(
-        "All predicted. ≈: approximate gradient. model: weights, gradients and optimizer state; "
+        f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer state; "
         f"saved: for backward; other: inputs, temporaries, and some {reserve} for context and "
         "fragmentation; room: what is left of the memory.",
         highlight=False,

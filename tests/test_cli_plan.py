@@ -37,6 +37,7 @@ def test_the_table_marks_the_choice_and_ends_with_the_command():
     assert result.exit_code == 0, result.stderr
     assert "NVIDIA GeForce RTX 2080 Ti, 11.00 GiB" in " ".join(result.stdout.split())
     assert "> full" in result.stdout
+    assert "All predicted. " in result.stdout
     assert result.stdout.splitlines()[-1].startswith("razorctl finetune vit-micro digits ")
     assert "--precision fp16" in result.stdout.splitlines()[-1]
     assert all(len(line) <= 80 for line in result.stdout.splitlines()[:-1])
@@ -255,6 +256,11 @@ def test_a_plan_in_fp16_is_refused_on_a_cpu_before_anything_else(source, tmp_pat
     result = razorctl("finetune", *names, *source, "--device", "cpu")
     assert result.exit_code == 2
     assert "is in fp16, which cannot be trained on cpu; plan with --precision" in result.stderr
+
+
+def test_a_card_whose_rates_were_not_measured_says_whose_stand_in():
+    words = " ".join(razorctl("plan", *SMALL, "--gpu", "rtx-3060").stdout.split())
+    assert "at the shares of its peak rates that the NVIDIA GeForce RTX 3090 reaches" in words
 
 
 def test_a_card_that_is_assumed_is_named():

@@ -469,7 +469,7 @@ def test_the_document_and_the_command_say_the_same(cache, tmp_path):
     document = json.loads(json.dumps(found.document()))
     assert document["fits"] is True
     assert document["budget_bytes"] == 8 * GIB
-    assert set(document["gpu"]) == {"name", "memory_bytes", "compute_capability"}
+    assert set(document["gpu"]) == {"name", "memory_bytes", "compute_capability", "achieved"}
     keys = {"method", "ratio", "joint_budget", "attention", "precision", "micro_batch"}
     assert keys | {"accumulate", "predicted"} <= set(document["chosen"])
     assert document["chosen"] in document["candidates"]
