@@ -179,8 +179,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
     borrowed = gpu["achieved"]["borrowed"]
     times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
     out.print(
-        f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer state; "
-        f"saved: for backward; other: inputs, temporaries, and some {reserve} for context and "
+        f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer "
+        f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context and "
         "fragmentation; room: what is left of the memory.",
         highlight=False,
         style="dim",
