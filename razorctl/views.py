@@ -180,8 +180,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
     times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
     out.print(
         f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer "
-        f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context and "
-        "fragmentation; room: what is left of the memory.",
+        f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context "
+        "and fragmentation; room: what is left of the memory.",
         highlight=False,
         style="dim",
     )
