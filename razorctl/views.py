@@ -1,32 +1,24 @@
-"""What a terminal shows: tables on stdout, the live bar and messages on stderr."""
+"""What a terminal shows: tables on stdout, messages on stderr."""
 
 import csv
 import json
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.status import Status
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from razorctl.grid import Grid
-    from razorctl.grid import Progress as Standing
-    from razorctl.trainer import Run
+from razorctl.recipe import METHODS
 
 out = Console()
 err = Console(stderr=True)
+EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
 
 
 def size(count: int) -> str:
@@ -38,15 +30,35 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ms, s or min."""
+    """Seconds as ms, s, min or h."""
     if seconds < 1:
         return f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def against(part: int, whole: int) -> str:
-    """How much less than `whole` `part` is, in percent."""
-    return f"{1 - part / whole:.0%} less" if part <= whole else f"{part / whole - 1:.0%} more"
+    """How much less or more than `whole` `part` is, in percent."""
+    if part == whole:
+        return "all of it"
+    share = abs(1 - part / whole)
+    if share < 0.0005:
+        return "about all of it"
+    # No 0 % where there is a difference, and no 100 % where something is left.
+    percent = f"{share:.1%}" if share < 0.01 or 0.99 < share < 1 else f"{share:.0%}"
+    return f"{percent} {'less' if part < whole else 'more'}"
+
+
+def summary(recipe: dict[str, Any]) -> str:
+    """Method, ratio and joint budget, as far as they say something."""
+    text = str(recipe["method"])
+    if METHODS[text].has_ratio:
+        text += f", ratio {recipe['ratio']:g}"
+    if recipe["joint_budget"] < 1:
+        what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
+        text += f", {what} {recipe['joint_budget']:g}"
+    return text
 
 
 def error(message: str) -> None:
@@ -59,45 +71,72 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
-def waiting(text: str) -> Status:
-    """While inside it, says so on a terminal; silent where there is none."""
-    return err.status(text)
+def say(text: str) -> None:
+    """A line on stderr, however narrow the terminal."""
+    err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def follow(run: "Run") -> None:
-    """Trains to the end under a live bar of 80 columns; silent where there is no terminal."""
-    saved = f"saves {size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(bar_width=None),
-        TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
-        TextColumn(f"[green]{saved}"),
-        TextColumn("{task.fields[rate]}/s"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=run.job.steps, loss="-", accuracy="-", rate="-")
-        for step in run:
-            rate = f"{step.samples_per_second:,.0f}"
-            bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
-            if step.accuracy is not None:
-                bar.update(task, accuracy=f"{step.accuracy:.3f}")
+def note(sentence: str) -> None:
+    """What a user may not have meant, on stderr."""
+    err.print("[bold yellow]note:[/]", escape(sentence), highlight=False, soft_wrap=True)
 
 
-def _summary(recipe: dict[str, Any]) -> str:
-    """Method, ratio and joint budget, as far as they say something."""
-    text = str(recipe["method"])
-    if recipe["method"] != "full":
-        text += f", ratio {recipe['ratio']:g}"
-    if recipe["joint_budget"] < 1:
-        what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
-        text += f", {what} {recipe['joint_budget']:g}"
-    return text
+class Pulse:
+    """Says on stderr what is being done, inside it: again whenever nothing was said for EVERY s."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self._start = self._spoke = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last word."""
+        return time.monotonic() - self._spoke
+
+    def keep(self, text: str) -> None:
+        """What is being done now, not to be said yet."""
+        self.text = text
+
+    def say(self, text: str) -> None:
+        """Says it now."""
+        self._spoke = time.monotonic()
+        self.keep(text)
+        say(text)
+
+    def _beat(self) -> None:
+        while not self._over.wait(max(0.0, EVERY - self.silence)):
+            if self.silence >= EVERY:
+                self._spoke = time.monotonic()
+                say(f"{self.text} ({duration(self._spoke - self._start)} so far)")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Says inside it what is being done: on a terminal at once, elsewhere where it takes long.
+
+    Yields what changes the text.
+    """
+    if err.is_interactive:
+        with err.status(f"{text} ...") as status:
+            yield lambda text: status.update(f"{text} ...")
+    else:
+        with Pulse(text) as pulse:
+            yield pulse.keep
 
 
 def show_result(result: dict[str, Any]) -> None:
     """The closing table of `finetune`."""
-    title = f"{result['model']} on {result['dataset']}: {_summary(result['recipe'])}"
+    title = f"{result['model']} on {result['dataset']}: {summary(result['recipe'])}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -177,26 +216,6 @@ def _others(plan: dict[str, Any]) -> str:
         else:
             words.append(f"--prefer {prefer}: the same.")
     return " ".join(words)
-
-
-def follow_grid(grid: "Grid") -> None:
-    """Runs all of a grid under a live bar; silent where there is no terminal."""
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(bar_width=None),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def report(at: "Standing") -> None:
-            steps = "starting" if at.steps is None else f"step {at.step:,} of {at.steps:,}"
-            text = f"{at.method}, seed {at.seed}: {steps}"
-            done = at.run + at.step / (at.steps or 1)
-            bar.update(task, total=at.runs, completed=done, description=text)
-
-        grid.run(report)
 
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
@@ -297,7 +316,7 @@ PHASES = {
 def show_profile(result: dict[str, Any]) -> None:
     """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
     out.print(
-        f"{result['model']}: {_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"{result['model']}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
         f"{result['precision']}, {result['optimizer']}, on {result['device']}",
         highlight=False,
         markup=False,
