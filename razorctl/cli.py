@@ -15,7 +15,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import __version__, effects, presets, progress, rundir, views
+from razorctl import (
+    __version__,
+    comparison_view,
+    effects,
+    presets,
+    profile_view,
+    progress,
+    rundir,
+    views,
+)
 from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
@@ -452,7 +461,7 @@ def profile(
     if json:
         views.print_json(result)
     else:
-        views.show_profile(result)
+        profile_view.show(result)
 
 
 @app.command(context_settings=SETTINGS)
@@ -537,9 +546,9 @@ def compare(
     if json:
         views.print_json(document)
     elif csv:
-        views.print_csv(document["rows"])
+        comparison_view.print_csv(document["rows"])
     else:
-        views.show_comparison(document)
+        comparison_view.show(document)
     raise typer.Exit(found.exit_code)
 
 

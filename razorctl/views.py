@@ -1,17 +1,16 @@
 """What a terminal shows: tables on stdout, messages on stderr."""
 
-import csv
 import json
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from razorctl.recipe import METHODS
@@ -74,6 +73,11 @@ def print_json(document: Any) -> None:
 def say(text: str) -> None:
     """A line on stderr, however narrow the terminal."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def width(table: Table) -> int:
+    """Columns of a terminal that a table takes where no line of it is broken."""
+    return Measurement.get(out, out.options.update(width=1000), table).maximum
 
 
 def note(sentence: str) -> None:
@@ -218,77 +222,6 @@ def _others(plan: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
-MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
-
-
-def show_comparison(document: dict[str, Any]) -> None:
-    """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
-    rows, memory, target = document["rows"], document["memory"], document["target"]
-    # Name of a figure -> the column's head, what a unit of it is, and the format.
-    columns = {
-        memory: _column(rows, memory, MEMORY[memory], MIB, GIB),
-        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
-        "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
-        "speedup_vs_full": ("speed\nup", 1, "{:.2f}x"),
-        "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
-        "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
-        "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
-    }
-    shared = document["shared"]
-    words = [f"{document['model']} on {document['dataset']}"]
-    for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
-        words += [form.format(shared[name])] if name in shared else []
-    count = len(document["seeds"])
-    words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
-    table = Table(
-        title=", ".join(words),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column()
-    table.add_column("method", overflow="fold")
-    for head, _, _ in columns.values():
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        cells = ["*" if row["pareto"] else "", escape(row["label"])]
-        for name, (_, unit, form) in columns.items():
-            text = "-" if row[name] is None else form.format(row[name] / unit)
-            if name == "accuracy" and row["accuracy_std"] is not None:
-                text += f" ± {row['accuracy_std'] / unit:.2f}"
-            cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
-        table.add_row(*cells, style=None if row["seeds"] else "dim")
-    out.print(table, "", sep="\n")
-    for row in rows:
-        if row["error"] is not None:
-            out.print(f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False)
-    how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
-    notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
-    if target is not None:
-        notes += f"target: training until accuracy stays at {target:.2%} or more."
-    out.print(notes, style="dim", highlight=False)
-
-
-def _column(
-    rows: list[dict[str, Any]], name: str, head: str, *units: tuple[str, float]
-) -> tuple[str, float, str]:
-    """Head, size and format of the largest unit that the largest figure has more than one of."""
-    largest = max((row[name] for row in rows if row[name] is not None), default=0)
-    unit, size = next((u for u in reversed(units) if largest >= u[1]), units[0])
-    return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
-
-
-def print_csv(rows: list[dict[str, Any]]) -> None:
-    """A line for each row, of all that is one figure or word."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
 def show_names(groups: dict[str, dict[str, str]]) -> None:
     """The table of `list`: group -> name -> summary."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
@@ -300,98 +233,3 @@ def show_names(groups: dict[str, dict[str, str]]) -> None:
             table.add_row("" if i else group, name, summary)
         table.add_section()
     out.print(table)
-
-
-Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full
-LARGEST = 15  # modules, with their like in other blocks, in a row of their own
-PHASES = {
-    "data_s": "a random batch, made and moved",
-    "forward_s": "with the loss, without sampling",
-    "sampling_s": "choosing and packing what is kept",
-    "backward_s": "",
-    "optimizer_s": "with clipping",
-}
-
-
-def show_profile(result: dict[str, Any]) -> None:
-    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
-    out.print(
-        f"{result['model']}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
-        f"{result['precision']}, {result['optimizer']}, on {result['device']}",
-        highlight=False,
-        markup=False,
-    )
-    saved, full = result["by_kind"], result["by_kind_full"]
-    by_size = sorted(full, key=full.__getitem__, reverse=True)
-    kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}
-    _show_bytes("saved for backward, traced", ("kind of layer",), kinds)
-    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
-
-    table = _table("peak of a step", "", "bytes")
-    for name, count in result["peak_bytes"].items():
-        if count is not None:
-            table.add_row(name.replace("_", ", "), size(count))
-    out.print(table)
-
-    table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
-    for name, note in PHASES.items():
-        seconds = result["phases"][name]
-        share = f"{seconds / result['step_s']:.1%}"
-        table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
-    table.add_section()
-    table.add_row("step", duration(result["step_s"]))
-    out.print(table)
-
-
-def _largest(rows: list[dict[str, Any]]) -> Bytes:
-    """The largest of `rows`, by name, number of them and layer kind; the others in one.
-
-    Those that differ only in the numbers in their names, as the blocks of a model do, are one.
-    """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        name = ".".join("*" if part.isdigit() else part for part in row["module"].split("."))
-        groups.setdefault((name, row["kind"]), []).append(row)
-    sums: Bytes = {}
-    for (name, kind), group in groups.items():
-        several = f"{len(group)} x" if len(group) > 1 else ""
-        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
-        sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
-    largest = sorted(sums, key=sums.__getitem__, reverse=True)
-    shown = {labels: sums[labels] for labels in largest[:LARGEST]}
-    if rest := largest[LARGEST:]:
-        shown["others", "", ""] = _sums(sums[labels] for labels in rest)
-    return shown
-
-
-def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    first, second = zip(*pairs, strict=True)
-    return sum(first), sum(second)
-
-
-def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
-    """A row for each entry and one for their sum."""
-    room = max(16, out.width - 61)
-    total = _sums(entries.values())
-    table = _table(title, *labels, "dense", "pruned", "smaller", "share")
-    for (name, *others), pair in entries.items():
-        # The end of a long name tells it from others.
-        end = name if len(name) <= room else f"…{name[1 - room :]}"
-        table.add_row(end, *others, *_compared(*pair, total[0]))
-    table.add_section()
-    table.add_row("total", *[""] * (len(labels) - 1), *_compared(*total, total[0]))
-    out.print(table)
-
-
-def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
-    times = f"{full / saved:.1f}x" if full and saved else "-"
-    return size(full), size(saved), times, f"{saved / total:.0%}" if total else "-"
-
-
-def _table(title: str, *columns: str) -> Table:
-    """A table whose figures stand to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
-    for name in columns:
-        figures = name in ("dense", "pruned", "smaller", "share", "bytes", "time")
-        table.add_column(name, justify="right" if figures else "left", no_wrap=True)
-    return table

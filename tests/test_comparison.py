@@ -189,7 +189,7 @@ class TestBadRuns:
             rows(*runs)
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_table_fits(width, monkeypatch):
     big = {"saved": 14 * 2**30, "step": 12.34}
     runs = [write(f"f{s}", seed=s, accuracies=(None, a), **big) for s, a in SEEDS]
@@ -212,6 +212,8 @@ def test_the_table_fits(width, monkeypatch):
     ):
         assert part in table
     assert "…" not in table
+    assert ("Too narrow for: epoch, speed" in " ".join(table.split())) == (width == 60)
+    assert ("epoch" in table.split("Bold")[0]) == (width > 60)
     assert max(len(line.rstrip()) for line in table.splitlines()) <= width
 
 

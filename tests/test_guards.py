@@ -47,6 +47,8 @@ LEVELS = {
     "comparison": 9,
     "grid": 10,
     "views": 11,
+    "comparison_view": 12,
+    "profile_view": 12,
     "progress": 12,
     "cli": 13,
     "__main__": 14,
