@@ -6,7 +6,7 @@ Settings come from, in this order: flag, RAZORCTL_<NAME> in the environment, the
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,8 @@ def _preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return settings | given
 
 
-def _note_effects(ctx: typer.Context, recipes: Iterable[Recipe], job: Job | None = None) -> None:
-    """Says which settings do nothing in a run of `job` under any of `recipes`.
+def _note_effects(ctx: typer.Context, *settings: Recipe | Job) -> None:
+    """Says which settings do nothing in any of these.
 
     Only of those that the user gave: a default in a file, as a run's config.toml has them, is none.
     """
@@ -136,7 +136,7 @@ def _note_effects(ctx: typer.Context, recipes: Iterable[Recipe], job: Job | None
         source = ctx.get_parameter_source(name)
         if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
             given.add(name)
-    first, *others = (effects.without_effect(given, recipe, job) for recipe in recipes)
+    first, *others = (effects.without_effect(given, each) for each in settings)
     for sentence in first:
         if all(sentence in other for other in others):
             views.note(sentence)
@@ -394,15 +394,17 @@ def finetune(
             planned = _plan(given)
             job, chosen = planned.planned_job, planned.planned_recipe
             document = planned.document()
-    _note_effects(ctx, [chosen], job)
+    _note_effects(ctx, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method)
 
     def prepare(at: Callable[[str], None]) -> Any:
         from razorctl import trainer
 
-        return trainer.finetune(
+        run = trainer.finetune(
             job, chosen, out=directory, device=device, plan=document, progress=at
         )
+        _note_effects(ctx, run.job)  # whose steps may be the model's
+        return run
 
     result = progress.train(prepare, job, chosen, directory, device).result()
     if json:
@@ -444,7 +446,7 @@ def profile(
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
     recipe = Recipe(**_select(Recipe, given))
-    _note_effects(ctx, [recipe])
+    _note_effects(ctx, recipe)
     of_job = ("batch_size", "input_size", "precision", "optimizer")
     with views.waiting(f"profiling {given['model']}"):
         from razorctl.profiler import profile as measure
@@ -539,7 +541,8 @@ def compare(
                 out=out,
                 resume=resume,
             )
-        _note_effects(ctx, grid.recipes.values(), job)
+        _note_effects(ctx, *grid.recipes.values())
+        _note_effects(ctx, grid.resolved)
         progress.compare(grid)
         found = grid.comparison
     document = found.document(target)

@@ -6,12 +6,9 @@ from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 
 
-def without_effect(given: Collection[str], recipe: Recipe, job: Job | None = None) -> list[str]:
-    """A sentence for each of the settings `given` that does nothing in a run of `job`.
-
-    given: names of fields of Recipe and Job. None is no job: a step alone.
-    """
-    found = [*_of_recipe(recipe), *([] if job is None else _of_job(job))]
+def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
+    """A sentence for each of the settings `given`, names of fields, that does nothing."""
+    found = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
     return [sentence for name, sentence in found if name in given]
 
 

@@ -90,7 +90,7 @@ class Grid:
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
         self.facts = search.facts(job, self.cache)
-        job.resolved(self.facts["defaults"], self.facts["train_examples"])
+        self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
         self.recipes = {name: recipe_of(name, ratio) for name in self.methods}
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
         self._prepare(resume)
@@ -204,7 +204,7 @@ class Grid:
 
     def _micro_batches(self) -> int:
         """As few of `full` as bring its traced peak to at most razor's."""
-        batch = self._resolved().batch_size
+        batch = self._settled().batch_size
         assert batch is not None
         most = self._peak(self.job.accumulate, "razor")
         for count in range(self.job.accumulate, batch + 1):
@@ -215,19 +215,18 @@ class Grid:
             "leave accumulate out."
         )
 
-    def _resolved(self) -> Job:
+    def _settled(self) -> Job:
         from razorctl import devices, step  # import torch
 
         precision = step.precision(self.job, devices.find(self.device))
-        job = replace(self.job, precision=precision)
-        return job.resolved(self.facts["defaults"], self.facts["train_examples"])
+        return replace(self.resolved, precision=precision)
 
     def _peak(self, accumulate: int, method: str) -> int:
         return self._trace(accumulate, method).on(self._kind)
 
     def _trace(self, accumulate: int, method: str) -> Trace:
         job, recipe = (
-            replace(self._resolved(), accumulate=accumulate),
+            replace(self._settled(), accumulate=accumulate),
             recipe_of(method, self.ratio),
         )
         return search.traced(job, recipe, self.facts["classes"], self.cache, self._kind)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -449,6 +450,9 @@ class TestSignals:
         assert not list(Path().iterdir())
 
 
+DONE = SimpleNamespace(result=dict)
+
+
 class TestNotes:
     """Of settings that do nothing; which they are stands in test_effects."""
 
@@ -459,12 +463,7 @@ class TestNotes:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
         """Nothing is trained."""
-
-        class Done:
-            def result(self) -> dict[str, object]:
-                return {}
-
-        monkeypatch.setattr("razorctl.progress.train", lambda *_: Done())
+        monkeypatch.setattr("razorctl.progress.train", lambda *_: DONE)
 
     def test_a_flag_a_variable_and_a_line_of_a_file(self, monkeypatch):
         Path("razorctl.toml").write_text("[recipe]\nmethod = 'full'\njoint = 'branches'\n")
@@ -478,6 +477,14 @@ class TestNotes:
     def test_a_default_is_not_given(self):
         Path("razorctl.toml").write_text("[recipe]\nmethod = 'full'\nratio = 0.9\n")
         assert self.notes(finetune("--json")) == []
+
+    def test_a_warmup_longer_than_the_steps_that_are_the_models(self, monkeypatch):
+        steps = trainer.Job("vit-micro", "digits", warmup_steps=2000).resolved({"steps": 300}, 99)
+        monkeypatch.setattr(trainer, "finetune", lambda *_, **__: SimpleNamespace(job=steps))
+        monkeypatch.setattr("razorctl.progress.train", lambda prepare, *_: prepare(print) and DONE)
+        result = razorctl("finetune", "vit-micro", "digits", "--warmup-steps", "2000", "--json")
+        (note,) = self.notes(result)
+        assert note.endswith("2,000 steps of warmup are not over after 300.")
 
     def test_a_variable_that_nothing_reads(self, monkeypatch):
         monkeypatch.setenv("RAZORCTL_RATOI", "0.5")

@@ -67,5 +67,5 @@ def test_a_joint_budget_gives_these_something_to_do():
     ],
 )
 def test_of_a_job(name, settings, word):
-    found = without_effect([name], Recipe(), Job("m", "d", **settings))
+    found = without_effect([name], Job("m", "d", **settings))
     assert [word in sentence for sentence in found] == ([] if word is None else [True])
