@@ -4,7 +4,9 @@ Settings come from, in this order: flag, RAZORCTL_<NAME> in the environment, the
 [recipe] tables of razorctl.toml, the measured default of the model or method.
 """
 
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,12 +15,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import __version__, presets, views
+from razorctl import (
+    __version__,
+    comparison_view,
+    effects,
+    presets,
+    profile_view,
+    progress,
+    rundir,
+    views,
+)
 from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
 from razorctl.job import Job
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import find, unknown
 from razorctl.settings import read_toml
+from razorctl.signals import sigterm_raises
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
@@ -29,14 +41,15 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with sigterm_raises():
+                return super().invoke(ctx)
         except (typer.TyperException, typer.Exit, typer.Abort):
             raise
-        except KeyboardInterrupt:
-            views.error("interrupted.")
+        except KeyboardInterrupt as stop:
+            views.error(_ending("interrupted", stop))
             raise typer.Exit(INTERRUPTED) from None
-        except Terminated:
-            views.error("terminated.")
+        except Terminated as stop:
+            views.error(_ending("terminated", stop))
             raise
         except Exception as error:
             if ctx.params.get("debug") or _nobody_reads(error):
@@ -53,6 +66,11 @@ def _nobody_reads(error: Exception) -> bool:
         except BrokenPipeError:
             return True
     return False
+
+
+def _ending(word: str, stop: BaseException) -> str:
+    """That a command was stopped, and what that leaves, which stands in the notes."""
+    return f"{': '.join([word, *getattr(stop, '__notes__', [])])}."
 
 
 def _exit_code(error: Exception) -> int:
@@ -107,6 +125,36 @@ def _preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return settings | given
 
 
+def _note_effects(ctx: typer.Context, *settings: Recipe | Job) -> None:
+    """Says which settings do nothing in any of these.
+
+    Only of those that the user gave: a default in a file, as a run's config.toml has them, is none.
+    """
+    defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
+    given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
+    for name in ctx.params.keys() & defaults.keys():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            given.add(name)
+    first, *others = (effects.without_effect(given, each) for each in settings)
+    for sentence in first:
+        if all(sentence in other for other in others):
+            views.note(sentence)
+
+
+def _note_variables(ctx: typer.Context) -> None:
+    """Says which variables of the environment look like settings and are none."""
+    assert isinstance(ctx.command, TyperGroup)
+    commands = (ctx.command, *ctx.command.commands.values())
+    options = (o for c in commands for o in c.params if o.param_type_name == "option")
+    known = {option.name for option in options if option.name}
+    prefix = f"{SETTINGS['auto_envvar_prefix']}_"
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(prefix).lower()
+        if variable.startswith(prefix) and name not in known:
+            views.note(f"{variable} does nothing: {unknown('setting', name, known)}")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         views.out.print(f"razorctl {__version__}", highlight=False)
@@ -129,6 +177,7 @@ def main(
 
     The forward pass stays exact; only what the gradient needs is saved for the backward pass.
     """
+    _note_variables(ctx)
     file = config or (PROJECT_FILE if PROJECT_FILE.exists() else None)
     if file is not None and isinstance(ctx.command, TyperGroup):
         ctx.obj = _settings(file)
@@ -197,6 +246,9 @@ def _select(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
+PLANNING = {"gpu", "vram", "prefer", "max_ratio"}  # settings that say what to plan for
+
+
 def _plan(given: dict[str, Any], place: Any = None) -> Any:
     """The plan for the card, the memory and the preference that are given, to be run on `place`."""
     from razorctl import gpus, planner
@@ -243,16 +295,17 @@ def _settle(given: dict[str, Any], device: str | None) -> tuple[Job, Recipe, dic
 
     place = devices.find(device)
     if not {"gpu", "vram"} & given.keys():
-        ordered = _select(Recipe, given).keys() - {"seed"}
-        if ordered or place.type != "cuda":
-            return job, recipe, None
-        found = gpus.detect()[place.index or 0 :]
-        if not found or gpus.preset_for(found[0]) is None:
-            views.note(f"no preset is known for {devices.name(place)}; {recipe.method} it is.")
+        found = gpus.detect()[place.index or 0 :] if place.type == "cuda" else ()
+        known = bool(found) and gpus.preset_for(found[0]) is not None
+        if found and not known:
+            views.note(f"no preset is known for {devices.name(place)}, so nothing is planned.")
+        if _select(Recipe, given).keys() - {"seed"} or not known:
+            for name in PLANNING & given.keys():
+                views.note(f"{name.replace('_', ' ')} does nothing where nothing is planned.")
             return job, recipe, None
     planned = _plan(given, place)
     card = f"{planned.gpu.name}, {views.size(planned.budget)}"
-    views.note(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
+    views.say(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
     return planned.planned_job, planned.planned_recipe, planned.document()
 
 
@@ -307,13 +360,16 @@ def plan(
 
         given["dataset"] = data.usual(given["model"])
     try:
-        document = _plan(given).document()
+        planned = _plan(given)
     except NoFitError as error:
         if json:
             views.print_json(error.document)
         else:
             views.show_ways(error.document)
         raise
+    document = planned.document()
+    for settings in (planned.planned_recipe, planned.planned_job):
+        _note_effects(ctx, settings)
     if json:
         views.print_json(document)
     else:
@@ -377,7 +433,7 @@ def finetune(
         from razorctl.planner import read
 
         job, chosen, document = read(plan)
-        settled = [*_select(Job, flags), *_select(Recipe, flags)]
+        settled = [*_select(Job, flags), *_select(Recipe, flags), *(PLANNING & flags.keys())]
         if other := [name for name in settled if getattr(job, name, None) != flags[name]]:
             raise UsageError(
                 f"{plan} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
@@ -385,14 +441,23 @@ def finetune(
         _check_place(job.precision, devices.find(device), str(plan))
     else:
         job, chosen, document = _settle(given, device)
-    from razorctl.trainer import finetune as prepare
+    _note_effects(ctx, chosen)
+    directory = rundir.choose(out, job.model, job.dataset, chosen.method)
 
-    run = prepare(job, chosen, out=out, device=device, plan=document)
-    views.follow(run)
+    def prepare(at: Callable[[str], None]) -> Any:
+        from razorctl import trainer
+
+        run = trainer.finetune(
+            job, chosen, out=directory, device=device, plan=document, progress=at
+        )
+        _note_effects(ctx, run.job)  # whose steps may be the model's
+        return run
+
+    result = progress.train(prepare, job, chosen, directory, device).result()
     if json:
-        views.print_json(run.result())
+        views.print_json(result)
     else:
-        views.show_result(run.result())
+        views.show_result(result)
 
 
 @app.command(context_settings=SETTINGS)
@@ -427,11 +492,12 @@ def profile(
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
-    from razorctl.profiler import profile as measure
-
     recipe = Recipe(**_select(Recipe, given))
+    _note_effects(ctx, recipe)
     of_job = ("batch_size", "input_size", "precision", "optimizer")
     with views.waiting(f"profiling {given['model']}"):
+        from razorctl.profiler import profile as measure
+
         result = measure(
             given["model"],
             recipe,
@@ -444,14 +510,14 @@ def profile(
     if json:
         views.print_json(result)
     else:
-        views.show_profile(result)
+        profile_view.show(result)
 
 
 @app.command(context_settings=SETTINGS)
 def compare(
     ctx: typer.Context,
     what: Annotated[
-        list[str], typer.Argument(metavar="MODEL DATASET | RUN_DIR...", show_default=False)
+        list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
     ],
     methods: Annotated[
         str, Option(help="Names of methods, or full-stored, full-flash, accumulate.")
@@ -478,7 +544,7 @@ def compare(
     json: Json = False,
     csv: Annotated[bool, Option("--csv", help="Print the rows as CSV.")] = False,
 ) -> None:
-    """Compare methods on MODEL and DATASET, or runs that are finished.
+    """Compare methods on MODEL and DATASET, or what is in directories: finished runs, comparisons.
 
     Every method and seed runs in a process of its own, as `finetune` would; one that fails has its
     reason in its row. Of the [recipe] settings only the ratio counts: methods run as they come.
@@ -490,10 +556,9 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
     from razorctl import comparison
-    from razorctl.grid import Grid
 
-    exit_code = 0
-    if all(comparison.is_run(Path(name)) for name in what):
+    there = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
+    if all(there):
         for name in flags.keys() - {"ctx", "what", "target", "json", "csv"}:
             source = ctx.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
@@ -501,34 +566,40 @@ def compare(
                     f"runs that are finished take no other {name.replace('_', ' ')}; leave it out."
                 )
         found = comparison.finished(map(Path, what))
-    elif len(what) != 2 or any(comparison.is_run(Path(name)) for name in what):
-        odd = next(name for name in what if not comparison.is_run(Path(name)))
+    elif len(what) != 2 or any(there):
         raise UsageError(
-            f"{odd} is no run directory; name a model and a data set, or run directories alone."
+            f"{what[there.index(False)]} is no directory of a run or of a comparison; name a model "
+            "and a data set, or such directories alone."
         )
     else:
         if resume and out is None:
             raise UsageError("there is nothing to resume; name the comparison with --out.")
         given |= {"model": what[0], "dataset": what[1]}
-        grid = Grid(
-            Job(**_select(Job, given)),
-            methods.split(","),
-            ratio=given.get("ratio", Recipe.ratio),
-            seeds=seeds,
-            device=device,
-            out=out,
-            resume=resume,
-        )
-        views.follow_grid(grid)
-        found, exit_code = grid.comparison, grid.exit_code
+        job = Job(**_select(Job, given))
+        with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
+            from razorctl.grid import Grid
+
+            grid = Grid(
+                job,
+                methods.split(","),
+                ratio=given.get("ratio", Recipe.ratio),
+                seeds=seeds,
+                device=device,
+                out=out,
+                resume=resume,
+            )
+        _note_effects(ctx, *grid.recipes.values())
+        _note_effects(ctx, grid.resolved)
+        progress.compare(grid)
+        found = grid.comparison
     document = found.document(target)
     if json:
         views.print_json(document)
     elif csv:
-        views.print_csv(document["rows"])
+        comparison_view.print_csv(document["rows"])
     else:
-        views.show_comparison(document)
-    raise typer.Exit(exit_code)
+        comparison_view.show(document)
+    raise typer.Exit(found.exit_code)
 
 
 @app.command("list", context_settings=SETTINGS)

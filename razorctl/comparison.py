@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -10,8 +10,15 @@ from typing import Any
 import razorctl
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.recipe import METHODS, Recipe
+from razorctl.rundir import CONFIG, METRICS, RESULT
 from razorctl.search import label
 from razorctl.settings import read_toml
+
+# What a method is compared with beside the methods themselves, and the attention it is run with.
+OPPONENTS = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
+NAMES = (*METHODS, *OPPONENTS)
+# In the directory of a grid, and of one of its runs that failed.
+SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 TARGET = 0.99  # of full's best accuracy
 IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # search.label
@@ -55,7 +62,7 @@ class FinishedRun:
 class Entry:
     """What one row is about: runs that differ in their seeds alone.
 
-    method: as it was asked for, a name in grid.NAMES. label: what tells the row from the others.
+    method: as it was asked for, a name in NAMES. label: what tells the row from the others.
     failures: by the seed of the run, its error with the exit code it ended with.
     """
 
@@ -94,6 +101,14 @@ class Comparison:
     model: str
     dataset: str
     entries: Sequence[Entry]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any run has a result, else what all runs ended with, or 1."""
+        if any(entry.runs for entry in self.entries):
+            return 0
+        codes = {error.exit_code for entry in self.entries for error in entry.failures.values()}
+        return codes.pop() if len(codes) == 1 else 1
 
     def document(self, target: float | None = None) -> dict[str, Any]:
         """Under the stable keys of `compare --json`: a row for each entry.
@@ -142,20 +157,20 @@ def read(directory: Path) -> FinishedRun:
     Raises UsageError if the run is not finished or is another version's, DataError if it is
     damaged.
     """
-    known = read_toml(directory / "config.toml").get("environment", {}).get("razorctl")
+    known = read_toml(directory / CONFIG).get("environment", {}).get("razorctl")
     if known != razorctl.__version__:
         raise UsageError(
             f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
         )
     try:
-        result = json.loads((directory / "result.json").read_text("utf-8"))
-        lines = (directory / "metrics.jsonl").read_text("utf-8").splitlines()
+        result = json.loads((directory / RESULT).read_text("utf-8"))
+        lines = (directory / METRICS).read_text("utf-8").splitlines()
         run = FinishedRun(directory, result, [json.loads(line) for line in lines])
         whole = len(run.steps) == result["steps"] and run.best >= 0
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "
-            f"`razorctl --config {directory / 'config.toml'} finetune`."
+            f"`razorctl --config {directory / CONFIG} finetune`."
         ) from None
     except (OSError, ValueError, KeyError, TypeError):
         whole = False
@@ -166,34 +181,132 @@ def read(directory: Path) -> FinishedRun:
 
 def is_run(directory: Path) -> bool:
     """Whether `finetune` has written there, be it to the end or not."""
-    return (directory / "metrics.jsonl").exists()
+    return (directory / METRICS).exists()
+
+
+def is_grid(directory: Path) -> bool:
+    """Whether `compare` has written there."""
+    return (directory / SETTINGS).exists()
+
+
+def recipe_of(name: str, ratio: float) -> Recipe:
+    """How a name in NAMES is run; raises UsageError for a ratio that cannot be."""
+    method = name if name in METHODS else "full"
+    return Recipe(method, ratio, attention=OPPONENTS.get(name, "auto"))  # type: ignore[arg-type]
+
+
+def of_grid(
+    directory: Path, methods: Iterable[str] | None = None, seeds: Iterable[int] | None = None
+) -> Comparison:
+    """What `compare` has written to a directory: of all methods and seeds there, or of those.
+
+    A run that failed, cannot be read or is not finished stands in the failures of its entry.
+    Raises DataError if the settings there are not what `compare` wrote.
+    """
+    settings = read_toml(directory / SETTINGS)
+    try:
+        job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
+        seeds = list(runs["seeds"] if seeds is None else seeds)
+        entries = [
+            Entry(name, name, recipe_of(name, ratio))
+            for name in (runs["methods"] if methods is None else methods)
+        ]
+        comparison = Comparison(job["model"], job["dataset"], entries)
+    except (KeyError, TypeError, UsageError):
+        raise DataError(f"{directory / SETTINGS} is damaged; compare again.") from None
+    for entry in entries:
+        for seed in seeds:
+            try:
+                entry.runs.append(_cell(directory, entry.method, seed))
+            except RazorError as error:
+                entry.failures[seed] = error
+    return comparison
+
+
+def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
+    """The run of a method and seed in a grid; raises the error that it failed with."""
+    directory = grid / f"{method}-{seed}"
+    if (directory / RESULT).exists():
+        return read(directory)
+    try:
+        known = json.loads((directory / FAILURE).read_text("utf-8"))
+        error = RazorError(str(known["error"]))
+        error.exit_code = int(known["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        error = RazorError(f"not finished; go on with --resume --out {grid}.")
+    raise error
+
+
+def note_failure(directory: Path, error: RazorError) -> None:
+    """Keeps why a run of a grid failed, for `of_grid`."""
+    directory.mkdir(exist_ok=True)
+    known = {"error": str(error), "exit_code": error.exit_code}
+    (directory / FAILURE).write_text(json.dumps(known), "utf-8")
 
 
 def finished(directories: Iterable[Path]) -> Comparison:
-    """Of runs that are finished, grouped by all of their settings but the seed.
+    """Of finished runs and of the runs of grids, grouped by all of their settings but the seed.
 
-    Raises as `read` does, and UsageError if they are not all of one model and data set.
+    One grid alone is the comparison that it was. Raises as `read` and `of_grid` do, and UsageError
+    if they are not all of one model and data set.
     """
-    groups: dict[str, list[FinishedRun]] = {}
-    runs = [read(directory) for directory in dict.fromkeys(directories)]
-    for run in runs:
-        task, first = (f"{r.result['model']} on {r.result['dataset']}" for r in (run, runs[0]))
-        if task != first:
+    parts = [_part(directory) for directory in dict.fromkeys(directories)]
+    first, start = parts[0]
+    for directory, part in parts:
+        if (part.model, part.dataset) != (start.model, start.dataset):
             raise UsageError(
-                f"{run.directory} is of {task}, {runs[0].directory} of {first}; "
-                "compare runs of one task."
+                f"{directory} is of {part.model} on {part.dataset}, {first} of {start.model} on "
+                f"{start.dataset}; compare runs of one task."
             )
-        key = json.dumps([run.result["device"], _settings(run)])
-        groups.setdefault(key, []).append(run)
-    settings = [_settings(group[0]) for group in groups.values()]
-    differing = [name for name in settings[0] if len({s[name] for s in settings}) > 1]
-    entries = []
-    for group, known in zip(groups.values(), settings, strict=True):
-        recipe = Recipe(**group[0].result["recipe"])
-        words = [label(recipe, known["accumulate"])]
-        words += [f"{n.replace('_', ' ')} {known[n]}" for n in differing if n not in IN_LABEL]
-        entries.append(Entry(recipe.method, ", ".join(words), recipe, group))
-    return Comparison(runs[0].result["model"], runs[0].result["dataset"], entries)
+    if len(parts) == 1 and is_grid(first):
+        return start
+    return replace(start, entries=_labelled(_merged(e for _, part in parts for e in part.entries)))
+
+
+def _part(directory: Path) -> tuple[Path, Comparison]:
+    """What is in one directory, and its name."""
+    if is_grid(directory):
+        return directory, of_grid(directory)
+    run = read(directory)
+    recipe = Recipe(**run.result["recipe"])
+    entry = Entry(recipe.method, recipe.method, recipe, [run])
+    return directory, Comparison(run.result["model"], run.result["dataset"], [entry])
+
+
+def _merged(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries without two of the same settings, and without two of the same run."""
+    groups: dict[str, Entry] = {}
+    seen: set[Path] = set()
+    for entry in entries:
+        runs = [run for run in entry.runs if run.directory.resolve() not in seen]
+        seen.update(run.directory.resolve() for run in runs)
+        if entry.runs and not runs:
+            continue
+        key = json.dumps([runs[0].result["device"], _settings(runs[0])] if runs else entry.label)
+        known = groups.setdefault(key, replace(entry, runs=[], failures={}))
+        known.runs.extend(runs)
+        known.failures.update(entry.failures)
+    return list(groups.values())
+
+
+def _labelled(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries with labels that say how they differ."""
+    settings = [_settings(entry.runs[0]) for entry in entries if entry.runs]
+    differing = [
+        name
+        for name in (settings[0] if settings else ())
+        if name not in IN_LABEL and len({known[name] for known in settings}) > 1
+    ]
+    labelled = []
+    for entry in entries:
+        if entry.runs:
+            known = _settings(entry.runs[0])
+            recipe = Recipe(**entry.runs[0].result["recipe"])
+            words = [label(recipe, known["accumulate"])]
+            words += [f"{name.replace('_', ' ')} {known[name]}" for name in differing]
+            entry = replace(entry, recipe=recipe, label=", ".join(words))
+        labelled.append(entry)
+    return labelled
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
@@ -220,7 +333,7 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
     results = [run.result for run in entry.runs]
     method = METHODS[entry.recipe.method]
-    ratio = entry.recipe.ratio if method.approximates and method.ratio != "nothing" else None
+    ratio = entry.recipe.ratio if method.has_ratio else None
     row: dict[str, Any] = {
         "method": entry.method,
         "ratio": ratio,

@@ -1,7 +1,8 @@
 """Methods x seeds, one run after the other, each in a process of its own.
 
 A grid's directory holds `comparison.toml`, the settings that all runs share in the layout of a
-razorctl.toml, and a run directory for each method and seed.
+razorctl.toml beside their methods and seeds, and a run directory for each of these, with
+`failure.json` where the run failed. `comparison.of_grid` reads it.
 """
 
 import os
@@ -10,36 +11,43 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import razorctl
-from razorctl import search
-from razorctl.comparison import Comparison, Entry, FinishedRun, read
-from razorctl.errors import RazorError, Terminated, UsageError
+from razorctl import rundir, search
+from razorctl.comparison import (
+    NAMES,
+    SETTINGS,
+    Comparison,
+    FinishedRun,
+    note_failure,
+    of_grid,
+    read,
+    recipe_of,
+)
+from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.registry import unknown
 from razorctl.settings import read_toml
+from razorctl.signals import sigterm_waits
 from razorctl.traces import Cache, Trace
 
-# What a method is compared with beside the methods themselves, and the attention it is run with.
-OPPONENTS = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
-NAMES = (*METHODS, *OPPONENTS)
-SETTINGS = "comparison.toml"
 POLL = 0.25  # seconds between two looks at a run
 KILLED = -getattr(signal, "SIGKILL", 9)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a grid stands. run: of runs, from 0; steps: of the run, None until that is known."""
+    """Where a grid stands.
+
+    run: of runs, from 0. steps: of the run, None until that is known. end: how it has ended.
+    """
 
     run: int
     runs: int
@@ -47,12 +55,13 @@ class Progress:
     seed: int
     step: int = 0
     steps: int | None = None
+    end: str | None = None
 
 
 class Grid:
     """Methods x seeds, one run after the other, each in a process of its own.
 
-    Made, it has checked all that can be checked and has its directory; `run` fills `entries`.
+    Made, it has checked all that can be checked and has its directory; `run` fills that.
     """
 
     def __init__(
@@ -81,20 +90,13 @@ class Grid:
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
         self.facts = search.facts(job, self.cache)
-        job.resolved(self.facts["defaults"], self.facts["train_examples"])
-        self.entries = {name: Entry(name, name, self._recipe(name)) for name in self.methods}
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        self.out = out or Path("runs") / f"compare-{job.model}-{job.dataset}-{stamp}"
+        self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
+        self.recipes = {name: recipe_of(name, ratio) for name in self.methods}
+        self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
         self._prepare(resume)
-
-    def _recipe(self, name: str) -> Recipe:
-        method = name if name in METHODS else "full"
-        return Recipe(method, self.ratio, attention=OPPONENTS.get(name, "auto"))  # type: ignore[arg-type]
 
     def _prepare(self, resume: bool) -> None:
         """Makes the directory, or sees that it is of these settings."""
-        import tomli_w
-
         job = {k: v for k, v in asdict(self.job).items() if v is not None and k != "seed"}
         environment = {"razorctl": razorctl.__version__, "device": self.device}
         settings = {
@@ -102,27 +104,40 @@ class Grid:
             "recipe": {"ratio": self.ratio},
             "environment": {k: v for k, v in environment.items() if v is not None},
         }
+        runs: dict[str, list[Any]] = {"methods": self.methods, "seeds": list(self.seeds)}
         if not self.out.exists():
             try:
                 self.out.mkdir(parents=True)
-                (self.out / SETTINGS).write_text(tomli_w.dumps(settings), "utf-8")
+                self._write(settings | {"runs": runs})
             except OSError as error:
                 raise UsageError(
                     f"cannot write {self.out} ({error.strerror}); "
                     "name another directory with --out."
                 ) from None
-        elif not resume:
+            return
+        if not resume:
             raise UsageError(
                 f"{self.out} exists already; go on there with --resume, or name another directory "
                 "with --out."
             )
-        elif not (self.out / SETTINGS).exists():
+        if not (self.out / SETTINGS).exists():
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
-        elif known := _difference(read_toml(self.out / SETTINGS), settings):
+        known = read_toml(self.out / SETTINGS)
+        if other := _difference(known, settings):
             raise UsageError(
-                f"{self.out} was begun with {known}; resume it so, or name another directory with "
+                f"{self.out} was begun with {other}; resume it so, or name another directory with "
                 "--out."
             )
+        before = known.get("runs", {})  # which stay
+        for name, values in runs.items():
+            runs[name] = list(dict.fromkeys([*before.get(name, []), *values]))
+        self._write(settings | {"runs": runs})
+
+    def _write(self, settings: Mapping[str, Any]) -> None:
+        import tomli_w
+
+        with rundir.whole(self.out / SETTINGS) as file:
+            file.write_text(tomli_w.dumps(settings), "utf-8")
 
     def run(self, report: Callable[[Progress], object]) -> None:
         """Runs what is not finished yet, every method with a seed before the next seed.
@@ -132,37 +147,41 @@ class Grid:
         """
         cells = list(product(self.seeds, self.methods))
         for number, (seed, name) in enumerate(cells):
-            entry = self.entries[name]
+            at = Progress(number, len(cells), name, seed)
             try:
-                entry.runs.append(self._run(Progress(number, len(cells), name, seed), report))
+                accuracy = self._run(at, report).result["accuracy"]
+                report(replace(at, end=f"accuracy {accuracy:.4f}"))
             except RazorError as error:
-                entry.failures[seed] = error
+                note_failure(self._directory(at), error)
+                report(replace(at, end=f"failed: {error}"))
 
     def _run(self, at: Progress, report: Callable[[Progress], object]) -> FinishedRun:
         """The run of one method and seed, from its directory if it is finished there."""
-        directory = self.out / f"{at.method}-{at.seed}"
+        directory = self._directory(at)
         report(at)
-        if not (directory / "result.json").exists():
+        if not (directory / rundir.RESULT).exists():
             shutil.rmtree(directory, ignore_errors=True)
             _call(self._command(at, directory), lambda: report(_look(at, directory)))
         return read(directory)
 
+    def _directory(self, at: Progress) -> Path:
+        return self.out / f"{at.method}-{at.seed}"
+
     @property
     def comparison(self) -> Comparison:
         """Of what has been run so far."""
-        return Comparison(self.job.model, self.job.dataset, list(self.entries.values()))
+        return of_grid(self.out, self.methods, self.seeds)
 
     @property
-    def exit_code(self) -> int:
-        """0 if any run has a result, else what all runs ended with, or 1."""
-        if any(entry.runs for entry in self.entries.values()):
-            return 0
-        codes = {e.exit_code for entry in self.entries.values() for e in entry.failures.values()}
-        return codes.pop() if len(codes) == 1 else 1
+    def left(self) -> str:
+        """What it leaves if it stops now, as a sentence without its full stop."""
+        done = sum(len(entry.runs) for entry in self.comparison.entries)
+        runs = len(self.seeds) * len(self.methods)
+        return f"{self.out} holds {done} of {runs} runs; go on with --resume --out {self.out}"
 
     def _command(self, at: Progress, directory: Path) -> list[str]:
         """What a user would type for one run."""
-        recipe = self.entries[at.method].recipe
+        recipe = self.recipes[at.method]
         words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
         words += [
             "--method",
@@ -185,7 +204,7 @@ class Grid:
 
     def _micro_batches(self) -> int:
         """As few of `full` as bring its traced peak to at most razor's."""
-        batch = self._resolved().batch_size
+        batch = self._settled().batch_size
         assert batch is not None
         most = self._peak(self.job.accumulate, "razor")
         for count in range(self.job.accumulate, batch + 1):
@@ -196,18 +215,20 @@ class Grid:
             "leave accumulate out."
         )
 
-    def _resolved(self) -> Job:
+    def _settled(self) -> Job:
         from razorctl import devices, step  # import torch
 
         precision = step.precision(self.job, devices.find(self.device))
-        job = replace(self.job, precision=precision)
-        return job.resolved(self.facts["defaults"], self.facts["train_examples"])
+        return replace(self.resolved, precision=precision)
 
     def _peak(self, accumulate: int, method: str) -> int:
         return self._trace(accumulate, method).on(self._kind)
 
     def _trace(self, accumulate: int, method: str) -> Trace:
-        job, recipe = replace(self._resolved(), accumulate=accumulate), self._recipe(method)
+        job, recipe = (
+            replace(self._settled(), accumulate=accumulate),
+            recipe_of(method, self.ratio),
+        )
         return search.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
 
     @property
@@ -228,31 +249,6 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | No
     return None
 
 
-@contextmanager
-def _sigterm_waits() -> Iterator[Callable[[], None]]:
-    """Holds back a SIGTERM that would end this process alone and let its child go on.
-
-    What it yields raises Terminated if one has come, and so does leaving.
-    """
-    came: list[int] = []
-
-    def check() -> None:
-        if came:
-            raise Terminated(128 + signal.SIGTERM)
-
-    # Only the main thread may set a handler, and one that is not the default is somebody's own.
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield check
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    check()
-
-
 def _call(command: list[str], wait: Callable[[], object]) -> None:
     """Runs a command to its end, and calls `wait` meanwhile.
 
@@ -261,7 +257,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
     # All settings are in the command: none may come from the environment as well.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
     with (
-        _sigterm_waits() as check,
+        sigterm_waits() as check,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -300,8 +296,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
 def _look(progress: Progress, directory: Path) -> Progress:
     """How far the run in a directory is."""
     try:
-        steps = read_toml(directory / "config.toml")["job"]["steps"]
-        with (directory / "metrics.jsonl").open("rb") as lines:
-            return replace(progress, step=sum(1 for _ in lines), steps=steps)
-    except (OSError, UsageError, KeyError):  # not there yet
+        steps = read_toml(directory / rundir.CONFIG)["job"]["steps"]
+        return replace(progress, step=rundir.steps(directory), steps=steps)
+    except (UsageError, KeyError):  # not there yet
         return progress

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from razorctl.errors import UsageError
 from razorctl.registry import unknown
-from razorctl.settings import check_types
+from razorctl.settings import check_seed, check_types
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "adamw"]
@@ -50,6 +50,7 @@ class Job:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_seed(self.seed)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs are two ways to say the same; give one of them.")
         for name, choices in (

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from razorctl.allocation import allocate
 from razorctl.errors import UsageError
 from razorctl.registry import find, unknown
-from razorctl.settings import check_types
+from razorctl.settings import check_seed, check_types
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 Joint = Literal["weights", "branches"]
@@ -47,6 +47,11 @@ class Method:
     def approximates(self) -> bool:
         """Whether it keeps less than everything of some layer kinds."""
         return bool(self.rules) or self.ratio == "bytes"
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether `Recipe.ratio` says anything."""
+        return self.approximates and self.ratio != "nothing"
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
@@ -191,6 +196,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_seed(self.seed)
         find("method", self.method, METHODS)
         if not 0 <= self.ratio < 1:
             raise UsageError(f"ratio {self.ratio!r} is outside [0, 1); 0.9 prunes nine tenths.")

@@ -110,7 +110,7 @@ class Candidate:
     def approximation(self) -> tuple[float, ...]:
         """Orders ways by how far their gradient is from the exact one, which comes first."""
         recipe = self.recipe
-        ratio = recipe.ratio if METHODS[recipe.method].approximates else 0.0
+        ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
         adapts = METHODS[recipe.method].adapts
         return adapts, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
 
@@ -419,7 +419,7 @@ def _speed(way: Candidate) -> tuple[Any, ...]:
 def label(recipe: Recipe, accumulate: int) -> str:
     """What a way does, in a few words."""
     words = recipe.method
-    if METHODS[recipe.method].ratio != "nothing" and METHODS[recipe.method].approximates:
+    if METHODS[recipe.method].has_ratio:
         words += f" {recipe.ratio:g}"
     if recipe.joint_budget < 1:
         words += f", {recipe.joint} {recipe.joint_budget:g}"

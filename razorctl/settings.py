@@ -28,6 +28,12 @@ def check_types(settings: Any) -> None:
         )
 
 
+def check_seed(seed: int) -> None:
+    """Raises UsageError for a seed that not every generator of numbers takes."""
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed {seed} is outside [0, 2**32); give a whole number from 0 up.")
+
+
 def read_toml(file: Path) -> dict[str, Any]:
     """What a TOML file holds; raises UsageError if it cannot be read or is not TOML."""
     try:

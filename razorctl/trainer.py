@@ -5,11 +5,9 @@ import json
 import math
 import os
 import platform
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
@@ -25,15 +23,14 @@ from torch.utils.data import DataLoader
 
 import razorctl
 from razorctl import data, devices
-from razorctl.errors import RazorError, UsageError
+from razorctl.errors import RazorError
 from razorctl.job import Job
 from razorctl.memory import saved_bytes
 from razorctl.promise import sparsify_within
 from razorctl.recipe import Recipe
+from razorctl.rundir import CONFIG, METRICS, RESULT, WEIGHTS, choose, claimed, whole
 from razorctl.step import DTYPES, autocast, build_optimizer, precision, train_step
 from razorctl.surgery import restore
-
-WEIGHTS, RESULT = "model.safetensors", "result.json"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,9 @@ class Run(Iterator[Step]):
         out: Path,
         device: torch.device,
         plan: Mapping[str, Any] | None = None,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
+        progress(f"loading {job.dataset}")
         family, source = data.pair(job.model, job.dataset)
         splits = source.load()
         job = replace(job, precision=precision(job, device))
@@ -76,6 +75,7 @@ class Run(Iterator[Step]):
         assert job.batch_size is not None
         self.steps_per_epoch = len(splits.train) // job.batch_size
 
+        progress(f"building {job.model}")
         torch.manual_seed(job.seed)
         self.model = family.build(len(splits.classes), job.input_size).to(device)
         self.logits = family.logits
@@ -92,6 +92,7 @@ class Run(Iterator[Step]):
             **loading,
         )
         self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
+        progress("tracing what a step saves")
         example, _ = self._to_device(next(iter(self.train_data)))
         dtype = DTYPES[job.precision]
         self.full_saved_bytes = saved_bytes(self.model, example, autocast=dtype)
@@ -101,8 +102,7 @@ class Run(Iterator[Step]):
         self.history: list[Step] = []
         self.peak_bytes: int | None = None
         self._steps = self._train()
-        _create(out)
-        (out / "config.toml").write_text(self._config())
+        (out / CONFIG).write_text(self._config())
 
     def __next__(self) -> Step:
         return next(self._steps)
@@ -116,7 +116,7 @@ class Run(Iterator[Step]):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.decay)
         scaler = torch.amp.GradScaler(self.device.type, enabled=job.precision == "fp16")
         batches = self._batches()
-        with (self.out / "metrics.jsonl").open("w") as metrics:
+        with (self.out / METRICS).open("w") as metrics:
             for step in range(1, job.steps + 1):
                 start = time.perf_counter()
                 self._reset_peak()
@@ -222,32 +222,16 @@ class Run(Iterator[Step]):
 
     def _save(self) -> None:
         """Writes the weights under a stock model's names, then the result; whole or not at all."""
-        partial = self.out / f"{WEIGHTS}.partial"
-        save_model(self.model, str(partial))
-        partial.replace(self.out / WEIGHTS)
-        partial = self.out / f"{RESULT}.partial"
-        partial.write_text(json.dumps(self.result(), indent=2) + "\n")
-        partial.replace(self.out / RESULT)
+        with whole(self.out / WEIGHTS) as file:
+            save_model(self.model, str(file))
+        with whole(self.out / RESULT) as file:
+            file.write_text(json.dumps(self.result(), indent=2) + "\n")
 
 
 def _hold_to(budget: int, device: torch.device) -> None:
     """Lets this process allocate no more tensors than that, so that a larger card acts its part."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-
-
-def _create(out: Path) -> None:
-    """Makes a run directory that can be written; leaves nothing behind where it can't."""
-    missing = [path for path in (out, *out.parents) if not path.exists()]
-    try:
-        out.mkdir(parents=True)
-        (out / "metrics.jsonl").touch()
-    except OSError as error:
-        if missing and missing[-1].exists():
-            shutil.rmtree(missing[-1], ignore_errors=True)
-        raise UsageError(
-            f"cannot write {out} ({error.strerror}); name another directory with --out."
-        ) from None
 
 
 def finetune(
@@ -257,19 +241,17 @@ def finetune(
     out: Path | str | None = None,
     device: torch.device | str | None = None,
     plan: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Prepares a run of `job` under `recipe`; iterate over it to train, then ask its `result`.
 
     `out` is the run directory, made here; it must not exist. None is a new one under runs/.
     `device` None is CUDA where there is any, else the CPU. `plan` is the document of the plan that
     job and recipe are from: its budget bounds what CUDA may allocate, and its prediction stands
-    beside what is measured. Raises RazorError, and leaves nothing
-    behind, for anything that cannot run.
+    beside what is measured. `progress` is told what is being done until the first step. Raises
+    RazorError, and leaves nothing behind, for anything that cannot run.
     """
     recipe = recipe or Recipe()
-    if out is None:
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        out = Path("runs") / f"{job.model}-{job.dataset}-{recipe.method}-{stamp}"
-    if Path(out).exists():
-        raise UsageError(f"{out} exists already; name another directory with --out.")
-    return Run(job, recipe, Path(out), devices.find(device), plan)
+    out = choose(out, job.model, job.dataset, recipe.method)
+    with claimed(out):
+        return Run(job, recipe, out, devices.find(device), plan, progress)

@@ -131,6 +131,8 @@ def test_finetune_runs_what_was_planned(tmp_path):
     other = razorctl("finetune", "--plan", "p.json", "--ratio", "0.3", "--device", "cpu")
     assert other.exit_code == 2
     assert "p.json settles ratio; leave it out, or plan again." in other.stderr
+    other = razorctl("finetune", "--plan", "p.json", "--vram", "8GB", "--device", "cpu")
+    assert "p.json settles vram; leave it out, or plan again." in other.stderr
     short = json.loads(
         razorctl(
             "finetune",
@@ -233,6 +235,11 @@ def test_a_recipe_is_an_order(on_a_card, order):
     _, recipe, document = cli._settle(JOB | order, None)
     assert recipe == Recipe(**order)
     assert document is None
+
+
+def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, capsys):
+    cli._settle(JOB | {"method": "razor", "prefer": "fast"}, None)
+    assert "prefer does nothing where nothing is planned." in capsys.readouterr().err
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):

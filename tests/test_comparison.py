@@ -189,7 +189,7 @@ class TestBadRuns:
             rows(*runs)
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_table_fits(width, monkeypatch):
     big = {"saved": 14 * 2**30, "step": 12.34}
     runs = [write(f"f{s}", seed=s, accuracies=(None, a), **big) for s, a in SEEDS]
@@ -212,6 +212,8 @@ def test_the_table_fits(width, monkeypatch):
     ):
         assert part in table
     assert "…" not in table
+    assert ("Too narrow for: epoch, speed" in " ".join(table.split())) == (width == 60)
+    assert ("epoch" in table.split("Bold")[0]) == (width > 60)
     assert max(len(line.rstrip()) for line in table.splitlines()) <= width
 
 
@@ -230,12 +232,13 @@ def test_json_and_csv_are_all_there_is_on_stdout():
 
 
 BAD = {
-    "neither": (["nothing"], 2, "nothing is no run directory; name a model and a data set"),
-    "a run and a model": (["run", "digits"], 2, "digits is no run directory"),
-    "three names": (["a", "b", "c"], 2, "a is no run directory"),
+    "neither": (["nothing"], 2, "nothing is no directory of a run or of a"),
+    "a run and a model": (["run", "digits"], 2, "digits is no directory of a run"),
+    "three names": (["a", "b", "c"], 2, "a is no directory of a run"),
     "unfinished": (["run", "half"], 2, "half holds no finished run"),
     "settings of finished runs": (["run", "--steps", "3"], 2, "take no other steps; leave it out"),
     "methods of finished runs": (["run", "--methods", "full"], 2, "take no other methods"),
+    "damaged settings": (["grid"], 5, "grid/comparison.toml is damaged; compare again"),
     "both forms": (["run", "--json", "--csv"], 2, "give one of them"),
     "target": (["run", "--target", "95"], 2, "target 95 is outside (0, 1]"),
 }
@@ -246,5 +249,7 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
     args, code, sentence = BAD[case]
     write("run")
     (write("half") / "result.json").unlink()
+    Path("grid").mkdir()
+    Path("grid/comparison.toml").write_text("[job]\nmodel = 'vit-micro'\n")
     assert_refused(compare(*args), code, sentence)
-    assert sorted(p.name for p in Path().iterdir()) == ["half", "run"]
+    assert sorted(p.name for p in Path().iterdir()) == ["grid", "half", "run"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from razorctl import grid, search, traces
+from razorctl import grid, search, signals, traces
 from razorctl.errors import RazorError, Terminated
 from razorctl.grid import Grid
 from razorctl.job import Job
@@ -80,7 +80,8 @@ class TestGrid:
                 failure = RazorError("the device is out of memory; raise --ratio.")
                 failure.exit_code = 4
                 raise failure
-            write(command[-1], method, seed=seed)
+            attention = command[command.index("--attention") + 1]
+            write(command[-1], method, seed=seed, recipe={"attention": attention})
 
         self.failing: tuple[str, ...] = ()
         monkeypatch.setattr(grid, "_call", call)
@@ -99,8 +100,9 @@ class TestGrid:
         first = commands[1]
         assert first[:6] == [sys.executable, "-m", "razorctl", "--config", "x/comparison.toml", FT]
         assert "--method razor --attention auto --seed 0 --device cpu --json" in " ".join(first)
-        assert [at.run for at in heard] == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert grid.exit_code == 0
+        assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
+        assert grid.comparison.exit_code == 0
         assert [row["seeds"] for row in grid.comparison.document()["rows"]] == [[0, 1]] * 2
 
     def test_one_that_fails_is_a_row_with_its_reason(self, commands):
@@ -115,6 +117,40 @@ class TestGrid:
         assert result.exit_code == 4
         assert "full: the device is out of memory" in result.stdout
         assert "vit-micro on digits, 0 seeds" in result.stdout
+
+    def test_is_shown_again_from_its_directory(self, commands):
+        self.failing = ("razor", "int8")
+        names = ["--methods", "full,razor,full-stored,int8", "--seeds", "2", "--out", "x"]
+        shown = compare(*NAMED, *names).stdout
+        assert compare("x").stdout == shown
+        assert "razor: seed" not in shown
+        self.failing = ()
+        compare(*NAMED, "--methods", "razor", "--seeds", "3", "--resume", "--out", "x")
+        rows = {row["label"]: row for row in json.loads(compare("x", "--json").stdout)["rows"]}
+        assert {label: row["seeds"] for label, row in rows.items()} == {
+            "full": [0, 1],
+            "razor": [0, 1, 2],
+            "full-stored": [0, 1],
+            "int8": [],
+        }
+        assert rows["full"]["error"] == "seed 2: not finished; go on with --resume --out x."
+        write("y", "razor", seed=7, recipe={"ratio": 0.8})
+        mixed = json.loads(compare("x", "y", "x/full-1", "--json").stdout)["rows"]
+        labels = ["full", "razor 0.9", "full, stored attention", "int8", "razor 0.8"]
+        assert [row["label"] for row in mixed] == labels
+        assert mixed[0]["seeds"] == [0, 1]
+        write("z", dataset="cifar10")
+        assert "z is of vit-micro on cifar10, x of vit-micro on digits" in compare("x", "z").stderr
+
+    def test_whose_runs_all_failed_ends_alike_when_shown_again(self, commands):
+        self.failing = ("full",)
+        assert compare(*NAMED, "--methods", "full", "--out", "x").exit_code == 4
+        assert compare("x").exit_code == 4
+
+    def test_a_ratio_that_no_method_has_is_said_to_do_nothing(self, commands):
+        ratio = ["--ratio", "0.5", "--methods"]
+        assert "note: the ratio does nothing" in compare(*NAMED, *ratio, "full,full-stored").stderr
+        assert "note: " not in compare(*NAMED, *ratio, "full,razor").stderr
 
     def test_goes_on_where_it_was_left(self, commands):
         self.failing = ("razor",)
@@ -184,7 +220,13 @@ FT = "finetune"
 def test_a_small_comparison_and_the_same_again():
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
     assert first.exit_code == 0, first.stderr
-    assert first.stderr == ""  # no bar without a terminal
+    lines = first.stderr.splitlines()
+    assert lines[:3] == [
+        "vit-micro on digits: full, razor; 1 seed",
+        "directory: a",
+        "run 1 of 2: full, seed 0: starting",
+    ]
+    assert [line.startswith("run ") for line in lines[2:]] == [True] * 4  # none of a child's
     document = json.loads(first.stdout)
     second = json.loads(
         compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "b").stdout
@@ -196,7 +238,9 @@ def test_a_small_comparison_and_the_same_again():
     assert document["rows"][1]["memory_vs_full"] <= 0.1
     assert document["memory"] == "saved_bytes"
     assert document["shared"]["steps"] == 3
-    later = json.loads(compare("a/full-0", "a/razor-0", "--json").stdout)
+    assert json.loads(compare("a", "--json").stdout) == document
+    later = json.loads(compare("a/full-0", "a", "--json").stdout)
+    assert [row["label"] for row in later["rows"]] == ["full", "razor 0.9"]
     for row, again in zip(document["rows"], later["rows"], strict=True):
         assert row["step_seconds"] == again["step_seconds"]
         assert row["time_to_target"] == again["time_to_target"]
@@ -247,7 +291,8 @@ def test_a_signal_ends_the_run_that_is_on_and_begins_no_other(number, code, word
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == code
-    assert (stdout, stderr) == ("", f"error: {word}.\n")
+    left = "x holds 0 of 2 runs; go on with --resume --out x"
+    assert (stdout, stderr.splitlines()[-1]) == ("", f"error: {word}: {left}.")
     assert metrics.stat().st_size  # it had begun
     assert not Path("x/razor-0").exists()
 
@@ -282,7 +327,7 @@ class TestSigterm:
             assert pool.submit(self.meanwhile).result() is signal.SIG_DFL
 
     def test_that_comes_as_the_command_ends_is_not_lost(self):
-        with pytest.raises(Terminated) as caught, grid._sigterm_waits():
+        with pytest.raises(Terminated) as caught, signals.sigterm_waits():
             signal.raise_signal(signal.SIGTERM)
         assert caught.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -17,6 +17,8 @@ LEVELS = {
     "registry": 1,
     "settings": 1,
     "presets": 1,
+    "rundir": 1,
+    "signals": 1,
     "traces": 1,
     "costs": 2,
     "devices": 1,
@@ -25,6 +27,7 @@ LEVELS = {
     "sampling": 1,
     "rules": 2,
     "recipe": 2,
+    "effects": 3,
     "layers": 3,
     "branches": 3,
     "adapters": 3,
@@ -44,8 +47,11 @@ LEVELS = {
     "comparison": 9,
     "grid": 10,
     "views": 11,
-    "cli": 12,
-    "__main__": 13,
+    "comparison_view": 12,
+    "profile_view": 12,
+    "progress": 12,
+    "cli": 13,
+    "__main__": 14,
 }
 
 

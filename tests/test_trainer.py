@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,35 @@ def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_done_before_the_first_step_is_told_to_who_asks(tmp_path, capfd):
+    told = []
+    finetune(JOB, out=tmp_path / "run", device="cpu", progress=told.append)
+    assert told == ["loading digits", "building vit-micro", "tracing what a step saves"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_directory_is_claimed_first_and_given_back_alone(tmp_path):
+    out = tmp_path / "runs" / "run"
+
+    def progress(_: str) -> None:
+        assert out.exists()
+        (tmp_path / "runs" / "another").mkdir(exist_ok=True)  # a run that began meanwhile
+
+    with pytest.raises(UsageError, match="larger than"):
+        finetune(replace(JOB, batch_size=1438), out=out, device="cpu", progress=progress)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["another"]
+
+
+def test_weights_can_be_read_by_whom_the_rest_can(tmp_path):
+    before = os.umask(0o027)
+    try:
+        train(tmp_path, replace(JOB, steps=1))
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()}
+    assert modes == {0o640}
+
+
 def test_an_existing_directory_is_refused_and_kept(tmp_path):
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(UsageError, match="exists already"):
@@ -183,7 +213,7 @@ def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.setattr("razorctl.trainer.save_model", lambda *_: (_ for _ in ()).throw(OSError()))
     with pytest.raises(OSError):  # noqa: PT011
         list(run)
-    assert not (tmp_path / "run/model.safetensors").exists()
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"config.toml", "metrics.jsonl"}
 
 
 def test_accumulation_takes_the_same_steps(tmp_path):

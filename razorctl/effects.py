@@ -1,0 +1,51 @@
+"""Settings that a user gave and that change nothing, or not what they seem to."""
+
+from collections.abc import Collection, Iterator
+
+from razorctl.job import Job
+from razorctl.recipe import METHODS, Recipe
+
+
+def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
+    """A sentence for each of the settings `given`, names of fields, that does nothing."""
+    found = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
+    return [sentence for name, sentence in found if name in given]
+
+
+def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    rules = recipe.rules.values()
+    way = f"method {recipe.method}" + ("" if recipe.prunes else f" at ratio {recipe.ratio:g}")
+    if not METHODS[recipe.method].has_ratio:
+        yield "ratio", f"the ratio does nothing: method {recipe.method} has none."
+    if recipe.joint_budget == 1:
+        yield "joint", f"joint {recipe.joint} does nothing without a joint budget below 1."
+    if recipe.unbiased and recipe.joint_budget == 1 and not any(map(_draws, rules)):
+        yield "unbiased", f"unbiased does nothing: {way} draws nothing."
+    if recipe.mean_correction and not any(map(_prunes, rules)):
+        yield "mean_correction", f"the mean correction does nothing: {way} prunes nothing."
+    for name in ("int8_weight_grad", "int8_input_grad"):
+        if getattr(recipe, name) and "linear" not in recipe.rules:
+            what = name.removesuffix("_grad").replace("_", " ")
+            yield name, f"{what} gradients do nothing: {way} leaves linear layers as they are."
+
+
+def _prunes(rule: str) -> bool:
+    """Whether a rule of that name in `rules.RULES` drops elements or columns."""
+    return rule.startswith(("topk", "columns-"))
+
+
+def _draws(rule: str) -> bool:
+    """Whether it draws them."""
+    return rule.startswith("columns-") and rule != "columns-norm"
+
+
+def _of_job(job: Job) -> Iterator[tuple[str, str]]:
+    if job.optimizer != "sgd":
+        yield "momentum", f"the momentum does nothing: it is of sgd, not of {job.optimizer}."
+    warmup, steps = job.warmup_steps, job.steps
+    if warmup is not None and steps is not None and warmup >= steps:
+        yield (
+            "warmup_steps",
+            f"the learning rate never gets to its highest: {warmup:,} steps of warmup are not "
+            f"over after {steps:,}.",
+        )
