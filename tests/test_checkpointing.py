@@ -16,8 +16,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from razorctl import Recipe, saved_bytes, sparsify
+from razorctl import Recipe, sparsify
 from razorctl.layers import RazorLayer
+from razorctl.memory import saved_bytes
 
 SIZES = {
     "hidden_size": 32,
