@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from razorctl.gpus import Gpu
     from razorctl.job import Job
-    from razorctl.memory import saved_bytes
     from razorctl.planner import Plan, plan
     from razorctl.profiler import Profile, profile
+    from razorctl.promise import saved_bytes
     from razorctl.recipe import Recipe
     from razorctl.rules import Rule
     from razorctl.surgery import restore, sparsify
@@ -29,7 +29,7 @@ _HOMES = {
     "plan": "planner",
     "profile": "profiler",
     "restore": "surgery",
-    "saved_bytes": "memory",
+    "saved_bytes": "promise",
     "sparsify": "surgery",
 }
 __all__ = [
@@ -53,3 +53,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'razorctl' has no attribute {name!r}")
     return getattr(import_module(f"razorctl.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

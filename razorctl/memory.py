@@ -1,6 +1,7 @@
 """Traced and measured bytes: the only place that touches torch's private trackers."""
 
 import copy
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,27 +11,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.costs import cost
+from razorctl.errors import UsageError
 from razorctl.sampling import Blocks, draws
 from razorctl.traces import Kernel, Trace
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
-    """Bytes that autograd would hold between the forward and backward pass of a training step.
-
-    Counts unique storages; parameters and buffers are excluded, since they live on anyway. The
-    pass runs on fake copies in train mode, so it allocates nothing, computes nothing and leaves
-    model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
-    of keywords) and the model may be real or fake. `autocast` is the dtype of a mixed-precision
-    step, None for none. Under a joint budget the largest blocks count as drawn.
-    """
+    """`promise.saved_bytes`, without a look at what a recipe promises."""
     sizes: list[int] = []
-    _trace(*_fake(model, inputs), autocast, sizes.append)
+    _trace(*fake_copies(model, inputs), autocast, sizes.append)
     return sum(sizes)
 
 
@@ -42,7 +44,7 @@ def saved_by_module(
     The keys are dotted names, "" for the model itself; modules that save nothing have none. A
     storage counts once, for the first to save it, and of nested modules for the innermost.
     """
-    mode, model, inputs = _fake(model, inputs)
+    mode, model, inputs = fake_copies(model, inputs)
     running, sizes = [""], Counter[str]()
 
     def leave(*_: Any) -> None:  # a hook that returned the name would replace the output by it
@@ -72,7 +74,7 @@ def trace(
     and `forward(model, inputs)` is the forward pass in it. Of a larger number two are traced: with
     the second the gradients are there from the start, as with all that follow.
     """
-    mode, model, inputs = _fake(model, inputs)
+    mode, model, inputs = fake_copies(model, inputs)
     tracker, marks = _Tracker(), list[Counter[Kernel]]()
 
     def micro(count: int) -> Iterator[Any]:
@@ -86,7 +88,7 @@ def trace(
         forward(model, inputs)
 
     sizes: list[int] = []
-    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with _tracing(model, mode):
         _hold_largest_draw(model, run)
         _note_saved(model, run, sizes.append)
         tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
@@ -225,21 +227,38 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
                 self._peak_mem_snap[device] = dict(now)
 
 
-def fake(model: nn.Module) -> FakeTensorMode:
-    """Gives a model built on the meta device fake tensors on the CPU; returns their mode."""
-    mode, known = FakeTensorMode(), {}
+def fake(
+    model: nn.Module, mode: FakeTensorMode | None = None, device: torch.device | str = "cpu"
+) -> FakeTensorMode:
+    """Gives a model, for what it has on the meta device, fake tensors on one that can be.
+
+    Returns their mode, which is a new one if none is given.
+    """
+    mode, known = mode or FakeTensorMode(), dict[int, Tensor]()
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is None:
+                if tensor is None or not tensor.is_meta:
                     continue
                 if id(tensor) not in known:  # tied weights stay tied
-                    stand_in: Tensor = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+                    stand_in = _fake_like(tensor, mode, device)
                     if isinstance(tensor, nn.Parameter):
                         stand_in = nn.Parameter(stand_in, tensor.requires_grad)
                     known[id(tensor)] = stand_in
                 tensors[name] = known[id(tensor)]  # type: ignore[assignment]
     return mode
+
+
+def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
+    """A fake tensor on `device` of the layout of one on the meta device."""
+    with mode:
+        return torch.empty_strided(
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=device,
+            requires_grad=tensor.requires_grad,
+        )
 
 
 def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -248,15 +267,58 @@ def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _fake(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
-    """A fake mode, and fake copies of a model in train mode and of its inputs."""
+def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
+    """A fake mode, and fake copies of a model in train mode and of its inputs.
+
+    What is on the meta device joins the rest, on the CPU if there is none.
+    """
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)  # tokenizers give mappings of their own
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     known = [*tensors, *model.parameters(), *model.buffers()]
     modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))
     mode = next(modes, None) or FakeTensorMode()
-    return mode, copied(model, mode).train(), tree_map_only(Tensor, mode.from_tensor, inputs)
+    device = next((t.device for t in known if not t.is_meta), torch.device("cpu"))
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return _fake_like(tensor, mode, device) if tensor.is_meta else mode.from_tensor(tensor)
+
+    model = copied(model, mode).train()
+    fake(model, mode, device)
+    return mode, model, tree_map_only(Tensor, stand_in, inputs)
+
+
+@contextmanager
+def _tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """For steps of a fake model; raises UsageError where its values would decide what it does."""
+    try:
+        with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    except RuntimeError as error:
+        if isinstance(error, DataDependentOutputException):
+            why = f"reads a value of a tensor ({error.func})"
+        elif isinstance(error, DynamicOutputShapeException):
+            why = f"makes a tensor whose size depends on values ({error.func})"
+        elif isinstance(error, UnsupportedOperatorException):
+            why = f"runs {error.func}, which does not say what it would give"
+        elif ".numpy() is not supported" in str(error):
+            why = "reads the values of a tensor (.numpy())"
+        else:
+            raise
+        raise UsageError(
+            f"cannot trace {_running(model, error)}, since it {why} and a trace has no values; "
+            "trace the modules around it by themselves."
+        ) from None
+
+
+def _running(model: nn.Module, error: BaseException) -> str:
+    """The innermost module of `model` in whose code an error came up: its name and class."""
+    names = {module: name for name, module in model.named_modules()}
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    selves = [model, *(frame.f_locals.get("self") for frame in frames)]
+    module = next(m for m in reversed(selves) if isinstance(m, nn.Module) and m in names)
+    name = names[module]
+    return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
 def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any:
@@ -279,7 +341,7 @@ def _trace(
     def forward() -> None:
         _forward(model, inputs, autocast)
 
-    with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with _tracing(model, mode):
         _hold_largest_draw(model, forward)
         _note_saved(model, forward, note)
 

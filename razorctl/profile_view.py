@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl import views
+from razorctl.registry import starred
 from razorctl.views import duration, size, summary
 
 Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full
@@ -58,8 +59,7 @@ def _largest(rows: list[dict[str, Any]]) -> Bytes:
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        name = ".".join("*" if part.isdigit() else part for part in row["module"].split("."))
-        groups.setdefault((name, row["kind"]), []).append(row)
+        groups.setdefault((starred(row["module"]), row["kind"]), []).append(row)
     sums: Bytes = {}
     for (name, kind), group in groups.items():
         several = f"{len(group)} x" if len(group) > 1 else ""

@@ -224,6 +224,11 @@ class Recipe:
         return self.ratio > 0 or METHODS[self.method].ratio == "nothing"
 
     @property
+    def promises(self) -> bool:
+        """Whether its ratio is a promise in bytes."""
+        return METHODS[self.method].ratio == "bytes" and self.prunes
+
+    @property
     def approximates(self) -> bool:
         """Whether the gradient is another than that of full fine-tuning."""
         method = METHODS[self.method]

@@ -1,7 +1,8 @@
-"""Names that a user may say, and the files that define them."""
+"""Names: those that a user may say, the files that define them, and how many read as one."""
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import ModuleType
@@ -32,3 +33,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, names, n=1, cutoff=0.4)
     mend = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
     return UsageError(f"unknown {what} {name!r}; {mend}")
+
+
+def starred(name: str) -> str:
+    """A dotted name with `*` for the numbers of blocks: one for a module and its kin in others."""
+    *outer, own = (re.sub(r"^\d+$", "*", part) for part in name.split("."))
+    return ".".join([*(re.sub(r"_\d+$", "_*", part) for part in outer), own])

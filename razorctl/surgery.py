@@ -1,11 +1,13 @@
 """sparsify and restore: the one call that puts razor layers into a model, and its undoing."""
 
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from razorctl import adapters, branches, checkpointing, families
+from razorctl import adapters, branches, checkpointing, families, registry
 from razorctl.errors import UsageError
 from razorctl.families import swaps
 from razorctl.layers import Memo, RazorLayer, WeightLayer
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 
 # Leaves that save nothing worth pruning.
 LIGHT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding)
+RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,26 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
     modules of exactly a known stock type are swapped: subclasses may mean something else by it.
-    The others stay stock and are logged, unknown attention as a warning. Returns the names of the
-    swapped modules, or of those that got adapters, or whose activation checkpointing was switched
-    on; none for method `full`. Everything is checked before the first change. Raises UsageError if
-    the model is sparsified already, if it cannot honour the recipe, or if nothing in it can be
-    swapped.
+    The others stay stock and are logged; warnings say of unknown attention, and of a ratio that is
+    likely to promise more than they let it keep. Returns the names of the swapped modules, or of
+    those that got adapters, or whose activation checkpointing was switched on; none for method
+    `full`. Everything is checked before the first change. Raises UsageError if the model is
+    sparsified already, if it cannot honour the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
+    names = swap(model, recipe)
+    log_stock(model, recipe)
+    _doubt(model, recipe)
+    return names
+
+
+def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """`sparsify`, without a word in the log."""
     method = METHODS[recipe.method]
     if any(map(_changed, model.modules())):
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
     chosen = _choose(model, recipe)
-    prunable = any(swap.razor.kind in recipe.rules for swap in chosen)
+    prunable = any(new.razor.kind in recipe.rules for new in chosen)
     if recipe.rules and method.approximates and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
@@ -65,16 +76,15 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
         blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
     linear = adapters.find(model) if method.adapts else ()
-    _log_stock(model, chosen, recipe)
 
     memo, block = Memo(), 0
-    for swap in chosen:
-        module = swap.module
-        module.__class__ = swap.razor
-        module.rule, module.memo = swap.rule, memo  # type: ignore[assignment]
+    for new in chosen:
+        module = new.module
+        module.__class__ = new.razor
+        module.rule, module.memo = new.rule, memo  # type: ignore[assignment]
         if isinstance(module, WeightLayer):
             module.blocks, module.block = None, block
-            if recipe.joint == "weights" and _drawn(swap):
+            if recipe.joint == "weights" and _drawn(new):
                 module.blocks = blocks
                 block += 1
         if isinstance(module, RazorLinear):
@@ -90,7 +100,8 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
         for number, branch in enumerate(residual):
             branch.attach(blocks, number)
         blocks.attach(model)
-    return *checkpointed, *linear[:-1], *(swap.name for swap in chosen)
+    setattr(model, RECIPE, recipe)
+    return *checkpointed, *linear[:-1], *(new.name for new in chosen)
 
 
 def _changed(module: nn.Module) -> bool:
@@ -100,10 +111,10 @@ def _changed(module: nn.Module) -> bool:
     return razor or any(other)
 
 
-def _drawn(swap: Swap) -> bool:
+def _drawn(new: Swap) -> bool:
     """Whether a joint budget draws the weight of a module."""
-    weight = getattr(swap.module, "weight", None)
-    return issubclass(swap.razor, WeightLayer) and weight is not None and weight.requires_grad
+    weight = getattr(new.module, "weight", None)
+    return issubclass(new.razor, WeightLayer) and weight is not None and weight.requires_grad
 
 
 def restore(model: nn.Module) -> None:
@@ -115,6 +126,7 @@ def restore(model: nn.Module) -> None:
     for blocks in draws(model):
         blocks.detach()
     for module in list(model.modules()):
+        vars(module).pop(RECIPE, None)
         adapters.detach(module)
         checkpointing.switch_back(module)
         branches.detach(module)
@@ -165,9 +177,11 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             rule = None if recipe.backend == "flash" else rule
         chosen.append(Swap(name, module, razor, rule))
     if recipe.attention != "auto":
-        strange = _unknown_attention(model, chosen)
-        if strange or not any(issubclass(swap.razor, Attention) for swap in chosen):
-            what = f"{strange[0]} is" if strange else f"{type(model).__name__} has"
+        swapped = {new.module for new in chosen if issubclass(new.razor, Attention)}
+        strange = _unknown_attention(model, swapped)
+        if strange or not swapped:
+            first = next(iter(strange), "") or type(model).__name__
+            what = f"{first} is" if strange else f"{first} has"
             raise UsageError(
                 f"{what} no attention that can be switched to {recipe.attention!r}; "
                 "choose attention 'auto'."
@@ -175,26 +189,79 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     return chosen
 
 
-def _unknown_attention(model: nn.Module, chosen: list[Swap]) -> list[str]:
+def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn.Module]:
     """Modules that call themselves attention and neither are swapped nor hold one that is."""
-    swapped = {swap.module for swap in chosen if issubclass(swap.razor, Attention)}
-    return [
-        name or type(module).__name__
+    return {
+        name: module
         for name, module in model.named_modules()
-        if "Attention" in type(module).__name__ and not swapped & set(module.modules())
-    ]
+        if "Attention" in type(module).__name__ and swapped.isdisjoint(module.modules())
+    }
 
 
-def _log_stock(model: nn.Module, chosen: list[Swap], recipe: Recipe) -> None:
+def log_stock(model: nn.Module, recipe: Recipe) -> None:
+    """Says what of a sparsified model has stayed stock."""
     if not recipe.rules:
         return
-    swapped = {swap.module for swap in chosen}
-    leaves = [
-        f"{name} ({type(module).__name__})"
+    leaves = {
+        name: module
         for name, module in model.named_modules()
-        if module not in swapped and not isinstance(module, LIGHT) and not any(module.children())
-    ]
+        if not isinstance(module, (RazorLayer, *LIGHT)) and not any(module.children())
+    }
     if leaves:
-        log.info("stock, so saved in full: %s", ", ".join(leaves))
-    if "attention" in recipe.rules and (strange := _unknown_attention(model, chosen)):
-        log.warning("unknown attention, so stock and saved in full: %s", ", ".join(strange))
+        log.info("stock, so saved in full: %s", _grouped(leaves))
+    if "attention" in recipe.rules and (strange := _strange_attention(model)):
+        log.warning("unknown attention, so stock and saved in full: %s", _grouped(strange))
+
+
+def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
+    """The unknown attention of a sparsified model, by name."""
+    return _unknown_attention(model, {m for m in model.modules() if isinstance(m, Attention)})
+
+
+def _grouped(modules: Mapping[str, nn.Module]) -> str:
+    """Modules by name, with their classes; those of a name but for its numbers as one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, module in modules.items():
+        kind = type(module).__name__
+        groups.setdefault((registry.starred(name), kind), []).append(name or "the model")
+    return ", ".join(
+        f"{len(names)} x {stars} ({kind})" if names[1:] else f"{names[0]} ({kind})"
+        for (stars, kind), names in groups.items()
+    )
+
+
+def _doubt(model: nn.Module, recipe: Recipe) -> None:
+    """Warns where a promise in bytes, which only inputs can tell, is likely to be broken.
+
+    That is where more of a sparsified model's layers with weights are of unknown kinds, and so
+    save in full, than the share that its ratio leaves; unknown attention counts as one.
+    """
+    if not recipe.promises:
+        return
+    attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
+    weighted = [
+        module
+        for module in model.modules()
+        if not isinstance(module, LIGHT)
+        and isinstance(weight := getattr(module, "weight", None), nn.Parameter)
+        and weight.requires_grad
+    ]
+    known = swaps()
+    strange = attention.union(
+        m for m in weighted if not isinstance(m, RazorLayer) and type(m) not in known
+    )
+    if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
+        kinds = Counter(type(module).__name__ for module in strange)
+        log.warning(
+            "%s is likely to save more than the %s that ratio %g promises, since it has layers "
+            "that stay stock: %s; razorctl.saved_bytes(model, inputs) says how much.",
+            type(model).__name__,
+            percent(1 - recipe.ratio),
+            recipe.ratio,
+            ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common()),
+        )
+
+
+def percent(share: float) -> str:
+    """A share of 1 to three digits: 75.2%."""
+    return f"{100 * share:.3g}%"

@@ -134,6 +134,7 @@ def test_public_names_are_all_there():
 
     for name in razorctl.__all__:
         assert getattr(razorctl, name).__doc__
+    assert dir(razorctl) == sorted([*razorctl.__all__, "__version__"])
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = razorctl.nothing_of_the_kind
 

@@ -1,6 +1,7 @@
 """Saved bytes, to the byte where a formula can be written down."""
 
 import copy
+import re
 from functools import partial
 from itertools import product
 
@@ -10,9 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
-from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
 from razorctl.families import models
-from razorctl.memory import peak_bytes, saved_by_module
+from razorctl.memory import peak_bytes, saved_by_module, saved_bytes
 from razorctl.recipe import METHODS
 
 ROWS, WIDTH, OUT = 40, 96, 32
@@ -115,6 +117,50 @@ def test_a_batch_too_large_for_any_machine():
     with mode:
         layer = nn.Linear(WIDTH, OUT)
     assert saved_bytes(layer, x) == 10**9 * WIDTH * 4
+
+
+@pytest.mark.parametrize("places", [("cpu", "meta"), ("meta", "cpu"), ("meta", "meta")])
+def test_the_meta_device_stands_for_the_other(places):
+    def pair(model: str, inputs: str) -> tuple[nn.Module, torch.Tensor]:
+        net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)).to(model)
+        net[2].weight = net[0].weight
+        return net, torch.randn(4, 8, device=inputs)
+
+    for traced in (saved_bytes, peak_bytes):
+        assert traced(*pair(*places)) == traced(*pair("cpu", "cpu"))
+
+
+class Reads(nn.Module):
+    """What its values decide."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.function = nn.Identity(), function
+
+    def forward(self, x):
+        return self.function(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x[x > 0], "makes a tensor whose size depends on values (aten.nonzero"),
+        (lambda x: x * x.sum().item(), "reads a value of a tensor (aten._local_scalar_dense"),
+        (lambda x: x + float(x.detach().numpy().sum()), "reads the values of a tensor (.numpy())"),
+    ],
+    ids=["size", "value", "numpy"],
+)
+def test_a_module_that_depends_on_values_is_named(function, why):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Reads(function)))
+    with pytest.raises(UsageError, match=re.escape(f"cannot trace 1.1 (Reads), since it {why}")):
+        saved_bytes(net, torch.randn(4, 8))
+    with pytest.raises(UsageError, match="cannot trace Reads, since"):
+        peak_bytes(net[1][1], torch.randn(4, 8, requires_grad=True))
+
+
+def test_an_error_of_the_model_itself_is_its_own():
+    with pytest.raises(RuntimeError, match="invalid"):
+        saved_bytes(Reads(lambda x: x.view(5)), torch.randn(4, 8))
 
 
 GIB = 2**30

@@ -226,17 +226,18 @@ class TestSharing:
     @pytest.mark.parametrize("precision", [None, torch.bfloat16], ids=str)
     def test_once_and_right(self, middle, precision):
         net, x = self.stack(middle), torch.randn(50, 32)
-        with torch.autocast("cpu", precision, enabled=precision is not None):
+        saved = []
+        with (
+            torch.autocast("cpu", precision, enabled=precision is not None),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+        ):
             hidden = net[1](net[0](x))
-            saved = []
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: saved.append(t) or t, lambda t: t
-            ):
-                y = net[2](hidden)
+            saved.clear()
+            y = net[2](hidden)
+            rule, kept, known = net[2].memo.keep(
+                hidden, ("linear", y.dtype), net[2].rule, lambda: pytest.fail("kept again")
+            )
         assert not [t for t in saved if t.shape == hidden.shape]
-        rule, kept, known = net[2].memo.keep(
-            hidden, ("linear", y.dtype), net[2].rule, lambda: pytest.fail("kept again")
-        )
         assert known
         restored = rule.restore(kept, hidden.shape)
         assert (restored - hidden).norm() < 0.02 * hidden.norm()

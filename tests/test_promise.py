@@ -1,5 +1,6 @@
 """The ratio of razor as a promise in bytes, and the data that it is kept with."""
 
+import copy
 import itertools
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from razorctl import Recipe, restore, saved_bytes, sparsify
+import razorctl
+from razorctl import Recipe, restore, sparsify
 from razorctl.allocation import RESERVE, _choices, allocate, largest
 from razorctl.errors import UsageError
 from razorctl.families import swaps
 from razorctl.layers import RazorLayer
+from razorctl.memory import saved_bytes
 from razorctl.promise import sparsify_within
 from razorctl.rules import RULES, Quantised
 
@@ -105,7 +108,9 @@ class TestWithin:
         assert broken > 0.2 * full
         names = sparsify_within(model, Recipe("razor", 0.8), x)
         assert saved_bytes(model, x) <= 0.2 * full
+        assert model.razor_recipe == Recipe("razor", 0.8)
         restore(model)
+        assert "razor_recipe" not in vars(model)
         assert names == sparsify(model, Recipe("razor", 0.8))
 
     def test_leaves_a_promise_that_is_kept_alone(self):
@@ -140,6 +145,65 @@ class TestWithin:
         got = sparsify_within(model, Recipe(method, 0.9), x)
         restore(model)
         assert got == sparsify(model, Recipe(method, 0.9))
+
+
+def normed(blocks: int = 6) -> tuple[nn.Module, torch.Tensor]:
+    """Convolutions with what razor does not know after each, and a pool."""
+    layers = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    body = nn.Sequential(*(copy.deepcopy(nn.Sequential(*layers)) for _ in range(blocks)))
+    return nn.Sequential(body, nn.MaxPool2d(2)), torch.randn(4, 8, 8, 8)
+
+
+class TestWarnings:
+    def test_of_kinds_that_are_not_known_where_no_inputs_are(self, caplog):
+        model, _ = normed()
+        with caplog.at_level("INFO", "razorctl"):
+            sparsify(model)
+        assert caplog.messages == [
+            "stock, so saved in full: 6 x *.*.* (BatchNorm2d), 1 (MaxPool2d)",
+            "Sequential is likely to save more than the 10% that ratio 0.9 promises, since it has "
+            "layers that stay stock: BatchNorm2d (6); razorctl.saved_bytes(model, inputs) says "
+            "how much.",
+        ]
+
+    def test_of_the_bytes_where_inputs_are(self, caplog):
+        model, x = normed()
+        full = saved_bytes(model, x)
+        sparsify(model)
+        caplog.clear()
+        saved = razorctl.saved_bytes(model, x)
+        assert saved == saved_bytes(model, x)
+        norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
+        shares = [f"{100 * part / full:.3g}%" for part in (saved, norms, x.nbytes + pool)]
+        assert caplog.messages == [
+            f"Sequential saves {shares[0]} of what full fine-tuning does, more than the 10% that "
+            f"ratio 0.9 promises: BatchNorm2d (6) {shares[1]}, MaxPool2d (1) {shares[2]} stay "
+            "stock."
+        ]
+        restore(model)
+        with pytest.raises(UsageError, match=r"with this batch: BatchNorm2d \(6\) .* stay stock; "):
+            sparsify_within(model, Recipe(), x)
+        assert not any(isinstance(module, RazorLayer) for module in model.modules())
+
+    def test_of_what_can_be_mended(self, caplog):
+        model, x = small()
+        sparsify(model, Recipe("razor", 0.8))
+        assert not caplog.messages
+        razorctl.saved_bytes(model, x)
+        assert "more than the 20% that ratio 0.8 promises: razorctl.promise" in caplog.text
+
+    def test_not_where_a_promise_is_kept_or_none_is_made(self, caplog):
+        model, x = small(tokens=196)
+        sparsify(model, Recipe("razor", 0.6))
+        razorctl.saved_bytes(model, x)
+        model, x = normed()
+        for recipe in (Recipe("backrazor"), Recipe("int8"), Recipe("razor", 0)):
+            sparsify(model, recipe)
+            razorctl.saved_bytes(model, x)
+            restore(model)
+        razorctl.saved_bytes(model, x)
+        sparsify_within(model, Recipe("razor", 0.1), x)  # which its stock layers leave room for
+        assert not caplog.messages
 
 
 @pytest.mark.parametrize("rows", [1, 7, 127, 128, 130, 256, 800])

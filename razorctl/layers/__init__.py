@@ -23,8 +23,10 @@ class Memo:
 
     One that feeds several layers of one kind (separate q, k and v) is kept by the rule of the
     first. What a norm or an activation function keeps of its input may tell its output as well:
-    then it offers that to the layer which the output feeds. Under torch.compile every layer keeps
-    for itself: identity means nothing to a traced program.
+    then it offers that to the layer which the output feeds. What is saved elsewhere is another
+    matter (`_place`): a checkpointed region runs again by itself, so it must share with nothing
+    outside. Under torch.compile every layer keeps for itself: identity means nothing to a traced
+    program.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class Memo:
         """
         if torch.compiler.is_compiling():
             return rule, rule.keep(rows()), False
-        state = layout, x._version
+        state = layout, x._version, _place()
         if self._entry is not None:
             known, known_state, first, kept = self._entry
             if known() is x and known_state == state:
@@ -52,7 +54,8 @@ class Memo:
     def offer(self, x: Tensor, layout: Hashable, rule: Rule, kept: Kept) -> None:
         """Says that `kept`, by `rule`, is what there is to keep of `x` in that layout."""
         if not torch.compiler.is_compiling():
-            self._entry = weakref.ref(x, self._forget), (layout, x._version), rule, kept
+            state = layout, x._version, _place()
+            self._entry = weakref.ref(x, self._forget), state, rule, kept
 
     def _forget(self, dead: Any) -> None:
         if self._entry is not None and self._entry[0] is dead:
@@ -64,6 +67,23 @@ class Memo:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, ()  # copies and pickles start empty
+
+
+def _place() -> Hashable:
+    """Where autograd saves at the moment; equal only to itself, and while that is so.
+
+    Activation checkpointing saves each region by hooks of its own, and again by others in the
+    backward pass, or, if reentrant, then for the first time. Hooks are held weakly: those of a
+    region lead to the graph before it.
+    """
+    task = torch._C._current_graph_task_id()
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is None:
+        return task
+    try:
+        return task, weakref.ref(hooks[0])
+    except TypeError:  # a method of a C type, which holds nothing
+        return task, hooks[0]
 
 
 class RazorLayer(nn.Module):

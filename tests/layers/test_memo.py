@@ -1,0 +1,159 @@
+"""What the memo shares under activation checkpointing: nothing across the border of a region."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from razorctl import sparsify
+from razorctl.layers import Memo, RazorLayer
+
+WIDTH = 32
+either = pytest.mark.parametrize("reentrant", [False, True])
+
+
+class Block(nn.Module):
+    """Two layers of one input, and a norm that feeds the next block's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x + self.left(x).sigmoid() * self.right(x))
+        return y
+
+
+class Nested(nn.Module):
+    """A norm and layers that it feeds, in a region of their own and around that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(WIDTH), Block()
+        self.before, self.after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.reentrant: bool | None = None  # of the region
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        y: Tensor = self.before(x).sigmoid() * region(self.inner, x, self.reentrant) + self.after(x)
+        return y
+
+
+def region(block: nn.Module, x: Tensor, reentrant: bool | None) -> Tensor:
+    """What a block makes of x, checkpointed unless `reentrant` is None."""
+    y: Tensor = block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant)
+    return y
+
+
+class Net(nn.Module):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(blocks), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, reentrant: bool | None = None) -> Tensor:
+        for block in self.blocks:
+            x = region(block, x, reentrant)
+        y: Tensor = self.head(x)
+        return y
+
+
+def sparse(*blocks: nn.Module) -> Net:
+    """Razor at its default, by which norms keep other bits than linear layers do."""
+    net = Net(*blocks)
+    sparsify(net)
+    return net
+
+
+def gradients(net: nn.Module, *inputs: object) -> list[Tensor]:
+    x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    net(x, *inputs).square().sum().backward()
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.fixture
+def shared(monkeypatch) -> list[bool]:
+    """Of each input that a linear layer was to keep, whether it was kept already."""
+    found, keep = list[bool](), Memo.keep
+
+    def noting(self, *args):
+        result = keep(self, *args)
+        found.append(result[2])
+        return result
+
+    monkeypatch.setattr(Memo, "keep", noting)
+    return found
+
+
+def forget_at_borders(net: nn.Module) -> None:
+    """Has `net` share, without checkpointing, no more than the regions that its blocks would be."""
+    memo = next(m.memo for m in net.modules() if isinstance(m, RazorLayer))
+    for block in net.modules():
+        if isinstance(block, Block | Nested):
+            block.register_forward_pre_hook(lambda *_: memo.clear())
+            block.register_forward_hook(lambda *_: memo.clear())
+
+
+@either
+@pytest.mark.parametrize("blocks", [(Block, Block), (Nested, Block)], ids=["flat", "nested"])
+def test_a_region_shares_within_itself_alone(blocks, reentrant, shared):
+    net = sparse(*(block() for block in blocks))
+    twin = copy.deepcopy(net)
+    forget_at_borders(net)
+    want, plain = gradients(net), shared.count(True)
+    assert plain == len(blocks) + (Nested in blocks)
+    shared.clear()
+    for block in twin.modules():
+        if isinstance(block, Nested):
+            block.reentrant = False  # a reentrant one would keep nothing before the second pass
+    for a, b in zip(gradients(twin, reentrant), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert shared.count(True) >= plain * (1 if reentrant else 2)  # in the second pass too
+
+
+def test_a_region_that_breaks_a_compiled_graph_runs_eagerly():
+    net = sparse(Block(), Block())
+    twin = copy.deepcopy(net)
+    forget_at_borders(net)
+    for block in twin.blocks:
+        block.left.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    torch.compiler.reset()
+    got = gradients(torch.compile(twin, backend="eager"), False)
+    for a, b in zip(got, gradients(net), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@either
+def test_not_even_what_a_region_takes_from_around_it(reentrant, shared):
+    class Captures(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer, self.inner = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.outer(x)
+            return y * checkpoint(lambda y: y + self.inner(x), y, use_reentrant=reentrant)
+
+    gradients(sparse(Captures()))
+    assert len(shared) == (2 if reentrant else 3)
+    assert not any(shared)
+
+
+def test_a_checkpointed_model_that_only_ran_forward_can_be_collected():
+    net = sparse(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    weight = weakref.ref(net.blocks[0].weight)
+    y = net(torch.randn(4, WIDTH), False)
+    del net, y
+    gc.collect()
+    assert weight() is None
+
+
+def test_hooks_of_any_kind(shared):
+    with saved_tensors_hooks(torch.Tensor.cpu, torch.Tensor.cpu):  # of which there is no weakref
+        gradients(sparse(Block()))
+    assert shared == [False, True]
