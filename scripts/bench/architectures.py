@@ -46,7 +46,8 @@ RESULT = Path(__file__).parent / "results" / "architectures.json"
 @dataclass(frozen=True)
 class Case:
     """A model of timm and its images. resized: built for that many pixels, as it has to be told.
-    options: of timm for a smaller one, where the smallest has over 50 million parameters.
+    options: of timm for a smaller one, where the smallest has over 80 million parameters and takes
+    them.
     """
 
     model: str
