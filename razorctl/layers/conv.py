@@ -31,6 +31,9 @@ class Conv2dFunction(torch.autograd.Function):
         *kept: Tensor,
     ) -> Tensor:
         ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
+        # As stock, the backward pass has the input's own layout: not every kernel takes any.
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        ctx.memory_format = torch.channels_last if last else torch.contiguous_format
         ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
         y: Tensor = layer._conv_forward(x, weight, bias)
         return y
@@ -43,7 +46,7 @@ class Conv2dFunction(torch.autograd.Function):
         dx = dw = db = None
         with no_autocast(dy.device):
             if ctx.needs_input_grad[1]:
-                product, rows = layer.products(dy, ctx.shape)
+                product, rows = layer.products(dy, ctx.shape, ctx.memory_format)
                 dw = layer.fold(layer.weight_grad(ctx.rule, product, tuple(kept), rows, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = dy.sum((0, 2, 3))
@@ -96,8 +99,13 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
-    def products(self, dy: Tensor, shape: torch.Size) -> tuple[Product, torch.Size]:
-        """For an input of `shape`: columns of `rows` -> theirs of dW; and the shape of `rows`."""
+    def products(
+        self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format
+    ) -> tuple[Product, torch.Size]:
+        """For an input of `shape`: columns of `rows` -> theirs of dW; and the shape of `rows`.
+
+        memory_format: of the images that the stock kernel is given.
+        """
         batch, channels, height, width = shape
         if _by_patches(self):
             outputs = flat(dy.movedim(1, -1))
@@ -105,6 +113,9 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
 
         def product(x: Tensor) -> Tensor:
             image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
+            image = image.contiguous(memory_format=memory_format)
+            # Viewed anew, or the strides of a lone channel say channels-last whatever the format.
+            image = image.view(image.shape)
             size = (self.out_channels, image.shape[1] // self.groups, *self.kernel_size)
             dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
             return dw.movedim(1, -1).flatten(0, 2)

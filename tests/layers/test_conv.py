@@ -1,10 +1,14 @@
 """RazorConv2d against the oracle: the stock weight gradient of what the rule restores."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.grad import conv2d_weight
 
 from razorctl.families import swaps
 from tests.cases import CASES
@@ -42,6 +46,27 @@ def test_weight_gradients_equal_the_oracle(case, rule, device):
         cotangent = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).sin()
         layer_output.backward(cotangent)
         assert_close([dw], [weight.grad], TOLERANCE[None])
+
+
+def test_no_geometry_crashes_or_differs_from_stock():
+    script = Path(__file__).with_name("conv_geometries.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, [*done.stdout.splitlines()[-1:], done.stderr]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("rule", ["dense", "topk", "columns-norm"])
+def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatch):
+    given = []
+
+    def weight_grad(image, *rest):
+        given.append(image)
+        return conv2d_weight(image, *rest)
+
+    monkeypatch.setattr("razorctl.layers.conv.conv2d_weight", weight_grad)
+    layer = CASES["conv"].layer(rule)
+    layer(torch.randn(2, 6, 7, 5).contiguous(memory_format=memory_format)).sum().backward()
+    assert given[0].is_contiguous(memory_format=memory_format)
 
 
 def test_an_image_without_batch_is_left_to_stock():
