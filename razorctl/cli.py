@@ -345,6 +345,9 @@ def finetune(
             planned = _plan(given)
             job, chosen = planned.planned_job, planned.planned_recipe
             document = planned.document()
+    from razorctl import data
+
+    data.check(job)  # before torch is loaded, which takes seconds
     from razorctl.trainer import finetune as prepare
 
     run = prepare(job, chosen, out=out, device=device, plan=document)
@@ -387,10 +390,15 @@ def profile(
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
-    from razorctl.profiler import profile as measure
+    from razorctl import families
 
     recipe = Recipe(**_select(Recipe, given))
     of_job = ("batch_size", "input_size", "precision", "optimizer")
+    settings = {name: given[name] for name in of_job if name in given}
+    # Refused before torch is loaded, which takes seconds.
+    Job(families.find(given["model"]).name, "random", steps=timed_steps, **settings)
+    from razorctl.profiler import profile as measure
+
     with views.waiting(f"profiling {given['model']}"):
         result = measure(
             given["model"],
@@ -399,7 +407,7 @@ def profile(
             device=device,
             trace=trace,
             snapshot=snapshot,
-            **{name: given[name] for name in of_job if name in given},
+            **settings,
         ).result()
     if json:
         views.print_json(result)

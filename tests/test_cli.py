@@ -321,7 +321,9 @@ def test_failures_in_training(error, code, sentence, monkeypatch):
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
     if code not in (4, 130):
-        assert isinstance(razorctl("--debug", "finetune", "a", "b").exception, type(error))
+        assert isinstance(
+            razorctl("--debug", "finetune", "vit-micro", "digits").exception, type(error)
+        )
 
 
 class TestPrecedence:

@@ -12,8 +12,8 @@ from torch import nn
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.allocation import RESERVE, _choices, allocate, largest
 from razorctl.errors import UsageError
-from razorctl.families import swaps
 from razorctl.layers import RazorLayer
+from razorctl.libraries import swaps
 from razorctl.promise import sparsify_within
 from razorctl.rules import RULES, Quantised
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from razorctl.families import swaps
+from razorctl.libraries import swaps
 from tests.cases import CASES
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
