@@ -31,7 +31,8 @@ class Model:
         "labels": [...]}.
     example: (model, batch size, input size) -> inputs as a batch of transformed rows has them.
     logits: (model, batched inputs) -> logits [batch, classes].
-    defaults: measured settings, by their field of `Job`.
+    defaults: settings by their field of `Job`; learning rate and weight decay, which suit one
+        optimizer alone, stand in a mapping under its name.
     """
 
     name: str

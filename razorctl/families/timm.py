@@ -132,8 +132,14 @@ def from_hub(
     return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
 
 
-# The settings of Sheared Backpropagation, section 5.1.
-VIT_DEFAULTS = {"batch_size": 128, "steps": 20_000, "learning_rate": 0.01, "evaluate_every": 1000}
+# The settings of Sheared Backpropagation, section 5.1. It has no AdamW: those are what is usual.
+VIT_DEFAULTS = {
+    "batch_size": 128,
+    "steps": 20_000,
+    "evaluate_every": 1000,
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
+}
 MODELS = (
     Model(
         "vit-micro",
@@ -144,7 +150,12 @@ MODELS = (
         transform,
         example,
         logits,
-        {"batch_size": 64, "steps": 300, "learning_rate": 0.2},
+        {
+            "batch_size": 64,
+            "steps": 300,
+            "sgd": {"learning_rate": 0.2},
+            "adamw": {"learning_rate": 5e-3, "weight_decay": 0.05},
+        },
     ),
     from_hub(
         "vit-b16",
@@ -158,6 +169,6 @@ MODELS = (
         "ViT-L/16, 224 px, pretrained on ImageNet-21k; from the hub",
         "vit_large_patch16_224.augreg_in21k",
         16,
-        VIT_DEFAULTS,
+        {**VIT_DEFAULTS, "adamw": {"learning_rate": 5e-5, "weight_decay": 0.05}},
     ),
 )
