@@ -5,6 +5,7 @@ Settings come from, in this order: flag, RAZORCTL_<NAME> in the environment, the
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,6 @@ Option = partial(typer.Option, show_envvar=False)
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
 )
@@ -135,14 +135,50 @@ def main(
         ctx.default_map = dict.fromkeys(ctx.command.commands, ctx.obj)
 
 
-ModelName = Annotated[
-    str | None, typer.Argument(help="Name of a model; `razorctl list` shows them.")
+def _known() -> dict[str, dict[str, str]]:
+    """Group -> name -> summary of all that a user may name."""
+    from razorctl import data, families, gpus
+
+    return {
+        "models": {name: model.summary for name, model in families.models().items()},
+        "data sets": {name: source.summary for name, source in data.DATASETS.items()},
+        "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
+        "gpus": {name: gpus.load(name).name for name in gpus.names()},
+        "recipes": {
+            name: str(read_toml(file).get("summary", ""))
+            for name, file in presets.files("recipes").items()
+        },
+    }
+
+
+def _completes(group: str) -> Callable[[str], list[str]]:
+    """What a shell offers where a name of that group is half typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in _known()[group] if name.startswith(incomplete)]
+
+    return complete
+
+
+MODEL = typer.Argument(
+    help="Name of a model; `razorctl list` shows them.", autocompletion=_completes("models")
+)
+ModelName = Annotated[str | None, MODEL]
+DatasetName = Annotated[
+    str | None, typer.Argument(help="Name of a data set.", autocompletion=_completes("data sets"))
 ]
-DatasetName = Annotated[str | None, typer.Argument(help="Name of a data set.")]
 RecipeName = Annotated[
-    str | None, Option("--recipe", help="Settings by a preset's name; `razorctl list` shows them.")
+    str | None,
+    Option(
+        "--recipe",
+        help="Settings by a preset's name; `razorctl list recipes` shows them.",
+        autocompletion=_completes("recipes"),
+    ),
 ]
-MethodName = Annotated[str | None, Option(help="What survives of each activation.")]
+MethodName = Annotated[
+    str | None,
+    Option(help="What survives of each activation.", autocompletion=_completes("methods")),
+]
 Ratio = Annotated[float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")]
 JointBudget = Annotated[
     float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
@@ -172,7 +208,12 @@ Precision = Annotated[
 ]
 OptimizerName = Annotated[str | None, Option("--optimizer", help="sgd or adamw. [default: sgd]")]
 GpuName = Annotated[
-    str | None, Option("--gpu", help="A card by its preset's name or file. [default: detected]")
+    str | None,
+    Option(
+        "--gpu",
+        help="A card by its preset's name or file. [default: detected]",
+        autocompletion=_completes("gpus"),
+    ),
 ]
 Vram = Annotated[str | None, Option(help="Memory that may be used, such as 11GB.")]
 Prefer = Annotated[str | None, Option(help="balanced, exact or fast. [default: balanced]")]
@@ -361,7 +402,7 @@ def finetune(
 @app.command(context_settings=SETTINGS)
 def profile(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
+    model: Annotated[str, MODEL],
     method: MethodName = None,
     ratio: Ratio = None,
     joint_budget: JointBudget = None,
@@ -501,25 +542,23 @@ def compare(
 
 @app.command("list", context_settings=SETTINGS)
 def list_names(
-    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="models, datasets, methods, gpus or recipes: all that is said of each."
+        ),
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Show the models, data sets, methods and GPUs known by name."""
-    from razorctl import data, families, gpus
-
-    groups = {
-        "models": {name: model.summary for name, model in families.models().items()},
-        "data sets": {name: source.summary for name, source in data.DATASETS.items()},
-        "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
-        "gpus": {name: gpus.load(name).name for name in gpus.names()},
-        "recipes": {
-            name: str(read_toml(file).get("summary", ""))
-            for name, file in presets.files("recipes").items()
-        },
-    }
+    """Show the models, data sets, methods and GPUs known by name, or all of one KIND in full."""
+    groups = _known()
+    if kind is not None:
+        group = find("kind", kind, {name.replace(" ", ""): name for name in groups})
+        groups = {group: groups[group]}
     if json:
         views.print_json(groups)
     else:
-        views.show_names(groups)
+        views.show_names(groups, brief=kind is None)
 
 
 def run() -> None:

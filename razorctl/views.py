@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from razorctl.grid import Grid
@@ -270,17 +271,23 @@ def print_csv(rows: list[dict[str, Any]]) -> None:
     writer.writerows(rows)
 
 
-def show_names(groups: dict[str, dict[str, str]]) -> None:
-    """The table of `list`: group -> name -> summary."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=False)
-    table.add_column(style="dim")
+def show_names(groups: dict[str, dict[str, str]], brief: bool) -> None:
+    """The table of `list`: group -> name -> summary; if `brief`, a line each, without recipes."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    if brief:
+        table.add_column(style="dim", no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for group, names in groups.items():
+        if brief and group == "recipes":
+            continue
         for i, (name, summary) in enumerate(names.items()):
-            table.add_row("" if i else group, name, summary)
-        table.add_section()
+            text = Text(summary, no_wrap=brief, overflow="ellipsis" if brief else None)
+            table.add_row(*["" if i else group][:brief], name, text)
     out.print(table)
+    if brief:
+        more = "In full: razorctl list models, datasets, methods, gpus or recipes."
+        out.print(more, style="dim", highlight=False)
 
 
 Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full

@@ -154,7 +154,7 @@ MODELS = (
             "batch_size": 64,
             "steps": 300,
             "sgd": {"learning_rate": 0.2},
-            "adamw": {"learning_rate": 5e-3, "weight_decay": 0.05},
+            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
         },
     ),
     from_hub(
