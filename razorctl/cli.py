@@ -93,7 +93,6 @@ Option = partial(typer.Option, show_envvar=False)
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
 )
@@ -184,14 +183,50 @@ def main(
         ctx.default_map = dict.fromkeys(ctx.command.commands, ctx.obj)
 
 
-ModelName = Annotated[
-    str | None, typer.Argument(help="Name of a model; `razorctl list` shows them.")
+def _known() -> dict[str, dict[str, str]]:
+    """Group -> name -> summary of all that a user may name."""
+    from razorctl import data, families, gpus
+
+    return {
+        "models": {name: model.summary for name, model in families.models().items()},
+        "data sets": {name: source.summary for name, source in data.DATASETS.items()},
+        "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
+        "gpus": {name: gpus.load(name).name for name in gpus.names()},
+        "recipes": {
+            name: str(read_toml(file).get("summary", ""))
+            for name, file in presets.files("recipes").items()
+        },
+    }
+
+
+def _completes(group: str) -> Callable[[str], list[str]]:
+    """What a shell offers where a name of that group is half typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in _known()[group] if name.startswith(incomplete)]
+
+    return complete
+
+
+MODEL = typer.Argument(
+    help="Name of a model; `razorctl list` shows them.", autocompletion=_completes("models")
+)
+ModelName = Annotated[str | None, MODEL]
+DatasetName = Annotated[
+    str | None, typer.Argument(help="Name of a data set.", autocompletion=_completes("data sets"))
 ]
-DatasetName = Annotated[str | None, typer.Argument(help="Name of a data set.")]
 RecipeName = Annotated[
-    str | None, Option("--recipe", help="Settings by a preset's name; `razorctl list` shows them.")
+    str | None,
+    Option(
+        "--recipe",
+        help="Settings by a preset's name; `razorctl list recipes` shows them.",
+        autocompletion=_completes("recipes"),
+    ),
 ]
-MethodName = Annotated[str | None, Option(help="What survives of each activation.")]
+MethodName = Annotated[
+    str | None,
+    Option(help="What survives of each activation.", autocompletion=_completes("methods")),
+]
 Ratio = Annotated[float | None, Option(help="Share that is pruned; of razor, of bytes; in [0, 1).")]
 JointBudget = Annotated[
     float | None, Option(help="Share of blocks with a gradient each step, in (0, 1].")
@@ -221,7 +256,12 @@ Precision = Annotated[
 ]
 OptimizerName = Annotated[str | None, Option("--optimizer", help="sgd or adamw. [default: sgd]")]
 GpuName = Annotated[
-    str | None, Option("--gpu", help="A card by its preset's name or file. [default: detected]")
+    str | None,
+    Option(
+        "--gpu",
+        help="A card by its preset's name or file. [default: detected]",
+        autocompletion=_completes("gpus"),
+    ),
 ]
 Vram = Annotated[str | None, Option(help="Memory that may be used, such as 11GB.")]
 Prefer = Annotated[str | None, Option(help="balanced, exact or fast. [default: balanced]")]
@@ -291,6 +331,9 @@ def _settle(given: dict[str, Any], device: str | None) -> tuple[Job, Recipe, dic
     if not {"model", "dataset"} <= given.keys():
         raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
     job, recipe = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
+    from razorctl import data
+
+    data.check(job)  # before torch is loaded, which takes seconds
     from razorctl import devices, gpus
 
     place = devices.find(device)
@@ -429,7 +472,6 @@ def finetune(
         given = _preset(recipe, given)
     document: dict[str, Any] | None
     if plan is not None:
-        from razorctl import devices
         from razorctl.planner import read
 
         job, chosen, document = read(plan)
@@ -438,6 +480,8 @@ def finetune(
             raise UsageError(
                 f"{plan} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
             )
+        from razorctl import devices
+
         _check_place(job.precision, devices.find(device), str(plan))
     else:
         job, chosen, document = _settle(given, device)
@@ -463,7 +507,7 @@ def finetune(
 @app.command(context_settings=SETTINGS)
 def profile(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name of a model; `razorctl list` shows them.")],
+    model: Annotated[str, MODEL],
     method: MethodName = None,
     ratio: Ratio = None,
     joint_budget: JointBudget = None,
@@ -492,9 +536,14 @@ def profile(
     """
     flags = {name: value for name, value in locals().items() if value is not None}
     given = {**(ctx.obj or {}), **flags}
+    from razorctl import families
+
     recipe = Recipe(**_select(Recipe, given))
     _note_effects(ctx, recipe)
     of_job = ("batch_size", "input_size", "precision", "optimizer")
+    settings = {name: given[name] for name in of_job if name in given}
+    # Refused before torch is loaded, which takes seconds.
+    Job(families.find(given["model"]).name, "random", steps=timed_steps, **settings)
     with views.waiting(f"profiling {given['model']}"):
         from razorctl.profiler import profile as measure
 
@@ -505,7 +554,7 @@ def profile(
             device=device,
             trace=trace,
             snapshot=snapshot,
-            **{name: given[name] for name in of_job if name in given},
+            **settings,
         ).result()
     if json:
         views.print_json(result)
@@ -604,25 +653,23 @@ def compare(
 
 @app.command("list", context_settings=SETTINGS)
 def list_names(
-    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="models, datasets, methods, gpus or recipes: all that is said of each."
+        ),
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Show the models, data sets, methods and GPUs known by name."""
-    from razorctl import data, families, gpus
-
-    groups = {
-        "models": {name: model.summary for name, model in families.models().items()},
-        "data sets": {name: source.summary for name, source in data.DATASETS.items()},
-        "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
-        "gpus": {name: gpus.load(name).name for name in gpus.names()},
-        "recipes": {
-            name: str(read_toml(file).get("summary", ""))
-            for name, file in presets.files("recipes").items()
-        },
-    }
+    """Show the models, data sets, methods and GPUs known by name, or all of one KIND in full."""
+    groups = _known()
+    if kind is not None:
+        group = find("kind", kind, {name.replace(" ", ""): name for name in groups})
+        groups = {group: groups[group]}
     if json:
         views.print_json(groups)
     else:
-        views.show_names(groups)
+        views.show_names(groups, brief=kind is None)
 
 
 def run() -> None:

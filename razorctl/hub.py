@@ -5,14 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
-
 from razorctl.errors import DataError, MissingError, RazorError
 
 TIMEOUT = 10  # seconds
@@ -25,16 +17,19 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises MissingError, with the `name` that
     users know, if a file is not to be had.
     """
+    # Imported here: it is slow to import, and only fetching needs it.
+    from huggingface_hub import HfApi, errors, snapshot_download
+
     problem = "the hub cannot be reached"
     mend = "run once with network, or point HF_HOME at a cache that has it."
     offline = False
     try:
         # Asked here because snapshot_download waits without limit for a network that drops packets.
         HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT)
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         offline, problem = True, f"the hub answers {error.response.status_code} for {repo}"
         mend = "try again later, or run `hf auth login` if it may be read by some only."
-    except (HTTPError, OfflineModeIsEnabled):
+    except (errors.HTTPError, errors.OfflineModeIsEnabled):
         offline = True
     try:
         folder = Path(
@@ -46,7 +41,7 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
             return folder
         if not offline:
             problem, mend = f"{repo} on the hub lacks some of {', '.join(files)}", "name another."
-    except (HTTPError, LocalEntryNotFoundError):
+    except (errors.HTTPError, errors.LocalEntryNotFoundError):
         pass
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
 

@@ -11,14 +11,20 @@ from razorctl.settings import check_seed, check_types
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "adamw"]
+# Settings of a job whose model has no measured ones: for all, and by optimizer.
+GENERAL = {"batch_size": 64, "steps": 1000}
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
+}
 
 
 @dataclass(frozen=True)
 class Job:
     """Model, data set, and an optimizer with linear warmup and cosine decay.
 
-    None means the model's measured default, else the one `resolved` names. Raises UsageError for
-    values no training can use.
+    None means the model's default, for the optimizer where that matters, else the one `resolved`
+    names. Raises UsageError for values no training can use.
 
     input_size: pixels of an image's side, or tokens of a text.
     epochs: an alternative to steps; fractions are fine.
@@ -42,7 +48,7 @@ class Job:
     input_size: int | None = None
     learning_rate: float | None = None
     momentum: float = 0.9
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     warmup_steps: int | None = None
     clip_norm: float = 1.0
     evaluate_every: int | None = None
@@ -82,9 +88,12 @@ class Job:
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job with every None settled, `epochs` as steps, for `examples` training examples.
 
+        `defaults` are a model's: settings by name, and by name of an optimizer those for it alone.
         Raises UsageError if a batch is larger than the data, or cannot be cut into micro-batches.
         """
-        settings = {"batch_size": 64, "steps": 1000, "learning_rate": 0.01, **defaults}
+        own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
+        by_optimizer = defaults.get(self.optimizer, {})
+        settings = {**GENERAL, **OPTIMIZERS[self.optimizer], **own, **by_optimizer}
         if self.epochs is not None or "epochs" in defaults:
             del settings["steps"]
         if self.steps is not None:

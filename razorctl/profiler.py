@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from razorctl import devices, families, memory, tracing
+from razorctl import devices, families, libraries, memory, tracing
 from razorctl.errors import UsageError
 from razorctl.families import Model
 from razorctl.job import Job, OptimizerName, Precision
@@ -285,7 +285,7 @@ def profile(
 
     net = family.bare(CLASSES, job.input_size).to(place)
     training = Training(family, net, job, place)
-    inputs, known = training.inputs(), families.swaps()
+    inputs, known = training.inputs(), libraries.swaps()
     kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
     full = memory.saved_by_module(net, inputs, autocast=dtype)
     sparsify_within(net, recipe, inputs, autocast=dtype)

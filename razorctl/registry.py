@@ -4,13 +4,14 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from types import ModuleType
 from typing import TypeVar
 
 from razorctl.errors import UsageError
 
 Entry = TypeVar("Entry")
+NEAR = 0.6  # at least this share of the letters of two names, in order
 
 
 def modules(package: str, path: Iterable[str]) -> list[ModuleType]:
@@ -28,10 +29,20 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not known; says the nearest one that is."""
+    """The error for a name that is not known; says the nearest one that is, or all if none is near.
+
+    Near is one of which a few letters differ, or that begins or ends with the name.
+    """
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.4)
-    mend = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+
+    def likeness(other: str) -> float:
+        ours, theirs = name.casefold(), other.casefold()
+        part = len(ours) > 1 and (theirs.startswith(ours) or theirs.endswith(ours))
+        return part + SequenceMatcher(None, ours, theirs).ratio()
+
+    nearest = max(names, key=likeness, default=None)
+    near = nearest is not None and likeness(nearest) >= NEAR
+    mend = f"did you mean {nearest!r}?" if near else f"known: {', '.join(names)}."
     return UsageError(f"unknown {what} {name!r}; {mend}")
 
 

@@ -35,6 +35,7 @@ def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """The optimizer of a resolved job, over what is trainable."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert job.learning_rate is not None
+    assert job.weight_decay is not None
     if job.optimizer == "adamw":  # fused, it has no temporaries as large as the model
         return AdamW(parameters, job.learning_rate, weight_decay=job.weight_decay, fused=True)
     # Fused SGD cannot leave out the weights that a joint budget has not drawn.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from razorctl import adapters, branches, checkpointing, families, registry
+from razorctl import adapters, branches, checkpointing, libraries, registry
 from razorctl.errors import UsageError
-from razorctl.families import swaps
 from razorctl.layers import Memo, RazorLayer, WeightLayer
 from razorctl.layers.attention import Attention
 from razorctl.layers.linear import RazorLinear
+from razorctl.libraries import swaps
 from razorctl.recipe import METHODS, Recipe
 from razorctl.rules import Centred, Rule, build
 from razorctl.sampling import Blocks, draws
@@ -67,7 +67,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     blocks, residual = None, list[branches.Branch]()
     if recipe.joint_budget < 1:
         if recipe.joint == "branches":
-            residual = branches.find(model, families.branches())
+            residual = branches.find(model, libraries.branches())
             size, what = len(residual), "residual branch that is known and trainable"
         else:
             size, what = sum(map(_drawn, chosen)), "trainable weight to draw"

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from razorctl.recipe import METHODS
 
@@ -244,14 +245,20 @@ def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
     return f"{times:.2f}x faster" if times >= 1 else f"{1 / times:.2f}x slower"
 
 
-def show_names(groups: dict[str, dict[str, str]]) -> None:
-    """The table of `list`: group -> name -> summary."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=False)
-    table.add_column(style="dim")
+def show_names(groups: dict[str, dict[str, str]], brief: bool) -> None:
+    """The table of `list`: group -> name -> summary; if `brief`, a line each, without recipes."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    if brief:
+        table.add_column(style="dim", no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for group, names in groups.items():
+        if brief and group == "recipes":
+            continue
         for i, (name, summary) in enumerate(names.items()):
-            table.add_row("" if i else group, name, summary)
-        table.add_section()
+            text = Text(summary, no_wrap=brief, overflow="ellipsis" if brief else None)
+            table.add_row(*["" if i else group][:brief], name, text)
     out.print(table)
+    if brief:
+        more = "In full: razorctl list models, datasets, methods, gpus or recipes."
+        out.print(more, style="dim", highlight=False)

@@ -11,12 +11,10 @@ from torch import nn
 from transformers import BertConfig, activations
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
-from razorctl.families import models, swaps
 from razorctl.layers import RazorLayer
 from razorctl.layers.attention import Attention
+from razorctl.libraries import swaps
 from razorctl.rules import RULES, Centred, Rule
-
-models()  # loads every family's library, so that `swaps` has its layers
 
 
 @dataclass(frozen=True)

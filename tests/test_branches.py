@@ -25,7 +25,8 @@ from transformers import (
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.branches import attached
 from razorctl.errors import UsageError
-from razorctl.families import branches, models
+from razorctl.families import models
+from razorctl.libraries import branches
 from razorctl.memory import peak_bytes
 from razorctl.sampling import draws
 

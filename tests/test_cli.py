@@ -174,12 +174,47 @@ def test_attention_and_mean_correction_are_settings():
 
 
 def test_list_names_everything():
-    table = razorctl("list").stdout
     groups = json.loads(razorctl("list", "--json").stdout)
     assert set(groups) == {"models", "data sets", "methods", "gpus", "recipes"}
     assert set(groups["methods"]) == set(METHODS)
-    for names in groups.values():
-        assert all(name in table for name in names)
+    recipes = groups.pop("recipes")
+    names = [name for group in groups.values() for name in group]
+    lines = razorctl("list").stdout.splitlines()
+    assert len(lines) == len(names) + 1  # which says how to see more, such as recipes
+    assert all(f" {name} " in line for name, line in zip(names, lines, strict=False))
+    assert all(len(line) <= 80 for line in lines)
+    assert "recipes" in lines[-1]
+    assert not any(name in line for name in recipes for line in lines)
+
+
+def test_list_of_one_kind_is_whole():
+    groups = json.loads(razorctl("list", "--json").stdout)
+    for group, names in groups.items():
+        kind = group.replace(" ", "")
+        assert json.loads(razorctl("list", kind, "--json").stdout) == {group: names}
+        words = razorctl("list", kind).stdout.split()
+        assert words == [word for entry in names.items() for text in entry for word in text.split()]
+    assert "unknown kind 'modles'; did you mean 'models'?" in razorctl("list", "modles").stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("finetune vit-m", {"vit-micro"}),
+        ("plan vit-micro cifar", {"cifar10", "cifar100"}),
+        ("profile vit-micro --method prebackrazor", {m for m in METHODS if m.startswith("preb")}),
+        ("plan --gpu rtx-20", {"rtx-2080-ti"}),
+        ("finetune --recipe sheared-tab1-j", {"sheared-tab1-js50", "sheared-tab1-js70"}),
+    ],
+)
+def test_a_shell_completes_names(typed, offered):
+    asked = {
+        "_RAZORCTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"razorctl {typed}",
+        "COMP_CWORD": str(len(typed.split())),
+    }
+    result = CliRunner().invoke(app, [], prog_name="razorctl", env=asked)
+    assert set(result.stdout.split()) == offered
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -370,7 +405,9 @@ def test_failures_in_training(error, code, sentence, monkeypatch):
     assert result.exit_code == code
     assert_ends_with_an_error(result, sentence)
     if code not in (4, 130):
-        assert isinstance(razorctl("--debug", "finetune", "a", "b").exception, type(error))
+        assert isinstance(
+            razorctl("--debug", "finetune", "vit-micro", "digits").exception, type(error)
+        )
 
 
 class TestPrecedence:

@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from razorctl import cli, devices, gpus, planner, presets
+from razorctl import cli, devices, gpus, planner, presets, trainer
 from razorctl.cli import app
 from razorctl.gpus import Detected, Process
 from razorctl.job import Job
@@ -119,6 +120,23 @@ def test_the_card_of_this_machine(monkeypatch):
     assert gpus.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
     monkeypatch.setattr(gpus, "detect", lambda: (replace(card, name="Some Card"),))
     assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *SMALL).stderr
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_command_says_its_rates_and_runs_the_planned_job(optimizer, monkeypatch):
+    flags = ("--gpu", "t4", "--method", "full", "--optimizer", optimizer, "--json")
+    document = json.loads(razorctl("plan", *SMALL, *flags).stdout)
+    words = shlex.split(document["command"])
+    assert {"--lr", "--weight-decay"} <= set(words)
+    jobs = []
+
+    def note(job, *_, **__):
+        jobs.append(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "finetune", note)
+    assert razorctl(*words[1:]).exit_code == 130
+    assert jobs == [Job(**document["job"])]
 
 
 def test_finetune_runs_what_was_planned(tmp_path):

@@ -18,12 +18,24 @@ POSITIVE = (
 
 
 def test_given_values_win_over_the_models_and_those_over_ours():
-    job = Job("m", "d", steps=50).resolved({"steps": 10, "learning_rate": 0.3}, 1000)
-    assert (job.steps, job.learning_rate, job.batch_size) == (50, 0.3, 64)
+    job = Job("m", "d", steps=50).resolved({"steps": 10, "evaluate_every": 3}, 1000)
+    assert (job.steps, job.evaluate_every, job.batch_size) == (50, 3, 64)
     assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == [
         "epochs",
         "input_size",
     ]
+
+
+def test_learning_rate_and_weight_decay_are_those_for_the_optimizer():
+    def rates(defaults, **given):
+        job = Job("m", "d", **given).resolved(defaults, 1000)
+        return job.learning_rate, job.weight_decay
+
+    own = {"sgd": {"learning_rate": 0.3}, "adamw": {"learning_rate": 2e-5, "weight_decay": 0.05}}
+    assert rates(own) == (0.3, 0)
+    assert rates(own, optimizer="adamw") == (2e-5, 0.05)
+    assert rates(own, optimizer="adamw", learning_rate=0.1, weight_decay=0.0) == (0.1, 0)
+    assert rates({"sgd": own["sgd"]}, optimizer="adamw") == (1e-4, 0.01)  # no figure of its own
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (0.25, 3), (3, 30), (0.001, 1)])

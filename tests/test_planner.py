@@ -172,7 +172,15 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
     monkeypatch.setitem(families.models(), name, replace(family, name=name))
     tracing._blueprint.cache_clear()
     size = SIZES[name][0]
-    job = Job(name, "any", batch_size=4, precision="fp32", learning_rate=0.1, input_size=size)
+    job = Job(
+        name,
+        "any",
+        batch_size=4,
+        precision="fp32",
+        learning_rate=0.1,
+        weight_decay=0,
+        input_size=size,
+    )
     traced = tracing.trace(job, Recipe("razor", 0.8), 5, "cpu")
     model = family.bare(5, job.input_size).eval()
     inputs = family.example(model, 4, job.input_size)
@@ -185,7 +193,7 @@ def test_evaluation_needs_no_more_than_training(name, monkeypatch):
 
 
 def test_on_cuda_autocast_has_probabilities_in_single_precision():
-    job = Job("vit-b16", "any", 2, precision="bf16", learning_rate=0.1)
+    job = Job("vit-b16", "any", 2, precision="bf16", learning_rate=0.1, weight_decay=0)
     stored, fused = Recipe("full", attention="stored"), Recipe("full")
     here, there = (tracing.trace(job, stored, 5, device).saved for device in ("cpu", "cuda"))
     # Of each of 12 layers, which then keeps them in the precision of the next product too.
@@ -198,7 +206,9 @@ def test_on_cuda_dropout_keeps_bytes_and_fused_attention_none(monkeypatch):
         family = small_models(**changes)["bert"]
         monkeypatch.setitem(families.models(), "bert", replace(family, name="bert"))
         tracing._blueprint.cache_clear()
-        job = Job("bert", "any", 4, precision="fp32", learning_rate=0.1, input_size=16)
+        job = Job(
+            "bert", "any", 4, precision="fp32", learning_rate=0.1, weight_decay=0, input_size=16
+        )
         return tracing.trace(job, Recipe(method), 5, device)
 
     here, there = traced("cpu", attention_probs_dropout_prob=0.0), traced("cuda")
@@ -447,7 +457,9 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory(cache):
 
 
 def test_operations_are_those_of_the_model():
-    job = Job("vit-b16", "cifar100", batch_size=2, precision="fp32", learning_rate=0.1)
+    job = Job(
+        "vit-b16", "cifar100", batch_size=2, precision="fp32", learning_rate=0.1, weight_decay=0
+    )
     trace = tracing.trace(job, Recipe("full"), 100)
     operations = sum(kernel.operations * n for kernel, n in trace.kernels.items())
     # 17.6 G multiplications and as many additions an image forward, twice that backward; the

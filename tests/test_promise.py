@@ -14,8 +14,8 @@ import razorctl
 from razorctl import Recipe, restore, sparsify
 from razorctl.allocation import RESERVE, _choices, allocate, largest
 from razorctl.errors import UsageError
-from razorctl.families import swaps
 from razorctl.layers import RazorLayer
+from razorctl.libraries import swaps
 from razorctl.memory import saved_bytes
 from razorctl.promise import sparsify_within
 from razorctl.rules import RULES, Quantised

@@ -1,11 +1,12 @@
 import pytest
 
+from razorctl import libraries, registry
 from razorctl.errors import UsageError
-from razorctl.families import models, swaps
+from razorctl.libraries import swaps
 from razorctl.recipe import DEFAULT_METHOD, METHODS, WEIGHTS, Recipe
 from razorctl.rules import RULES
 
-models()  # loads every family's library, so that `swaps` has them all
+registry.modules(libraries.__name__, libraries.__path__)  # loads all that `swaps` may have
 
 
 @pytest.mark.parametrize("name", METHODS)

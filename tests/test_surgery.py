@@ -7,11 +7,11 @@ from timm import layers as stock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, libraries, registry, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.families import models, swaps
 from razorctl.layers import RazorLayer
 from razorctl.layers.linear import RazorLinear
+from razorctl.libraries import swaps
 from razorctl.recipe import METHODS
 
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.approximates])
@@ -216,7 +216,7 @@ class TestJointBudget:
 
 
 def test_every_swap_is_a_razor_layer_of_its_stock_class():
-    models()  # loads every family's library
+    registry.modules(libraries.__name__, libraries.__path__)  # loads all that there may be
     assert len(swaps()) > 20
     for stock_type, razor in swaps().items():
         assert issubclass(razor, RazorLayer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from razorctl import families, registry
 from razorctl.errors import UsageError
+from razorctl.job import Job
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -67,3 +68,9 @@ def pair(model: str, dataset: str) -> tuple[families.Model, Source]:
             f"{family.modality}s: {', '.join(fitting)}."
         )
     return family, source
+
+
+def check(job: Job) -> None:
+    """Raises UsageError for what can be said against a job before anything is loaded."""
+    family, source = pair(job.model, job.dataset)
+    job.resolved(family.defaults, source.train_examples)

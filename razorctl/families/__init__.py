@@ -1,22 +1,17 @@
-"""How a library's models are built, fed and swapped: a file a library, found by listing.
+"""Models by name: a file a library, found by listing.
 
-A family file has the name of its library and defines `MODELS`, a tuple of `Model` entries; `SWAPS`,
-as a layer file does, for the library's own layers; and `BRANCHES`, which maps its exact block types
-to the residual branches in them: the names of the modules that save something, the last of which
-gives the branch's output.
+A family file defines `MODELS`, a tuple of `Model` entries. It imports its library where it builds
+and feeds a model, not before: what is known of a model takes no torch.
 """
 
-import importlib
-import pkgutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
+from razorctl import registry
 
-from razorctl import layers, registry
-from razorctl.layers import RazorLayer
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Rows = dict[str, list[Any]]
 Modality = Literal["image", "text"]
@@ -36,63 +31,31 @@ class Model:
         "labels": [...]}.
     example: (model, batch size, input size) -> inputs as a batch of transformed rows has them.
     logits: (model, batched inputs) -> logits [batch, classes].
-    defaults: measured settings, by their field of `Job`.
+    defaults: settings by their field of `Job`; learning rate and weight decay, which suit one
+        optimizer alone, stand in a mapping under its name.
     """
 
     name: str
     summary: str
     modality: Modality
-    build: Callable[[int, int | None], nn.Module]
-    bare: Callable[[int, int | None], nn.Module]
-    transform: Callable[[nn.Module, int | None], Callable[[Rows], Rows]]
-    example: Callable[[nn.Module, int, int | None], Any]
-    logits: Callable[[nn.Module, Any], Tensor]
+    build: Callable[[int, int | None], "nn.Module"]
+    bare: Callable[[int, int | None], "nn.Module"]
+    transform: Callable[["nn.Module", int | None], Callable[[Rows], Rows]]
+    example: Callable[["nn.Module", int, int | None], Any]
+    logits: Callable[["nn.Module", Any], "Tensor"]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_unread = [file.name for file in pkgutil.iter_modules(__path__)]
-_known: dict[str, Model] = {}
-
-
-def _read() -> None:
-    file = importlib.import_module(f"{__name__}.{_unread[0]}")
-    _known.update({model.name: model for model in file.MODELS})
-    del _unread[0]
+_MODELS: dict[str, Model] = {
+    model.name: model for file in registry.modules(__name__, __path__) for model in file.MODELS
+}
 
 
 def models() -> dict[str, Model]:
     """Every model by name."""
-    while _unread:
-        _read()
-    return _known
+    return _MODELS
 
 
 def find(name: str) -> Model:
-    """The model of that name; raises UsageError with the nearest one if there is none.
-
-    Libraries are slow to load: those that come after the model's own are not.
-    """
-    while _unread and name not in _known:
-        _read()
-    return registry.find("model", name, _known)
-
-
-def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
-    """Stock types -> razor classes: torch's, and those of every library that is loaded.
-
-    A library that is not loaded has no module in any model, and may be slow to load.
-    """
-    return dict(layers.SWAPS) | _registered("SWAPS")
-
-
-def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
-    """Stock block types -> their residual branches, of every library that is loaded."""
-    return _registered("BRANCHES")
-
-
-def _registered(name: str) -> dict[type[nn.Module], Any]:
-    found: dict[type[nn.Module], Any] = {}
-    for file in pkgutil.iter_modules(__path__):
-        if file.name in sys.modules:
-            found |= getattr(importlib.import_module(f"{__name__}.{file.name}"), name)
-    return found
+    """The model of that name; raises UsageError with the nearest one if there is none."""
+    return registry.find("model", name, _MODELS)

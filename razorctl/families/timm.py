@@ -1,34 +1,17 @@
-"""Vision models built by timm, and its own layers."""
+"""Vision models built by timm."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file
-from timm import create_model
-from timm import layers as stock
-from timm.data import create_transform, resolve_model_data_config
-from timm.layers import activations as stock_activations
-from timm.models import (
-    beit,
-    eva,
-    swin_transformer,
-    swin_transformer_v2,
-    vision_transformer,
-    vision_transformer_relpos,
-)
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.errors import UsageError
 from razorctl.families import Model, Rows
-from razorctl.layers import RazorLayer, activation
-from razorctl.layers.attention import Attention, Diverted
-from razorctl.layers.norm import Norm
-from razorctl.layers.scale import LayerScale
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+    from torch import Tensor, nn
 
 VIT_MICRO = {
     "img_size": 28,
@@ -41,12 +24,15 @@ VIT_MICRO = {
 VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
 
 
-def vit_micro(num_classes: int, pretrained: bool = True) -> VisionTransformer:
+def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
     """A ViT of 1.2 million parameters for 28 x 28 grey images, pretrained on Fashion-MNIST.
 
     The classifier is always fresh. How the weights were made stands beside them, in
     pretraining.json.
     """
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
     model = VisionTransformer(num_classes=num_classes, **VIT_MICRO)
     size = VIT_MICRO["img_size"]
     model.pretrained_cfg = {
@@ -64,7 +50,7 @@ def vit_micro(num_classes: int, pretrained: bool = True) -> VisionTransformer:
 
 def _micro(
     classes: int, input_size: int | None = None, pretrained: bool = True
-) -> VisionTransformer:
+) -> "VisionTransformer":
     if input_size not in (None, VIT_MICRO["img_size"]):
         raise UsageError(
             f"vit-micro takes images of {VIT_MICRO['img_size']} pixels, not {input_size}; leave "
@@ -73,32 +59,38 @@ def _micro(
     return vit_micro(classes, pretrained)
 
 
-def _data_config(model: nn.Module, input_size: int | None) -> dict[str, Any]:
+def _data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
     """timm's account of the images that a model takes, `input_size` pixels high and wide."""
+    from timm.data import resolve_model_data_config
+
     config: dict[str, Any] = resolve_model_data_config(model)
     if input_size is not None:
         config["input_size"] = (config["input_size"][0], input_size, input_size)
     return config
 
 
-def transform(model: nn.Module, input_size: int | None = None) -> Callable[[Rows], Rows]:
+def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
     """Rows of images and labels -> tensors [channels, height, width] as the model expects them."""
+    from timm.data import create_transform
+
     config = _data_config(model, input_size)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
     return partial(_prepared, create_transform(**config, is_training=False), mode)
 
 
-def _prepared(prepare: Callable[[Any], Tensor], mode: str, rows: Rows) -> Rows:
+def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
     inputs = [prepare(image.convert(mode)) for image in rows["image"]]
     return {"inputs": inputs, "labels": rows["label"]}
 
 
-def example(model: nn.Module, batch_size: int, input_size: int | None = None) -> Tensor:
+def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
     """Blank images [batch, channels, height, width]."""
+    import torch
+
     return torch.zeros(batch_size, *_data_config(model, input_size)["input_size"])
 
 
-def logits(model: nn.Module, inputs: Tensor) -> Tensor:
+def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
     output: Tensor = model(inputs)
     return output
 
@@ -118,7 +110,9 @@ def from_hub(
             )
         return {"num_classes": classes, "img_size": input_size}
 
-    def build(classes: int, input_size: int | None = None) -> nn.Module:
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        from timm import create_model
+
         wanted = settings(classes, input_size)
         folder = hub.fetch(name, f"timm/{timm_name}", ("model.safetensors",), "model")
         # The hub's file has timm's own layout, whatever that of the first release.
@@ -129,15 +123,23 @@ def from_hub(
             )
         return model
 
-    def bare(classes: int, input_size: int | None = None) -> nn.Module:
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        from timm import create_model
+
         model: nn.Module = create_model(timm_name, **settings(classes, input_size))
         return model
 
     return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
 
 
-# The settings of Sheared Backpropagation, section 5.1.
-VIT_DEFAULTS = {"batch_size": 128, "steps": 20_000, "learning_rate": 0.01, "evaluate_every": 1000}
+# The settings of Sheared Backpropagation, section 5.1. It has no AdamW: those are what is usual.
+VIT_DEFAULTS = {
+    "batch_size": 128,
+    "steps": 20_000,
+    "evaluate_every": 1000,
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
+}
 MODELS = (
     Model(
         "vit-micro",
@@ -148,7 +150,12 @@ MODELS = (
         transform,
         example,
         logits,
-        {"batch_size": 64, "steps": 300, "learning_rate": 0.2},
+        {
+            "batch_size": 64,
+            "steps": 300,
+            "sgd": {"learning_rate": 0.2},
+            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+        },
     ),
     from_hub(
         "vit-b16",
@@ -162,110 +169,6 @@ MODELS = (
         "ViT-L/16, 224 px, pretrained on ImageNet-21k; from the hub",
         "vit_large_patch16_224.augreg_in21k",
         16,
-        VIT_DEFAULTS,
+        {**VIT_DEFAULTS, "adamw": {"learning_rate": 5e-5, "weight_decay": 0.05}},
     ),
 )
-
-
-class TimmAttention(Attention):
-    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`."""
-
-    @property
-    def fused_attn(self) -> bool:
-        """The stock setting where nothing is saved, else what the backend needs."""
-        setting: bool = vars(self)["fused_attn"]
-        if not self.saving:
-            return setting
-        return self.backend != "stored" or self.rule is not None
-
-    @fused_attn.setter
-    def fused_attn(self, setting: bool) -> None:
-        vars(self)["fused_attn"] = setting
-
-    @classmethod
-    def head_width(cls, module: nn.Module) -> int:
-        width: int = module.head_dim  # type: ignore[assignment]
-        return width
-
-    @classmethod
-    def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.saving or self.rule is None:
-            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        with Diverted(self):
-            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-
-
-class RazorAttention(TimmAttention, stock.Attention):  # type: ignore[misc]
-    """timm's attention of a ViT."""
-
-
-class RazorAttentionRope(TimmAttention, stock.AttentionRope):  # type: ignore[misc]
-    """timm's attention with rotary positions."""
-
-
-class RazorLayerNorm(Norm, stock.LayerNorm):  # type: ignore[misc]
-    """timm's LayerNorm."""
-
-
-class RazorLayerNormFp32(Norm, stock.LayerNormFp32):  # type: ignore[misc]
-    """timm's LayerNorm in single precision."""
-
-
-class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
-    """timm's RMSNorm."""
-
-    centres = False
-
-
-class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
-    """timm's layer scale."""
-
-
-class RazorGELU(activation.ExactGELU, stock_activations.GELU):  # type: ignore[misc]
-    """timm's GELU."""
-
-
-class RazorGELUTanh(activation.TanhGELU, stock_activations.GELUTanh):  # type: ignore[misc]
-    """timm's tanh GELU."""
-
-
-class RazorQuickGELU(activation.QuickGELU, stock_activations.QuickGELU):  # type: ignore[misc]
-    """timm's quick GELU."""
-
-
-class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc]
-    """timm's SiLU."""
-
-
-# Drop path needs none: its stock form saves one number per example.
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[1]: razor
-    for razor in (
-        RazorAttention,
-        RazorAttentionRope,
-        RazorLayerNorm,
-        RazorLayerNormFp32,
-        RazorRmsNorm,
-        RazorLayerScale,
-        RazorGELU,
-        RazorGELUTanh,
-        RazorQuickGELU,
-        RazorSwish,
-    )
-}
-
-_PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
-_SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
-BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
-    vision_transformer.Block: _SCALED,
-    vision_transformer.ResPostBlock: _PLAIN,
-    vision_transformer_relpos.RelPosBlock: _SCALED,
-    beit.Block: _PLAIN,
-    eva.EvaBlock: _PLAIN,
-    eva.EvaBlockPostNorm: _PLAIN,
-    swin_transformer.SwinTransformerBlock: _PLAIN,
-    swin_transformer_v2.SwinTransformerV2Block: _PLAIN,
-}

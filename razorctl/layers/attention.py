@@ -169,7 +169,6 @@ class SparseFlashFunction(torch.autograd.Function):
         return *grads[:3], dmask, None, None
 
 
-@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _attention_gradient(
     q: Tensor,
     k: Tensor,
@@ -226,6 +225,11 @@ class Attention(RazorLayer):
     softmax_dtype: ClassVar[torch.dtype | None] = None
     rule: Rule | None  # type: ignore[assignment]
     backend: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # No decorator: it loads torch._dynamo, as a library that has attention has done anyway.
+        torch.compiler.allow_in_graph(_attention_gradient)  # type: ignore[no-untyped-call]
 
     @property
     def rules(self) -> tuple[Rule, Rule, Rule, Rule]:
@@ -319,4 +323,4 @@ class Diverted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch's own has no seam; see the families
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch's own has no seam; see the libraries

@@ -65,4 +65,4 @@ class LayerScale(RazorLayer):
         return y
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has none; see the families
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has none; see the libraries

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.families import swaps
+from razorctl.libraries import swaps
 from razorctl.recipe import METHODS
 from razorctl.views import size
 

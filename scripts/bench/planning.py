@@ -101,6 +101,7 @@ def grid(device: str) -> list[Point]:
                 precision=precision,  # type: ignore[arg-type]
                 optimizer=optimizer,  # type: ignore[arg-type]
                 learning_rate=1e-4,
+                weight_decay=0.0,
                 input_size=size,
             )
             attention = "stored" if method == "full-stored" else "auto"

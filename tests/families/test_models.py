@@ -16,7 +16,7 @@ from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.families import find, models
 from razorctl.families.timm import VIT_MICRO, VIT_MICRO_WEIGHTS
 from razorctl.families.transformers import BERT_BASE
-from razorctl.job import Job
+from razorctl.job import OPTIMIZERS, Job
 from razorctl.memory import saved_bytes
 from tests import local_hub
 
@@ -81,7 +81,11 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
         model.to_empty(device="cpu")
     one, two = (saved_bytes(model, entry.example(model, size)) for size in (1, 2))
     assert 1.9 * one < two < 2.1 * one
-    Job(name, "digits", **entry.defaults)
+    rates = [dict(entry.defaults.get(optimizer, {})) for optimizer in OPTIMIZERS]
+    own = {field: v for field, v in entry.defaults.items() if field not in OPTIMIZERS}
+    assert not {"learning_rate", "weight_decay"} & set(own)  # no rate suits every optimizer
+    for by_optimizer in rates:
+        Job(name, "digits", **own, **by_optimizer)
 
 
 @pytest.mark.parametrize("name", sorted(set(models()) - {"vit-micro"}))

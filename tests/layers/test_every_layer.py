@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.families import swaps
+from razorctl.libraries import swaps
 from razorctl.rules import RULES
 from tests.cases import CASES, stock
 

@@ -1,0 +1,124 @@
+"""timm's own layers, and the residual branches of its blocks."""
+
+from typing import Any
+
+from timm import layers as stock
+from timm.layers import activations as stock_activations
+from timm.models import (
+    beit,
+    eva,
+    swin_transformer,
+    swin_transformer_v2,
+    vision_transformer,
+    vision_transformer_relpos,
+)
+from torch import Tensor, nn
+
+from razorctl.layers import RazorLayer, activation
+from razorctl.layers.attention import Attention, Diverted
+from razorctl.layers.norm import Norm
+from razorctl.layers.scale import LayerScale
+
+
+class TimmAttention(Attention):
+    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`."""
+
+    @property
+    def fused_attn(self) -> bool:
+        """The stock setting where nothing is saved, else what the backend needs."""
+        setting: bool = vars(self)["fused_attn"]
+        if not self.saving:
+            return setting
+        return self.backend != "stored" or self.rule is not None
+
+    @fused_attn.setter
+    def fused_attn(self, setting: bool) -> None:
+        vars(self)["fused_attn"] = setting
+
+    @classmethod
+    def head_width(cls, module: nn.Module) -> int:
+        width: int = module.head_dim  # type: ignore[assignment]
+        return width
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return cls.head_width(module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.saving or self.rule is None:
+            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+        with Diverted(self):
+            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class RazorAttention(TimmAttention, stock.Attention):  # type: ignore[misc]
+    """timm's attention of a ViT."""
+
+
+class RazorAttentionRope(TimmAttention, stock.AttentionRope):  # type: ignore[misc]
+    """timm's attention with rotary positions."""
+
+
+class RazorLayerNorm(Norm, stock.LayerNorm):  # type: ignore[misc]
+    """timm's LayerNorm."""
+
+
+class RazorLayerNormFp32(Norm, stock.LayerNormFp32):  # type: ignore[misc]
+    """timm's LayerNorm in single precision."""
+
+
+class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
+    """timm's RMSNorm."""
+
+    centres = False
+
+
+class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
+    """timm's layer scale."""
+
+
+class RazorGELU(activation.ExactGELU, stock_activations.GELU):  # type: ignore[misc]
+    """timm's GELU."""
+
+
+class RazorGELUTanh(activation.TanhGELU, stock_activations.GELUTanh):  # type: ignore[misc]
+    """timm's tanh GELU."""
+
+
+class RazorQuickGELU(activation.QuickGELU, stock_activations.QuickGELU):  # type: ignore[misc]
+    """timm's quick GELU."""
+
+
+class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc]
+    """timm's SiLU."""
+
+
+# Drop path needs none: its stock form saves one number per example.
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    razor.__bases__[1]: razor
+    for razor in (
+        RazorAttention,
+        RazorAttentionRope,
+        RazorLayerNorm,
+        RazorLayerNormFp32,
+        RazorRmsNorm,
+        RazorLayerScale,
+        RazorGELU,
+        RazorGELUTanh,
+        RazorQuickGELU,
+        RazorSwish,
+    )
+}
+
+_PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
+_SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    vision_transformer.Block: _SCALED,
+    vision_transformer.ResPostBlock: _PLAIN,
+    vision_transformer_relpos.RelPosBlock: _SCALED,
+    beit.Block: _PLAIN,
+    eva.EvaBlock: _PLAIN,
+    eva.EvaBlockPostNorm: _PLAIN,
+    swin_transformer.SwinTransformerBlock: _PLAIN,
+    swin_transformer_v2.SwinTransformerV2Block: _PLAIN,
+}

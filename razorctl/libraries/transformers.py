@@ -1,0 +1,160 @@
+"""transformers' own layers, the attention of its ViT, BERT and kin, and their residual branches.
+
+Their attention modules ask an AttentionInterface for the function that their configuration names.
+While a model is sparsified that is `razor_eager` or `razor_sdpa`, after what it was before; these
+send a module of a razor class to its own `attend`, and any other to the stock function.
+"""
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import activations as stock
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+from transformers.models.bert import modeling_bert
+from transformers.models.distilbert import modeling_distilbert
+from transformers.models.roberta import modeling_roberta
+from transformers.models.vit import modeling_vit
+
+from razorctl.layers import RazorLayer, activation
+from razorctl.layers.attention import Attention, masked
+
+PREFIX = "razor_"
+
+
+class InterfaceAttention(Attention):
+    """Base of attentions that call an AttentionInterface."""
+
+    scales_query = False
+    config: Any
+    is_causal: bool
+
+    @classmethod
+    def head_width(cls, module: nn.Module) -> int:
+        sizes = (getattr(module, name, None) for name in ("attention_head_size", "head_dim"))
+        return next(size for size in sizes if isinstance(size, int))
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        return cls.head_width(module)
+
+    @classmethod
+    def refusal(cls, module: nn.Module, backend: str) -> str | None:
+        config: Any = module.config
+        if config._attn_implementation.startswith(PREFIX):
+            return (
+                "shares its config with a model that is sparsified already; build it with "
+                "a copy of that config."
+            )
+        if config._attn_implementation not in ("eager", "sdpa"):
+            return (
+                f"runs {config._attn_implementation!r}; build the model with "
+                "attn_implementation='sdpa'."
+            )
+        if config.output_attentions:
+            return (
+                "returns its probabilities, which razor attention cannot; set "
+                "config.output_attentions to False."
+            )
+        return super().refusal(module, backend)
+
+    def take_over(self) -> None:
+        if not self.config._attn_implementation.startswith(PREFIX):  # layers share it
+            self.config._attn_implementation = PREFIX + self.config._attn_implementation
+
+    def give_back(self) -> None:
+        self.config._attn_implementation = self.config._attn_implementation.removeprefix(PREFIX)
+
+
+def _interface(name: str) -> Any:
+    """The attention function that stands in for the stock one of that name."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        razor = module if isinstance(module, InterfaceAttention) and module.saving else None
+        if razor and (razor.backend != "stored" or razor.rule is not None):
+            causal = razor.is_causal and attention_mask is None and query.shape[2] > 1
+            out = razor.attend(
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout_p=kwargs.get("dropout", 0.0),
+                is_causal=causal,
+                scale=kwargs.get("scaling"),
+            )
+            return out.transpose(1, 2).contiguous(), None
+        homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
+        eager = next(h["eager_attention_forward"] for h in homes if "eager_attention_forward" in h)
+        if razor and attention_mask is not None and attention_mask.dtype == torch.bool:
+            zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
+            attention_mask = masked(zeros, attention_mask)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface("eager" if razor else name, eager)
+        return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+
+    return attention
+
+
+for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
+    AttentionInterface.register(PREFIX + name, _interface(name))
+    AttentionMaskInterface.register(PREFIX + name, mask)
+
+
+def _calls_the_interface(candidate: object) -> bool:
+    if not (isinstance(candidate, type) and "forward" in vars(candidate)):
+        return False
+    code: Any = inspect.unwrap(vars(candidate)["forward"])
+    return "ALL_ATTENTION_FUNCTIONS" in code.__code__.co_names
+
+
+def _razor(stock_type: type[nn.Module], base: type[RazorLayer], **members: Any) -> None:
+    """Defines the razor class of a stock type in this module, so that pickles find it."""
+    name = f"Razor{stock_type.__name__}"
+    members |= {"__doc__": f"transformers' {stock_type.__name__}.", "__module__": __name__}
+    globals()[name] = SWAPS[stock_type] = type(name, (base, stock_type), members)
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}
+for modeling, softmax_dtype in (
+    (modeling_bert, None),
+    (modeling_roberta, None),
+    (modeling_distilbert, None),
+    (modeling_vit, torch.float32),
+):
+    for stock_type in vars(modeling).values():
+        if _calls_the_interface(stock_type):
+            _razor(stock_type, InterfaceAttention, softmax_dtype=softmax_dtype)
+for stock_type, base in (
+    (stock.GELUActivation, activation.ExactGELU),
+    (stock.GELUTanh, activation.TanhGELU),
+    (stock.NewGELUActivation, activation.TanhGELU),
+    (stock.FastGELUActivation, activation.TanhGELU),
+    (stock.QuickGELUActivation, activation.QuickGELU),
+    (stock.SiLUActivation, activation.SiLU),
+):
+    _razor(stock_type, base)
+
+_BERT_BRANCHES = (
+    ("attention.self", "attention.output.dense", "attention.output.dropout"),
+    ("intermediate", "output.dense", "output.dropout"),
+)
+# The dropout of ViT ends both branches of a layer, so it is in none: on an input without grad it
+# saves nothing.
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    modeling_bert.BertLayer: _BERT_BRANCHES,
+    modeling_roberta.RobertaLayer: _BERT_BRANCHES,
+    modeling_distilbert.TransformerBlock: (("attention", "attention.out_lin"), ("ffn",)),
+    modeling_vit.ViTLayer: (
+        ("layernorm_before", "attention", "attention.o_proj"),
+        ("layernorm_after", "mlp"),
+    ),
+}
