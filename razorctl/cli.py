@@ -32,6 +32,7 @@ from razorctl.registry import find, unknown
 from razorctl.settings import read_toml
 from razorctl.signals import sigterm_raises
 
+OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # which suit one alone
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
 
@@ -121,6 +122,8 @@ def _preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     settings = _settings(file)
     if "steps" in given or "epochs" in given:  # two ways to say the same
         settings = {k: v for k, v in settings.items() if k not in ("steps", "epochs")}
+    if given.get("optimizer", Job.optimizer) != settings.get("optimizer", Job.optimizer):
+        settings = {k: v for k, v in settings.items() if k not in OF_OPTIMIZER}
     return settings | given
 
 
@@ -331,20 +334,23 @@ def _settle(given: dict[str, Any], device: str | None) -> tuple[Job, Recipe, dic
     if not {"model", "dataset"} <= given.keys():
         raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
     job, recipe = Job(**_select(Job, given)), Recipe(**_select(Recipe, given))
-    from razorctl import data
+    from razorctl import data, gpus
 
     data.check(job)  # before torch is loaded, which takes seconds
-    from razorctl import devices, gpus
-
-    place = devices.find(device)
     if not {"gpu", "vram"} & given.keys():
-        found = gpus.detect()[place.index or 0 :] if place.type == "cuda" else ()
-        known = bool(found) and gpus.preset_for(found[0]) is not None
-        if found and not known:
-            views.note(f"no preset is known for {devices.name(place)}, so nothing is planned.")
-        if _select(Recipe, given).keys() - {"seed"} or not known:
+        found = () if device == "cpu" else gpus.detect()
+        if _select(Recipe, given).keys() - {"seed"} or not found:
             for name in PLANNING & given.keys():
                 views.note(f"{name.replace('_', ' ')} does nothing where nothing is planned.")
+            return job, recipe, None
+    with views.waiting("looking for the device"):
+        from razorctl import devices
+
+        place = devices.find(device)
+    if not {"gpu", "vram"} & given.keys():
+        cards = found[place.index or 0 :] if place.type == "cuda" else ()
+        if not cards or gpus.preset_for(cards[0]) is None:
+            views.note(f"nothing is planned: no preset is known for {devices.name(place)}.")
             return job, recipe, None
     planned = _plan(given, place)
     card = f"{planned.gpu.name}, {views.size(planned.budget)}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from razorctl import traces
 from razorctl.allocation import largest
@@ -20,6 +20,11 @@ from razorctl.recipe import METHODS, Recipe
 from razorctl.traces import Trace
 
 Prefer = Literal["balanced", "exact", "fast"]
+WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that may take more
+    "exact": ("balanced", "fast"),
+    "balanced": ("fast",),
+    "fast": (),
+}
 RATIOS = (0.5, 0.9)  # of razor, beside the largest that is allowed
 ALIKE = 0.8  # of the time of a method at one ratio: what it takes at another at least
 PAYS = 0.95  # of an exact way's time: what an approximate one may take at most to be worth it
@@ -360,17 +365,25 @@ class Search:
 
     def needed(self, prefer: Prefer) -> int:
         """The smallest budget in which a preference finds a way."""
-        sizes = []
-        for recipe in self._allowed(prefer):
-            for counts in ((1,), reversed(self._counts)):  # all between them take more
-                count = next((n for n in counts if self._possible(recipe, n)), None)
-                if count is not None:
-                    sizes.append(self.predict(recipe, count).predicted.needed_bytes)
+        sizes = list(self._sizes(prefer))
         if not sizes:
             raise UsageError(
                 f"no way to train {self.job.model} can be traced; change its settings."
             )
         return min(sizes)
+
+    def _sizes(self, prefer: Prefer) -> Iterator[int]:
+        """What the ways of a preference need that may need least, of the likeliest first."""
+        for counts in (reversed(self._counts), (1,)):  # all between them take more
+            tried = list(counts)
+            for recipe in self._allowed(prefer):
+                count = next((n for n in tried if self._possible(recipe, n)), None)
+                if count is not None:
+                    yield self.predict(recipe, count).predicted.needed_bytes
+
+    def _finds(self, prefer: Prefer) -> bool:
+        """Whether a preference finds a way."""
+        return any(size <= self.budget for size in self._sizes(prefer))
 
     def _closest(self, prefer: Prefer) -> str:
         """The nearest to this that fits: the job in another way, or another job."""
@@ -378,10 +391,12 @@ class Search:
             free = Search(
                 self.job, self.gpu, self.budget, None, self.max_ratio, self.cache, self.report
             )
-            if free.needed("balanced") <= self.budget:
+            if free._finds("balanced"):
                 return "fits with another recipe; leave the settings of this one out"
-        elif others := [p for p in get_args(Prefer) if self.needed(p) <= self.budget]:
-            return f"fits with --prefer {others[0]}"
+        else:
+            for other in WIDER[prefer]:
+                if self._finds(other):
+                    return f"fits with --prefer {other}"
         flags: dict[str, str] = {}
         so_far: dict[str, Any] = {}
         for flag, change in self._changes():
@@ -392,7 +407,7 @@ class Search:
                 job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
             )
             with suppress(UsageError):  # a size that the model cannot take
-                if search.needed(prefer) <= self.budget:
+                if search._finds(prefer):
                     return f"fits with {' and '.join(flags.values())}"
         if self.recipe is None and self._fastest([ADAPTERS]):
             return f"only --method {ADAPTERS.method} fits, which trains adapters alone"

@@ -99,7 +99,8 @@ CASES: dict[str, Case] = {
     "pointwise": Case(lambda: nn.Conv2d(7, 5, 1), ((2, 7, 3, 5),), exact=True),
     "conv": Case(
         lambda: nn.Conv2d(6, 8, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)),
-        ((2, 6, 7, 5), (1, 6, 3, 3)),
+        # No narrower: stock's own in fp16 on a CPU then reads beyond its input.
+        ((2, 6, 7, 5), (1, 6, 3, 5)),
         exact=True,
     ),
     "same conv": Case(lambda: nn.Conv2d(6, 8, 3, padding="same"), ((2, 6, 5, 7),), exact=True),

@@ -220,6 +220,9 @@ def test_a_recipe_preset_is_the_weakest_word(tmp_path):
     assert document["recipe"]["joint_budget"] == 0.7
     assert document["job"]["batch_size"] == 16
     assert document["job"]["learning_rate"] == 0.01
+    words = ("plan", *SMALL, "--recipe", "sheared-tab1-full", "--gpu", "t4")
+    assert "--lr 0.01 " in razorctl(*words).stdout
+    assert "--lr 0.003 " in razorctl(*words, "--optimizer", "adamw").stdout
     unknown = razorctl("finetune", "vit-micro", "digits", "--recipe", "sheared-tab1-js7")
     assert unknown.exit_code == 2
     assert "unknown recipe 'sheared-tab1-js7'; did you mean 'sheared-tab1-js70'?" in unknown.stderr

@@ -365,7 +365,7 @@ def test_the_largest_ratio_bounds_the_search(cache):
 
 @pytest.mark.parametrize("prefer", PREFERENCES)
 def test_what_does_not_fit_says_what_would(prefer, cache):
-    job = replace(JOB, batch_size=4096)
+    job = replace(JOB, batch_size=2)
     with pytest.raises(NoFitError, match=r"does not fit in 0\.50 GiB; it needs 0\.\d+ GiB") as stop:
         planned(cache, 0.5, job, prefer=prefer)
     assert stop.value.exit_code == 3
