@@ -12,6 +12,8 @@ from razorctl.families import Model, Rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Nothing is generated; and transformers warns of a cache beside activation checkpointing.
+WITHOUT_CACHE = {"use_cache": False}
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 TOKENS = 128
 
@@ -79,7 +81,7 @@ def from_hub(
 
         check(input_size)
         model: nn.Module = AutoModelForSequenceClassification.from_config(
-            BertConfig(**config, num_labels=classes)
+            BertConfig(**config, num_labels=classes, **WITHOUT_CACHE)
         )
         return model
 
@@ -93,7 +95,11 @@ def from_hub(
             model: nn.Module
             with _quiet():
                 model, found = AutoModelForSequenceClassification.from_pretrained(
-                    folder, num_labels=classes, dtype=torch.float32, output_loading_info=True
+                    folder,
+                    num_labels=classes,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    **WITHOUT_CACHE,
                 )
             absent = [w for w in found["missing_keys"] if not w.startswith("classifier.")]
             if absent:
