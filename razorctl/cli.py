@@ -26,7 +26,7 @@ from razorctl import (
     views,
 )
 from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
-from razorctl.job import Job
+from razorctl.job import Job, settle_precision
 from razorctl.recipe import METHODS, Recipe
 from razorctl.registry import find, unknown
 from razorctl.settings import read_toml
@@ -303,7 +303,7 @@ def _plan(given: dict[str, Any], place: Any = None) -> Any:
     job, settled = Job(**_select(Job, given)), _select(Recipe, given)
     if settled.keys() == {"seed"}:  # which is the job's too, and no recipe
         settled = {}
-    _check_place(gpus.settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
+    _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
     with views.planning(gpu.name, budget, source) as report:
         return planner.plan(

@@ -13,7 +13,6 @@ import pynvml
 
 from razorctl import presets
 from razorctl.errors import UsageError
-from razorctl.job import Precision
 from razorctl.registry import find, unknown
 from razorctl.settings import check_types, read_toml
 
@@ -198,21 +197,6 @@ def _read(file: Path) -> Gpu:
         return Gpu(**table)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-
-
-def settle_precision(precision: Precision, compute_capability: str) -> Precision:
-    """What `Job.precision` means on a card: auto is bf16 from 8.0 on, fp16 from 7.0, else fp32.
-
-    Raises UsageError for bf16 on a card without it, which torch would emulate, slowly.
-    """
-    capability = tuple(map(int, compute_capability.split(".")))
-    if precision == "bf16" and capability < (8, 0):
-        raise UsageError(
-            f"bf16 needs compute capability 8.0 and the card has {compute_capability}; choose fp16."
-        )
-    if precision != "auto":
-        return precision
-    return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
 
 
 @dataclass(frozen=True)

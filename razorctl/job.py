@@ -128,3 +128,18 @@ class Job:
             return (step + 1) / (self.warmup_steps + 1)
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return 0.5 + 0.5 * math.cos(math.pi * min(1.0, done))
+
+
+def settle_precision(precision: Precision, compute_capability: str) -> Precision:
+    """What `Job.precision` means on a card: auto is bf16 from 8.0 on, fp16 from 7.0, else fp32.
+
+    Raises UsageError for bf16 on a card without it, which torch would emulate, slowly.
+    """
+    capability = tuple(map(int, compute_capability.split(".")))
+    if precision == "bf16" and capability < (8, 0):
+        raise UsageError(
+            f"bf16 needs compute capability 8.0 and the card has {compute_capability}; choose fp16."
+        )
+    if precision != "auto":
+        return precision
+    return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from razorctl import traces
 from razorctl.allocation import largest
 from razorctl.errors import UsageError
-from razorctl.gpus import Gpu, settle_precision
-from razorctl.job import Job
+from razorctl.gpus import Gpu
+from razorctl.job import Job, settle_precision
 from razorctl.recipe import METHODS, Recipe
 from razorctl.traces import Trace
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from razorctl.errors import UsageError
-from razorctl.gpus import settle_precision
-from razorctl.job import Job, Precision
+from razorctl.job import Job, Precision, settle_precision
 
 # Of `Job.precision`: what autocast computes in, None for the model's own.
 DTYPES: dict[str, torch.dtype | None] = {

@@ -9,6 +9,7 @@ import pytest
 from razorctl import gpus, presets
 from razorctl.errors import UsageError
 from razorctl.gpus import Detected, Process
+from razorctl.job import settle_precision
 
 SHIPPED = sorted(file.stem for file in (presets.SHIPPED / "gpus").glob("*.toml"))
 MIB = 2**20
@@ -440,24 +441,10 @@ def test_preset_for(name, mib, preset):
     assert found == (gpus.load(preset) if preset else None)
 
 
-@pytest.mark.parametrize(
-    ("capability", "auto"), [("9.0", "bf16"), ("8.0", "bf16"), ("7.5", "fp16"), ("6.1", "fp32")]
-)
-def test_precision_by_capability(capability, auto):
-    assert gpus.settle_precision("auto", capability) == auto
-    assert gpus.settle_precision("fp32", capability) == "fp32"
-    assert gpus.settle_precision("fp16", capability) == "fp16"
-    if auto == "bf16":
-        assert gpus.settle_precision("bf16", capability) == "bf16"
-    else:
-        with pytest.raises(UsageError, match=r"needs compute capability 8.0 .* choose fp16"):
-            gpus.settle_precision("bf16", capability)
-
-
 def test_precision_of_every_preset():
     bf16 = {
         name
         for name in gpus.names()
-        if gpus.settle_precision("auto", gpus.load(name).compute_capability) == "bf16"
+        if settle_precision("auto", gpus.load(name).compute_capability) == "bf16"
     }
     assert bf16 == {name for name in gpus.names() if "bf16" in gpus.load(name).rates}

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from razorctl.errors import UsageError
-from razorctl.job import Job
+from razorctl.job import Job, settle_precision
 
 POSITIVE = (
     "input_size",
@@ -94,3 +94,17 @@ def test_schedule_rises_then_falls_to_zero():
 def test_values_of_another_type_are_refused(field, value):
     with pytest.raises(UsageError, match=rf"{field.replace('_', ' ')} {value!r} is not of type"):
         Job("m", "d", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("capability", "auto"), [("9.0", "bf16"), ("8.0", "bf16"), ("7.5", "fp16"), ("6.1", "fp32")]
+)
+def test_precision_by_capability(capability, auto):
+    assert settle_precision("auto", capability) == auto
+    assert settle_precision("fp32", capability) == "fp32"
+    assert settle_precision("fp16", capability) == "fp16"
+    if auto == "bf16":
+        assert settle_precision("bf16", capability) == "bf16"
+    else:
+        with pytest.raises(UsageError, match=r"needs compute capability 8.0 .* choose fp16"):
+            settle_precision("bf16", capability)
