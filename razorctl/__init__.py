@@ -4,33 +4,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from razorctl.gpus import Gpu
     from razorctl.job import Job
-    from razorctl.planner import Plan, plan
-    from razorctl.profiler import Profile, profile
-    from razorctl.promise import saved_bytes
+    from razorctl.planning.gpus import Gpu
+    from razorctl.planning.plan import Plan, plan
     from razorctl.recipe import Recipe
-    from razorctl.rules import Rule
-    from razorctl.surgery import restore, sparsify
-    from razorctl.trainer import Step, finetune
+    from razorctl.rules.quantized import Rule
+    from razorctl.surgery.byte_budget import saved_bytes
+    from razorctl.surgery.sparsify import restore, sparsify
+    from razorctl.training.profiler import Profile, profile
+    from razorctl.training.run import Step, finetune
 
 __version__ = "0.1.0"
 
 # Loaded on first use, so that `razorctl --help` imports no torch.
 _HOMES = {
-    "Gpu": "gpus",
+    "Gpu": "planning.gpus",
     "Job": "job",
-    "Plan": "planner",
-    "Profile": "profiler",
+    "Plan": "planning.plan",
+    "Profile": "training.profiler",
     "Recipe": "recipe",
-    "Rule": "rules",
-    "Step": "trainer",
-    "finetune": "trainer",
-    "plan": "planner",
-    "profile": "profiler",
-    "restore": "surgery",
-    "saved_bytes": "promise",
-    "sparsify": "surgery",
+    "Rule": "rules.quantized",
+    "Step": "training.run",
+    "finetune": "training.run",
+    "plan": "planning.plan",
+    "profile": "training.profiler",
+    "restore": "surgery.sparsify",
+    "saved_bytes": "surgery.byte_budget",
+    "sparsify": "surgery.sparsify",
 }
 __all__ = [
     "Gpu",

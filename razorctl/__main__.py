@@ -1,3 +1,3 @@
-from razorctl.cli import run
+from razorctl.cli.app import run
 
 run()

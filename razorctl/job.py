@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from razorctl.config.registry import unknown
+from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.registry import unknown
-from razorctl.settings import check_seed, check_types
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "adamw"]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from razorctl.allocation import allocate
+from razorctl.config.registry import find, unknown
+from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.registry import find, unknown
-from razorctl.settings import check_seed, check_types
+from razorctl.rules.allocation import allocate
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 Joint = Literal["weights", "branches"]

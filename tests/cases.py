@@ -13,8 +13,8 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from razorctl.layers import RazorLayer
 from razorctl.layers.attention import Attention
-from razorctl.libraries import swaps
-from razorctl.rules import RULES, Centred, Rule
+from razorctl.layers.libraries import swaps
+from razorctl.rules.quantized import RULES, Centred, Rule
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tomli_w
 from typer.testing import CliRunner, Result
 
 import razorctl
-from razorctl.cli import app
+from razorctl.cli.app import app
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from timm import create_model
 from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
-from razorctl import families
+from razorctl import models as families
 from razorctl.data import Source
-from razorctl.families import timm, transformers
+from razorctl.models import timm, transformers
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VIT = "vit_tiny_patch16_224.augreg_in21k"

@@ -15,9 +15,10 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from razorctl import data, families
+from razorctl import data
 from razorctl import hub as razor_hub
-from razorctl.cli import app
+from razorctl import models as families
+from razorctl.cli.app import app
 from razorctl.errors import MissingError
 from tests import local_hub
 

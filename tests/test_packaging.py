@@ -15,8 +15,8 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
         wheel.extractall(tmp_path / "site")
     for name in (
         "razorctl/py.typed",
-        "razorctl/families/vit_micro/model.safetensors",
-        "razorctl/families/vit_micro/pretraining.json",
+        "razorctl/models/vit_micro/model.safetensors",
+        "razorctl/models/vit_micro/pretraining.json",
         "razorctl/data/digits/README.md",
         "razorctl/data/digits/train.parquet",
         "razorctl/data/digits/test.parquet",
@@ -29,10 +29,11 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
 
     # Unpacked somewhere else, it finds its own presets and data.
     code = (
-        "from razorctl import data, families, gpus, presets; import razorctl\n"
+        "import razorctl; from razorctl import data, models\n"
+        "from razorctl.config import presets; from razorctl.planning import gpus\n"
         f"assert razorctl.__file__.startswith({str(tmp_path)!r})\n"
         f"assert str(presets.SHIPPED).startswith({str(tmp_path)!r})\n"
-        "assert gpus.names(); data.find('digits').load(); families.find('vit-micro').build(3)"
+        "assert gpus.names(); data.find('digits').load(); models.find('vit-micro').build(3)"
     )
     subprocess.run(
         [sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(tmp_path / "site")}, check=True

@@ -1,12 +1,15 @@
+import importlib
+
 import pytest
 
-from razorctl import libraries, registry
+from razorctl import layers
 from razorctl.errors import UsageError
-from razorctl.libraries import swaps
+from razorctl.layers.libraries import swaps
 from razorctl.recipe import DEFAULT_METHOD, METHODS, WEIGHTS, Recipe
-from razorctl.rules import RULES
+from razorctl.rules.quantized import RULES
 
-registry.modules(libraries.__name__, libraries.__path__)  # loads all that `swaps` may have
+for library in layers.LIBRARIES:  # so that `swaps` has all that it may have
+    importlib.import_module(f"razorctl.layers.{library}")
 
 
 @pytest.mark.parametrize("name", METHODS)

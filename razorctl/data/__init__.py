@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from razorctl import families, registry
+from razorctl import models as families
+from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.job import Job
 

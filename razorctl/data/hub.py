@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from razorctl import hub
 from razorctl.data import Source, Splits
 from razorctl.errors import DataError
-from razorctl.families import Modality
+from razorctl.models import Modality
 
 if TYPE_CHECKING:
     from datasets import Dataset

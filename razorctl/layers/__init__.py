@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl import registry
-from razorctl.rules import Kept, Product, Rule
-from razorctl.sampling import Blocks
+from razorctl.config import registry
+from razorctl.rules.quantized import Kept, Product, Rule
+from razorctl.sampling.samplers import Blocks
 
 
 class Memo:
@@ -174,8 +174,9 @@ def flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1] if x.dim() else 1)
 
 
+LIBRARIES = ("timm", "transformers")  # whose files are read once their library is loaded
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
     stock: razor
-    for file in registry.modules(__name__, __path__)
+    for file in registry.modules(__name__, __path__, skip=("libraries", *LIBRARIES))
     for stock, razor in file.SWAPS.items()
 }

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers import RazorLayer, flat, to_compute_dtype
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules import Kept, Rule, Through
+from razorctl.rules.quantized import Kept, Rule, Through
 
 
 class ActivationFunction(torch.autograd.Function):

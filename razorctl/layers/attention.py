@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from razorctl.errors import UsageError
 from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
 from razorctl.ops.dropout import dropout
-from razorctl.rules import Centred, Rule
+from razorctl.rules.quantized import Centred, Rule
 
 WIDEST_HEAD = 256  # that fused kernels take
 

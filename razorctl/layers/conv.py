@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
-from razorctl.rules import Product, Rule
+from razorctl.rules.quantized import Product, Rule
 
 
 class Conv2dFunction(torch.autograd.Function):

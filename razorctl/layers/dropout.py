@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers import RazorLayer
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules import Rule
+from razorctl.rules.quantized import Rule
 
 
 class DropoutFunction(torch.autograd.Function):

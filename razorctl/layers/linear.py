@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
 from razorctl.ops.activation import activation_to_int8
 from razorctl.ops.int8 import scaled_gemm, to_int8
-from razorctl.rules import Product, Rule
+from razorctl.rules.quantized import Product, Rule
 
 
 class Gemm(Product):

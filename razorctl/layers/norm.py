@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
-from razorctl.rules import Dense, Kept
+from razorctl.rules.quantized import Dense, Kept
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers import RazorLayer, flat, no_autocast
-from razorctl.rules import Rule
+from razorctl.rules.quantized import Rule
 
 
 class ScaleFunction(torch.autograd.Function):

@@ -44,7 +44,7 @@ RULES = dict.fromkeys(KINDS, FEWER) | {
 }
 BATCHES = 2
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
-OUT = Path(razorctl.__file__).parent / "allocations.json"
+OUT = Path(razorctl.__file__).parent / "rules" / "allocations.json"
 TRIAL = "trial"
 
 

@@ -23,7 +23,7 @@ from pretrained import CACHE, TASKS, logits
 from torch import Tensor
 
 import razorctl
-from razorctl.libraries import swaps
+from razorctl.layers.libraries import swaps
 from razorctl.ops.buckets import BITS
 
 aten = torch.ops.aten

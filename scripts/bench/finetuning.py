@@ -35,8 +35,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
+from razorctl.cli.views.common import size
 from razorctl.recipe import METHODS
-from razorctl.views import size
 
 RATIO = 0.9
 CASES = {

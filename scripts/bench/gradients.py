@@ -32,10 +32,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
-from razorctl.libraries import swaps
+from razorctl.layers.libraries import swaps
 from razorctl.recipe import METHODS
-from razorctl.views import size
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
 BATCHES = 8

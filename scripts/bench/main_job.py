@@ -22,8 +22,8 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.table import Table
 
+from razorctl.cli.views.common import size
 from razorctl.recipe import DEFAULT_METHOD, METHODS
-from razorctl.views import size
 
 # What is run: a name and its flags beside the ratio.
 CASES = {

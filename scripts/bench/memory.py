@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_map
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.memory import peak_bytes
+from razorctl.cli.views.common import size
+from razorctl.memory.tracker import peak_bytes
 from razorctl.recipe import METHODS
-from razorctl.views import size
 
 RATIO = 0.9
 RESULT = Path(__file__).parent / "results" / "memory.json"

@@ -31,13 +31,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import razorctl
-from razorctl import families, gpus, memory, tracing
+from razorctl import models as families
 from razorctl.job import Job
+from razorctl.memory import tracker as memory
 from razorctl.ops import chunks, topk
-from razorctl.promise import sparsify_within
+from razorctl.planning import gpus
+from razorctl.planning import job_trace as tracing
+from razorctl.planning.search import Predicted
 from razorctl.recipe import Recipe
-from razorctl.search import Predicted
 from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, CLASSES = 0.9, 100
 WARM_UP, STEPS = 2, 3

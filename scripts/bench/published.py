@@ -26,11 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from razorctl import gpus, memory, tracing
+from razorctl.memory import tracker as memory
+from razorctl.memory.trace_cache import Trace
+from razorctl.planning import gpus
+from razorctl.planning import job_trace as tracing
+from razorctl.planning.search import seconds
 from razorctl.recipe import Recipe
-from razorctl.search import seconds
-from razorctl.surgery import sparsify
-from razorctl.traces import Trace
+from razorctl.surgery.sparsify import sparsify
 
 BARS = {"train": 0.25, "infer": 0.20}  # by how much a predicted rate may be off
 SHALLOW = (1, 2)  # blocks of a transformer that are traced; all others cost what one more does

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl.memory import peak_bytes
+from razorctl.memory.tracker import peak_bytes
 from razorctl.recipe import METHODS
 
 RATIO = 0.9

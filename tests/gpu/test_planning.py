@@ -34,7 +34,7 @@ def test_a_step_takes_what_is_predicted(point):
 
 
 def test_a_process_is_held_to_its_budget():
-    from razorctl.trainer import _hold_to
+    from razorctl.training.run import _hold_to
 
     device = torch.device("cuda")
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.conv import RazorConv2d
-from razorctl.rules import Columns, Dense
+from razorctl.rules.quantized import Columns, Dense
 
 CASES = 500
 TOLERANCE = 2e-5

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.layers import RazorLayer
-from razorctl.rules import RULES, Centred
+from razorctl.rules.quantized import RULES, Centred
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 

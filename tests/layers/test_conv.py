@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.grad import conv2d_weight
 
-from razorctl.libraries import swaps
+from razorctl.layers.libraries import swaps
 from tests.cases import CASES
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 

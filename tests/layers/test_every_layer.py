@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.libraries import swaps
-from razorctl.rules import RULES
+from razorctl.layers.libraries import swaps
+from razorctl.rules.quantized import RULES
 from tests.cases import CASES, stock
 
 RULE_NAMES = [

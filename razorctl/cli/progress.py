@@ -1,0 +1,163 @@
+"""What is said on stderr while runs go on: a live bar, or lines where there is no terminal."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from razorctl.cli.views import common as views
+from razorctl.cli.views.common import Pulse, against, duration, size
+from razorctl.errors import Terminated
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training.rundir import left
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from razorctl.training.grid import Grid
+    from razorctl.training.grid import Progress as Standing
+    from razorctl.training.run import Run
+
+APART = 5.0  # seconds between two lines at least
+
+
+def train(
+    prepare: Callable[[Callable[[str], None]], "Run"],
+    job: Job,
+    recipe: Recipe,
+    out: "Path",
+    device: str | None,
+) -> "Run":
+    """Prepares a run and trains it to the end, and says what is known of it as soon as it is.
+
+    prepare: makes the run of `job` and `recipe` in `out`, and tells its argument what it is at.
+    """
+    known = _settings(job, device)
+    title = f"{job.model} on {job.dataset}: {views.summary(asdict(recipe))}"
+    views.say(", ".join([title, *known]))
+    views.say(f"run directory: {out}")
+    try:
+        with views.waiting("loading PyTorch") as at:
+            run = prepare(at)
+            from razorctl import devices  # imports torch, as all that prepares does
+
+        settled = [w for w in _settings(run.job, devices.name(run.device)) if w not in known]
+        views.say(", ".join([*settled, f"saves {_saved(run)}"]))
+        (_bar if views.err.is_interactive else _lines)(run)
+    except (KeyboardInterrupt, Terminated) as stop:
+        stop.add_note(left(out))
+        raise
+    return run
+
+
+def _settings(job: Job, device: str | None) -> list[str]:
+    """What is known of batch, steps, precision, learning rate and device, in words."""
+    parts = f" in {job.accumulate:,} micro-batches" if job.accumulate > 1 else ""
+    return [
+        text
+        for text, value in (
+            (f"batch {job.batch_size}{parts}", job.batch_size),
+            (f"{job.steps or 0:,} steps", job.steps),
+            (f"{job.epochs or 0:g} epochs", job.epochs),
+            (job.precision, None if job.precision == "auto" else job.precision),
+            (f"lr {job.learning_rate or 0:g}", job.learning_rate),
+            (f"on {device}", device),
+        )
+        if value is not None
+    ]
+
+
+def _saved(run: "Run") -> str:
+    return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
+
+
+def _bar(run: "Run") -> None:
+    """Trains under a live bar of 80 columns."""
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
+        TextColumn(f"[green]saves {_saved(run)}"),
+        TextColumn("{task.fields[rate]}/s"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=views.err, transient=True) as bar:
+        task = bar.add_task("", total=run.job.steps, loss="-", accuracy="-", rate="-")
+        for step in run:
+            rate = f"{step.samples_per_second:,.0f}"
+            bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
+            if step.accuracy is not None:
+                bar.update(task, accuracy=f"{step.accuracy:.3f}")
+
+
+def _lines(run: "Run") -> None:
+    """Trains with a line for each tenth, if not sooner than APART, and for the last step."""
+    steps, start, accuracy = run.job.steps or 0, time.monotonic(), ""
+    with Pulse("the first step") as pulse:
+        for step in run:
+            if step.accuracy is not None:
+                accuracy = f", accuracy {step.accuracy:.3f}"
+            text = f"step {step.step:,} of {steps:,}: loss {step.loss:.2f}{accuracy}"
+            text += f", {step.samples_per_second:,.0f}/s"
+            if rest := (time.monotonic() - start) / step.step * (steps - step.step):
+                text += f", {duration(rest)} left"
+            tenth = 10 * step.step // steps > 10 * (step.step - 1) // steps
+            if step.step == steps or (tenth and pulse.silence >= APART):
+                pulse.say(text)
+            pulse.keep(text)
+
+
+def compare(grid: "Grid") -> None:
+    """Runs all of a grid: under a live bar, or with a line as each run begins and ends."""
+    seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
+    views.say(f"{grid.job.model} on {grid.job.dataset}: {', '.join(grid.methods)}; {seeds}")
+    views.say(f"directory: {grid.out}")
+    try:
+        (_grid_bar if views.err.is_interactive else _grid_lines)(grid)
+    except (KeyboardInterrupt, Terminated) as stop:
+        stop.add_note(grid.left)
+        raise
+
+
+def _grid_bar(grid: "Grid") -> None:
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=views.err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(at: "Standing") -> None:
+            done = at.run + (1 if at.end else at.step / (at.steps or 1))
+            bar.update(task, total=at.runs, completed=done, description=_standing(at))
+
+        grid.run(report)
+
+
+def _grid_lines(grid: "Grid") -> None:
+    with Pulse() as pulse:
+        begun: set[int] = set()
+
+        def report(at: "Standing") -> None:
+            text = f"run {at.run + 1} of {at.runs}: {_standing(at)}"
+            (pulse.keep if at.run in begun and at.end is None else pulse.say)(text)
+            begun.add(at.run)
+
+        grid.run(report)
+
+
+def _standing(at: "Standing") -> str:
+    steps = "starting" if at.steps is None else f"step {at.step:,} of {at.steps:,}"
+    return f"{at.method}, seed {at.seed}: {at.end or steps}"

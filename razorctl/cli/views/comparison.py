@@ -1,0 +1,101 @@
+"""What `compare` prints: the table of a comparison, or its rows as CSV."""
+
+import csv
+import sys
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from razorctl.cli.views import common as views
+
+MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
+MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
+LABEL = 14  # columns of a terminal that a label has at least; a longer one is folded
+# What is left out, in this order, where the terminal is too narrow for it.
+SPARE = ("epoch_seconds", "speedup_vs_full", "time_to_target", "memory_vs_full")
+Columns = dict[str, tuple[str, float, str]]  # figure -> head, what a unit of it is, and format
+
+
+def show(document: dict[str, Any]) -> None:
+    """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
+    rows, memory, target = document["rows"], document["memory"], document["target"]
+    columns: Columns = {
+        memory: _column(rows, memory, MEMORY[memory], MIB, GIB),
+        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
+        "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
+        "speedup_vs_full": ("speed\nx full", 1, "{:.2f}x"),
+        "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
+        "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
+        "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
+    }
+    table, left_out = _table(document, columns), list[str]()
+    for name in SPARE:
+        table.columns[1].max_width = LABEL
+        if views.width(table) <= views.out.width:
+            break
+        left_out.append(columns.pop(name)[0].split("\n")[0])
+        table = _table(document, columns)
+    table.columns[1].max_width = None
+    views.out.print(table, "", sep="\n")
+    for row in rows:
+        if row["error"] is not None:
+            views.out.print(
+                f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False
+            )
+    how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
+    notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
+    if target is not None and "time_to_target" in columns:
+        notes += f"target: training until accuracy stays at {target:.2%} or more. "
+    if left_out:
+        notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
+    views.out.print(notes, style="dim", highlight=False)
+
+
+def _table(document: dict[str, Any], columns: Columns) -> Table:
+    """A row for each row of the document."""
+    shared = document["shared"]
+    words = [f"{document['model']} on {document['dataset']}"]
+    for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
+        words += [form.format(shared[name])] if name in shared else []
+    count = len(document["seeds"])
+    words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
+    table = Table(
+        title=", ".join(words),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column()
+    table.add_column("method", overflow="fold")
+    for head, _, _ in columns.values():
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in document["rows"]:
+        cells = ["*" if row["pareto"] else "", escape(row["label"])]
+        for name, (_, unit, form) in columns.items():
+            text = "-" if row[name] is None else form.format(row[name] / unit)
+            if name == "accuracy" and row["accuracy_std"] is not None:
+                text += f" ± {row['accuracy_std'] / unit:.2f}"
+            cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
+        table.add_row(*cells, style=None if row["seeds"] else "dim")
+    return table
+
+
+def _column(
+    rows: list[dict[str, Any]], name: str, head: str, *units: tuple[str, float]
+) -> tuple[str, float, str]:
+    """Head, size and format of the largest unit that the largest figure has more than one of."""
+    largest = max((row[name] for row in rows if row[name] is not None), default=0)
+    unit, size = next((u for u in reversed(units) if largest >= u[1]), units[0])
+    return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
+
+
+def print_csv(rows: list[dict[str, Any]]) -> None:
+    """A line for each row, of all that is one figure or word."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
+    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)

@@ -1,0 +1,1 @@
+"""What files and names of settings have in common; no torch."""

@@ -1,0 +1,1 @@
+"""Traced and measured bytes, and costs of operations."""

@@ -1,0 +1,297 @@
+"""What operations cost on a GPU: the kernels that run, and the memory they take inside themselves.
+
+An operation of PyTorch counts as the kernels that CUDA runs for it, most of them as one; each reads
+its operands and writes its results once. An op of razorctl is looked into: it runs on the meta
+device, where it does what it would on a GPU, without values.
+"""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import flop_registry
+
+from razorctl.memory.trace_cache import Kernel
+
+aten = torch.ops.aten
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
+_LIKE = {aten._int_mm: aten.mm}  # products that torch does not count, and what counts alike
+# What writes its result alone, whatever it is given.
+_CREATE = {
+    *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_full", "zero_", "fill_", "_foreach_zero_"),
+}
+# How many of the first arguments of an operation it makes contiguous for itself.
+_CONTIGUOUS = {
+    aten.native_layer_norm: 1,
+    aten.native_layer_norm_backward: 2,
+    aten._softmax: 1,
+    aten._softmax_backward_data: 2,
+}
+# Multiples that fused attention rounds the queries and the columns of a head up to.
+_QUERIES, _COLUMNS = 128, 32
+
+
+class Cost(NamedTuple):
+    """kernels: how often each runs. workspace: most bytes at a time beside operands and results."""
+
+    kernels: Mapping[Kernel, int]
+    workspace: int
+
+
+class _Blank(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
+    """What a call of an operation costs, which returned `result`."""
+    if operation.namespace == "razorctl":
+        leaves, tree = tree_flatten((args, kwargs))
+        blanks = (
+            _Blank(tuple(leaf.shape), leaf.stride(), leaf.dtype)
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        )
+        return _inside(operation._schema.name, tuple(blanks), tree)
+    return Cost(Counter(_kernels(operation, args, kwargs, result)), _workspace(operation, args))
+
+
+@cache
+def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
+    """Of an op of razorctl by that name."""
+    with _disable_current_modes():
+        blanks = (
+            torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+            if isinstance(leaf, _Blank)
+            else leaf
+            for leaf in leaves
+        )
+        args, kwargs = tree_unflatten(blanks, tree)
+        with _Watch() as watch:
+            result = OPDEFS[name]._init_fn(*args, **kwargs)
+        outputs = {_storage(t): t.untyped_storage().nbytes() for t in _tensors((result,))}
+    return Cost(watch.kernels, watch.most - sum(outputs.values()))
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts kernels, and the bytes of the tensors that they make while these live.
+
+    most: the highest number of bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: Counter[Kernel] = Counter()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+        result = func(*args, **kwargs)
+        self.kernels.update(_kernels(func, args, kwargs, result))
+        for tensor in _tensors((result,)):
+            if _storage(tensor) not in known:
+                storage = tensor.untyped_storage()
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return result
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel]:
+    """What an operation runs on CUDA; nothing for a view or an empty tensor."""
+    inputs, outputs = _tensors((*args, *kwargs.values())), _tensors((result,))
+    if "empty" in operation.name() or operation is aten.detach_.default:
+        return []
+    known = {_storage(tensor) for tensor in inputs}
+    if not operation._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
+        return []
+    packet = operation.overloadpacket
+    copies = [_pass(t, t) for t in _rearranged(packet, args)]
+    if packet is aten.convolution:
+        return copies + _convolution(args, result)
+    if packet is aten.convolution_backward:
+        return copies + _convolution_backward(args, result)
+    if packet in _PASSES:
+        return copies + _PASSES[packet](args, result)
+    operations, precision = 0, "fp32"
+    product = _LIKE.get(packet, packet)
+    if product in flop_registry:
+        operations = flop_registry[product](*args, **kwargs, out_val=result)
+        precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
+    moved = [*_read(operation, args, kwargs), *_written(operation, args, kwargs, outputs)]
+    return [*copies, Kernel(precision, operations, sum(map(_bytes, moved)))]
+
+
+def _pass(*tensors: Tensor | None) -> Kernel:
+    """A kernel that goes once through these."""
+    return Kernel("fp32", 0, sum(_bytes(tensor) for tensor in tensors if tensor is not None))
+
+
+def _statistics(args: Any, result: Any) -> list[Kernel]:
+    """Batch and group norm go through the input for its moments, and again to normalize it."""
+    return [_pass(args[0]), _pass(args[0], result[0])]
+
+
+def _batch_norm(args: Any, result: Any) -> list[Kernel]:
+    training = args[5]
+    return _statistics(args, result) if training else [_pass(args[0], result[0])]
+
+
+def _statistics_backward(args: Any, result: Any) -> list[Kernel]:
+    """Sums over input and gradient, of which that of the input is made in a second pass."""
+    sums, dx = _pass(*args[:2]), result[0]
+    return [sums] if dx is None else [sums, _pass(*args[:2], dx)]
+
+
+def _layer_norm_backward(args: Any, result: Any) -> list[Kernel]:
+    """One kernel for the gradient of the input, one for those of weight and bias."""
+    dx, *others = result
+    kernels = [] if dx is None else [_pass(*args[:2], dx)]
+    return [*kernels, _pass(*args[:2], *others)] if any(t is not None for t in others) else kernels
+
+
+_PASSES: dict[Any, Callable[[Any, Any], list[Kernel]]] = {
+    aten.native_batch_norm: _batch_norm,
+    aten._native_batch_norm_legit: _batch_norm,
+    aten.native_batch_norm_backward: _statistics_backward,
+    aten.native_group_norm: _statistics,
+    aten.native_group_norm_backward: _statistics_backward,
+    aten.native_layer_norm_backward: _layer_norm_backward,
+    # The rows that are looked up, not the table.
+    aten.embedding: lambda args, rows: [_pass(args[1], rows, rows)],
+}
+
+
+def _convolution(args: Any, result: Tensor) -> list[Kernel]:
+    """A convolution, of which cuDNN transposes what does not lie as its tensor cores want it."""
+    x, weight, bias = args[:3]
+    kernel = _product(args, x, weight, result, (x, weight, bias, result))
+    return [*_transposed(args, x, weight, (x, weight, result)), kernel]
+
+
+def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
+    """The gradients of input, weight and bias, each a kernel that reads that of the output."""
+    dy, x, weight = args[:3]
+    dx, dweight, dbias = result
+    shape = args[1:3] + args[3:]  # as the convolution's own, with the size of the bias in its place
+    kernels: list[Kernel] = []
+    for operand, gradient in ((weight, dx), (x, dweight)):
+        if gradient is not None:
+            kernels += _transposed(shape, x, weight, (dy, operand, gradient))
+            kernels.append(_product(shape, x, weight, dy, (dy, operand, gradient)))
+    return kernels if dbias is None else [*kernels, _pass(dy, dbias)]
+
+
+def _product(
+    args: Any, x: Tensor, weight: Tensor, y: Tensor, moved: tuple[Tensor | None, ...]
+) -> Kernel:
+    """The product of a convolution or of one of its gradients; all take as many operations."""
+    transposed = args[6]
+    operations = 2 * (x if transposed else y).numel() * weight[0].numel()
+    precision = _PRECISIONS.get(x.dtype, "tf32")  # which cuDNN may use unless told not to
+    if _depthwise(args, x):
+        precision = "depthwise"  # tensor cores have nothing to do there
+    return Kernel(precision, operations, _pass(*moved).bytes)
+
+
+def _transposed(args: Any, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> list[Kernel]:
+    """Copies that cuDNN makes for half-precision tensor cores of tensors with channels first."""
+    last = any(
+        t.dim() == 4
+        and t.is_contiguous(memory_format=torch.channels_last)
+        and not t.is_contiguous()
+        for t in (x, weight)
+    )
+    if last or x.dtype not in _PRECISIONS or _depthwise(args, x):
+        return []
+    return [_pass(t, t) for t in tensors]
+
+
+def _depthwise(args: Any, x: Tensor) -> bool:
+    groups: int = args[8]
+    return 1 < groups == x.shape[1]
+
+
+def _rearranged(packet: Any, args: Any) -> list[Tensor]:
+    """Operands that an operation makes contiguous inside itself."""
+    return [t for t in _tensors(args[: _CONTIGUOUS.get(packet, 0)]) if not t.is_contiguous()]
+
+
+def _read(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Tensors among the arguments whose values are read."""
+    if operation.overloadpacket.__name__ in _CREATE:
+        return []
+    return _tensors((*args[operation.overloadpacket is aten.copy_ :], *kwargs.values()))
+
+
+def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor]:
+    """Results, and what is changed in place."""
+    values = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
+    changed = [
+        values.get(argument.name)
+        for argument in operation._schema.arguments
+        # Fused optimizers write gradients only if they are to undo a scale.
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and argument.name != "grads"
+    ]
+    inside = _tensors(changed)
+    known = {_storage(tensor) for tensor in inside}
+    return [*inside, *(tensor for tensor in outputs if _storage(tensor) not in known)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Of the elements that there are in memory, of which an expanded tensor shows some often."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * math.prod(size for size, stride in sizes if stride or not size)
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those among arguments or results, some of which are lists."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
+
+
+def _workspace(operation: Any, args: Any) -> int:
+    """Bytes that a kernel of PyTorch takes on CUDA for itself, where that depends on its operands.
+
+    Fused attention has the gradient of q in single precision, and of each row a sum; others have
+    contiguous copies.
+    """
+    if operation is not aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+        return sum(tensor.nbytes for tensor in _rearranged(operation.overloadpacket, args))
+    q = args[1]
+    batch, heads, queries, columns = q.shape
+    rows = batch * heads * _up(queries, _QUERIES)
+    return int(rows * (_up(columns, _COLUMNS) + 1) * torch.float32.itemsize)
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _storage(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key

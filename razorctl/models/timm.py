@@ -1,0 +1,174 @@
+"""Vision models built by timm."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.errors import UsageError
+from razorctl.models import Model, Rows
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+    from torch import Tensor, nn
+
+VIT_MICRO = {
+    "img_size": 28,
+    "patch_size": 7,
+    "in_chans": 1,
+    "embed_dim": 128,
+    "depth": 6,
+    "num_heads": 4,
+}
+VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
+
+
+def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
+    """A ViT of 1.2 million parameters for 28 x 28 grey images, pretrained on Fashion-MNIST.
+
+    The classifier is always fresh. How the weights were made stands beside them, in
+    pretraining.json.
+    """
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(num_classes=num_classes, **VIT_MICRO)
+    size = VIT_MICRO["img_size"]
+    model.pretrained_cfg = {
+        "input_size": (1, size, size),
+        "mean": (0.5,),
+        "std": (0.5,),
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+    }
+    if pretrained:
+        head = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
+        model.load_state_dict({**load_file(VIT_MICRO_WEIGHTS), **head})
+    return model
+
+
+def _micro(
+    classes: int, input_size: int | None = None, pretrained: bool = True
+) -> "VisionTransformer":
+    if input_size not in (None, VIT_MICRO["img_size"]):
+        raise UsageError(
+            f"vit-micro takes images of {VIT_MICRO['img_size']} pixels, not {input_size}; leave "
+            "the input size out."
+        )
+    return vit_micro(classes, pretrained)
+
+
+def _data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
+    """timm's account of the images that a model takes, `input_size` pixels high and wide."""
+    from timm.data import resolve_model_data_config
+
+    config: dict[str, Any] = resolve_model_data_config(model)
+    if input_size is not None:
+        config["input_size"] = (config["input_size"][0], input_size, input_size)
+    return config
+
+
+def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+    """Rows of images and labels -> tensors [channels, height, width] as the model expects them."""
+    from timm.data import create_transform
+
+    config = _data_config(model, input_size)
+    mode = "L" if config["input_size"][0] == 1 else "RGB"
+    return partial(_prepared, create_transform(**config, is_training=False), mode)
+
+
+def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
+    inputs = [prepare(image.convert(mode)) for image in rows["image"]]
+    return {"inputs": inputs, "labels": rows["label"]}
+
+
+def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
+    """Blank images [batch, channels, height, width]."""
+    import torch
+
+    return torch.zeros(batch_size, *_data_config(model, input_size)["input_size"])
+
+
+def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    output: Tensor = model(inputs)
+    return output
+
+
+def from_hub(
+    name: str, summary: str, timm_name: str, patch: int, defaults: Mapping[str, Any]
+) -> Model:
+    """The entry of a timm ViT of that patch size in pixels, whose weights timm has on the hub."""
+
+    def settings(classes: int, input_size: int | None) -> dict[str, Any]:
+        if input_size is None:
+            return {"num_classes": classes}
+        if input_size % patch:
+            raise UsageError(
+                f"{name} cuts images into patches of {patch} pixels, and {input_size} is no "
+                f"multiple of that; use {-(-input_size // patch) * patch}."
+            )
+        return {"num_classes": classes, "img_size": input_size}
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        from timm import create_model
+
+        wanted = settings(classes, input_size)
+        folder = hub.fetch(name, f"timm/{timm_name}", ("model.safetensors",), "model")
+        # The hub's file has timm's own layout, whatever that of the first release.
+        weights = {"file": str(folder / "model.safetensors"), "custom_load": False}
+        with hub.reading(name, folder):
+            model: nn.Module = create_model(
+                timm_name, pretrained=True, pretrained_cfg_overlay=weights, **wanted
+            )
+        return model
+
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        from timm import create_model
+
+        model: nn.Module = create_model(timm_name, **settings(classes, input_size))
+        return model
+
+    return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
+
+
+# The settings of Sheared Backpropagation, section 5.1. It has no AdamW: those are what is usual.
+VIT_DEFAULTS = {
+    "batch_size": 128,
+    "steps": 20_000,
+    "evaluate_every": 1000,
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
+}
+MODELS = (
+    Model(
+        "vit-micro",
+        "ViT of 1.2 M parameters, 28 x 28 grey, pretrained on Fashion-MNIST; built in",
+        "image",
+        _micro,
+        partial(_micro, pretrained=False),
+        transform,
+        example,
+        logits,
+        {
+            "batch_size": 64,
+            "steps": 300,
+            "sgd": {"learning_rate": 0.2},
+            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+        },
+    ),
+    from_hub(
+        "vit-b16",
+        "ViT-B/16, 224 px, pretrained on ImageNet-21k; from the hub",
+        "vit_base_patch16_224.augreg_in21k",
+        16,
+        VIT_DEFAULTS,
+    ),
+    from_hub(
+        "vit-l16",
+        "ViT-L/16, 224 px, pretrained on ImageNet-21k; from the hub",
+        "vit_large_patch16_224.augreg_in21k",
+        16,
+        {**VIT_DEFAULTS, "adamw": {"learning_rate": 5e-5, "weight_decay": 0.05}},
+    ),
+)

@@ -1,0 +1,146 @@
+"""Text models of transformers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.errors import UsageError
+from razorctl.models import Model, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# Nothing is generated; and transformers warns of a cache beside activation checkpointing.
+WITHOUT_CACHE = {"use_cache": False}
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+TOKENS = 128
+
+
+def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "dict[str, Tensor]":
+    """Texts [batch, tokens] that padding ends, as it does most."""
+    import torch
+
+    ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, -1] = 0
+    return {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
+
+
+def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
+    output: Tensor = model(**inputs).logits
+    return output
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bar, and its report that the classifier is fresh, as it always is."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _tokenized(tokenizer: Any, tokens: int, rows: Rows) -> Rows:
+    # Of one length, so that what a step saves is known.
+    batch = tokenizer(
+        rows["text"],
+        rows.get("text_pair"),
+        padding="max_length",
+        truncation=True,
+        max_length=tokens,
+        return_tensors="pt",
+    )
+    texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    return {"inputs": texts, "labels": rows["label"]}
+
+
+def from_hub(
+    name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Model:
+    """The entry of a BERT on the hub; `config` is its BertConfig, which no plan need download."""
+
+    def check(input_size: int | None) -> None:
+        longest = config["max_position_embeddings"]
+        if input_size is not None and input_size > longest:
+            raise UsageError(
+                f"{name} takes texts of up to {longest} tokens, not {input_size}; use at most "
+                f"{longest}."
+            )
+
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        from transformers import AutoModelForSequenceClassification, BertConfig
+
+        check(input_size)
+        model: nn.Module = AutoModelForSequenceClassification.from_config(
+            BertConfig(**config, num_labels=classes, **WITHOUT_CACHE)
+        )
+        return model
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        check(input_size)
+        folder = hub.fetch(name, repo, FILES, "model")
+        with hub.reading(name, folder):
+            model: nn.Module
+            with _quiet():
+                model, found = AutoModelForSequenceClassification.from_pretrained(
+                    folder,
+                    num_labels=classes,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    **WITHOUT_CACHE,
+                )
+            absent = [w for w in found["missing_keys"] if not w.startswith("classifier.")]
+            if absent:
+                raise ValueError(f"{absent[0]} is not among its weights")
+        return model
+
+    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+        """Rows of texts, or of pairs, and labels -> tensors of `input_size` tokens by name."""
+        from transformers import AutoTokenizer
+
+        folder = hub.fetch(name, repo, FILES, "model")
+        with hub.reading(name, folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+
+        return partial(_tokenized, tokenizer, input_size or TOKENS)
+
+    return Model(name, summary, "text", build, bare, transform, example, logits, defaults)
+
+
+BERT_BASE = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+MODELS = (
+    from_hub(
+        "bert-base",
+        "BERT-base, uncased, 128 tokens; from the hub",
+        "google-bert/bert-base-uncased",
+        BERT_BASE,
+        # Sheared Backpropagation, section 5.2, which does not state its learning rate. That of
+        # AdamW is of those that BERT's authors tried (2018, appendix A.3), with their decay.
+        {
+            "batch_size": 32,
+            "epochs": 5,
+            "sgd": {"learning_rate": 0.01},
+            "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
+        },
+    ),
+)

@@ -1,0 +1,382 @@
+"""GPUs: what a card can hold and how fast it is, a TOML file a card, and those of this machine."""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pynvml
+
+from razorctl.config import presets
+from razorctl.config.registry import find, unknown
+from razorctl.config.settings import check_types, read_toml
+from razorctl.errors import UsageError
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
+ATTENTION = ("flash", "efficient", "math", "cudnn")
+# Of each generation the shipped preset whose achieved shares a card without its own is given.
+MEASURED = {
+    "7.0": "v100-16gb",
+    "7.5": "rtx-2080-ti",
+    "8.0": "a100-80gb",
+    "8.6": "rtx-3090",
+    "8.9": "rtx-4090",
+    "9.0": "h100-80gb",
+    "12.0": "rtx-5090",
+}
+# Cards clock above the boost clock that their rates are given for, but not by more than this.
+_MOST = 1.5
+# Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
+_SAME_MEMORY = 0.05
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Shares of a card's peaks that published measurements reach; raises UsageError for others.
+
+    matrix: of the rates. fp32, int8: of these rates, if not the same; depthwise: of fp32's, by
+    convolutions of one channel each. bandwidth: of the bandwidth. source: who measured them.
+    borrowed: the card that they were measured on, if it is another one.
+    """
+
+    matrix: float
+    bandwidth: float
+    source: str
+    fp32: float | None = None
+    int8: float | None = None
+    depthwise: float | None = None
+    borrowed: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in fields(self):
+            share = getattr(self, field.name)
+            if isinstance(share, int | float) and not 0 < share <= _MOST:
+                raise UsageError(
+                    f"achieved.{field.name} {share!r} is not a share of a peak; "
+                    f"give one above 0 and up to {_MOST:g}."
+                )
+
+    def of(self, work: str) -> float:
+        """Of the rate of a precision, or of fp32's for depthwise."""
+        share: float | None = getattr(self, work, None)
+        return self.matrix if share is None else share
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its preset describes it; raises UsageError if a field cannot be meant.
+
+    name: as the driver says it. memory_bytes: as the driver reports it.
+    compute_capability: such as "8.9". bandwidth: bytes per second.
+    attention: the kernels of PyTorch's SDPA that it can run, in the order PyTorch tries them.
+    source: the vendor's document for these figures.
+    rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
+    accumulation; what the card has no unit for is not there, fp32 always is.
+    achieved: shares of these peaks that work reaches, an Achieved or a table of its fields; if it
+    is not given, that of the nearest generation that is not newer, whose source then says so.
+    """
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+    bandwidth: float
+    attention: tuple[str, ...]
+    source: str
+    rates: Mapping[str, float]
+    achieved: Achieved = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.achieved is None:
+            object.__setattr__(self, "achieved", _of_generation(str(self.compute_capability)))
+        elif not isinstance(self.achieved, Achieved):
+            object.__setattr__(self, "achieved", _achieved(self.achieved))
+        check_types(self)
+        _check_positive("memory_bytes", self.memory_bytes, "bytes")
+        _check_positive("bandwidth", self.bandwidth, "bytes per second")
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", self.compute_capability):
+            raise UsageError(
+                f"compute_capability {self.compute_capability!r} is not major.minor; "
+                'write it like "8.6".'
+            )
+        _check_names("attention", self.attention, list | tuple, ATTENTION, "math")
+        _check_names("rates", self.rates, Mapping, PRECISIONS, "fp32")
+        for precision, rate in self.rates.items():
+            _check_positive(f"rates.{precision}", rate, "operations per second")
+        object.__setattr__(self, "attention", tuple(self.attention))  # TOML has lists alone
+
+    def operations_per_second(self, work: str) -> float:
+        """That kernels reach, of a precision (fp32's if the card lacks it) or of depthwise."""
+        unit = work if work in self.rates else "fp32"
+        return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """That kernels reach, read and written together."""
+        return self.bandwidth * self.achieved.bandwidth
+
+
+def _achieved(table: Any) -> Achieved:
+    """Of a preset's table; raises UsageError for a field that is missing or unknown."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"achieved {table!r} is not a table; give one, or leave it out.")
+    known = [field.name for field in fields(Achieved)]
+    for name in table:
+        if name not in known:
+            raise unknown("field in achieved", name, known)
+    for name in _required(Achieved):
+        if name not in table:
+            raise UsageError(f"achieved lacks {name!r}; add it, or leave the table out.")
+    return Achieved(**table)
+
+
+def _of_generation(compute_capability: str) -> Achieved:
+    """The shares of the newest generation up to a compute capability, or of the oldest."""
+    version = {capability: tuple(map(int, capability.split("."))) for capability in MEASURED}
+    match = re.fullmatch(r"([0-9]+)\.([0-9]+)", compute_capability)
+    asked = (int(match[1]), int(match[2])) if match else (0, 0)
+    older = [capability for capability in MEASURED if version[capability] <= asked]
+    nearest = older[-1] if older else next(iter(MEASURED))
+    gpu = _read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
+    source = f"none of its own; those of {gpu.name}, capability {nearest}: {gpu.achieved.source}"
+    return replace(gpu.achieved, source=source, borrowed=gpu.name)
+
+
+def _required(settings: type) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [field.name for field in fields(settings) if field.default is MISSING]
+
+
+def _check_positive(field: str, value: object, unit: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise UsageError(f"{field} {value!r} is not a positive, finite number; give {unit}.")
+
+
+def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed: str) -> None:
+    """Raises UsageError unless value holds known names, each once, and the one all cards have."""
+    if not isinstance(value, kind):
+        form = "table" if kind is Mapping else "list"
+        raise UsageError(f"{field} {value!r} is not a {form}; give a {form} with {needed!r} in it.")
+    for name in map(str, value):
+        if name not in known:
+            raise unknown(f"name in {field}", name, known)
+    if needed not in value:
+        raise UsageError(f"{field} lacks {needed!r}, which every card runs; add it.")
+    if len(set(value)) < len(value):
+        raise UsageError(f"{field} {value!r} has a name twice; leave one out.")
+
+
+def names() -> tuple[str, ...]:
+    """The GPUs that have a preset, shipped or the user's own."""
+    return tuple(sorted(presets.files("gpus")))
+
+
+def load(name: str) -> Gpu:
+    """The preset of that name, or in that file if the name ends in .toml.
+
+    Raises UsageError with the nearest name if there is none, and for a file that cannot be read
+    or has a field that is missing, unknown or cannot be meant.
+    """
+    return _read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
+
+
+def _read(file: Path) -> Gpu:
+    table = read_toml(file)
+    known = [field.name for field in fields(Gpu)]
+    for name in table:
+        if name not in known:
+            raise unknown(f"field in {file}", name, known)
+    if missing := [name for name in _required(Gpu) if name not in table]:
+        raise UsageError(f"{file} lacks {', '.join(missing)}; add what the preset t4 shows.")
+    try:
+        return Gpu(**table)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a card; memory_bytes is None where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A GPU of this machine as the driver describes it now.
+
+    memory_bytes, free_bytes: in all, and what nobody holds at this moment.
+    compute_capability: such as "8.9". processes: those on the card, this one left out;
+    inside a container the driver may name pids of the host, or none.
+    """
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    compute_capability: str
+    processes: tuple[Process, ...]
+
+
+def detect() -> tuple[Detected, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets through; none without a driver, never an error.
+
+    Indices count as nvidia-smi does, which is CUDA's way too under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    A card that the driver cannot describe (lost, forbidden, without memory of its own) and
+    instances of a card (MIG) are left out.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        uuids = [_uuid(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        cards = [_describe(index) for index in _visible(uuids)]
+        return tuple(card for card in cards if card is not None)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def preset_for(detected: Detected) -> Gpu | None:
+    """The preset of a card that was found, by its name and memory; the user's own come first."""
+    for file in presets.files("gpus").values():
+        gpu = _read(file)
+        distance = abs(gpu.memory_bytes - detected.memory_bytes)
+        if _bare(gpu.name) == _bare(detected.name) and distance < _SAME_MEMORY * gpu.memory_bytes:
+            return gpu
+    return None
+
+
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 11GB or 11264MiB; as cards are labelled, GB and GiB are both 2^30."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")
+    return round(float(match[1]) * (2**30 if match[2] in "Gg" else 2**20))
+
+
+class Target(NamedTuple):
+    """A card to plan for.
+
+    budget: bytes of it that may be used. source: where that figure is from. assumed: whether the
+    card was guessed from its memory.
+    """
+
+    gpu: Gpu
+    budget: int
+    source: str
+    assumed: bool = False
+
+
+def target(name: str | None = None, vram: str | None = None, index: int = 0) -> Target:
+    """The card to plan for.
+
+    By `name`, a preset's or a preset file's, or else the card of this machine with that index, or
+    else the preset of the memory nearest to `vram`. Of a named card all may be used, of one that is
+    there what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
+    memory than it has.
+    """
+    budget = None if vram is None else memory_size(vram)
+    found = detect() if name is None else ()
+    if name is not None:
+        gpu = load(name)
+        free, source = gpu.memory_bytes, "as its preset says"
+    elif found[index:]:
+        known = preset_for(found[index])
+        if known is None:
+            raise UsageError(
+                f"{found[index].name} has no preset; name one with --gpu, or write one."
+            )
+        gpu, free, source = known, found[index].free_bytes, "free now"
+        if found[index].processes:
+            source += f", beside {len(found[index].processes)} other processes"
+    elif budget is not None:
+        cards = [load(each) for each in names()]
+        gpu = min(
+            cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
+        )
+        return Target(gpu, budget, "as asked for", assumed=True)
+    else:
+        raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
+    if budget is None:
+        return Target(gpu, free, source)
+    if budget > max(free, gpu.memory_bytes):
+        raise UsageError(
+            f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
+        )
+    return Target(gpu, budget, "as asked for")
+
+
+def _bare(name: str) -> str:
+    """A card's name without the brands that come and go with the driver's version."""
+    return name.casefold().removeprefix("nvidia ").removeprefix("tesla ")
+
+
+def _visible(uuids: Sequence[str]) -> list[int]:
+    """Indices of the cards that CUDA_VISIBLE_DEVICES names, as CUDA reads it.
+
+    The first entry that names no card (-1, too high, a prefix of several UUIDs) ends the list;
+    a card named twice empties it.
+    """
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return list(range(len(uuids)))
+    chosen: list[int] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.startswith("GPU-"):
+            matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        else:
+            matches = [index for index in range(len(uuids)) if entry == str(index)]
+        if len(matches) != 1:
+            break
+        if matches[0] in chosen:
+            return []
+        chosen += matches
+    return chosen
+
+
+def _uuid(index: int) -> str:
+    try:
+        return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    except pynvml.NVMLError:
+        return ""
+
+
+def _describe(index: int) -> Detected | None:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name = _text(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError:
+        return None
+    return Detected(name, memory.total, memory.free, f"{major}.{minor}", _processes(handle))
+
+
+def _processes(handle: Any) -> tuple[Process, ...]:
+    found: dict[int, int | None] = {}
+    for running in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        try:
+            for process in running(handle):
+                if found.get(process.pid) is None:  # one that computes and draws is in both lists
+                    found[process.pid] = process.usedGpuMemory
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+            continue  # not every card or driver lists them
+    found.pop(os.getpid(), None)
+    return tuple(Process(pid, used) for pid, used in sorted(found.items()))
+
+
+def _text(value: str | bytes) -> str:
+    """Text as older versions of the binding (bytes) and newer ones hand it out."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,127 @@
+"""A job's training step on fake tensors: no weights, no data and no device are needed."""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from razorctl import models as families
+from razorctl.job import Job
+from razorctl.memory import tracker as memory
+from razorctl.memory.trace_cache import Trace
+from razorctl.recipe import Recipe
+from razorctl.step import DTYPES, autocast, build_optimizer, train_step
+from razorctl.surgery.byte_budget import sparsify_within
+
+# What autocast computes in single precision on CUDA, but not on the CPU, among what layers call.
+SINGLE = (
+    *(torch.softmax, Tensor.softmax, F.softmax),
+    *(torch.log_softmax, Tensor.log_softmax, F.log_softmax),
+    *(torch.layer_norm, F.layer_norm, torch.group_norm, F.group_norm, torch.rms_norm, F.rms_norm),
+)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Fused attention, whose dropout CUDA's kernels draw inside; the CPU's cannot have any."""
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, **options
+    )
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Dropout that keeps its mask in bytes; the CPU's keeps what it multiplies by."""
+    if not training or inplace or not 0 < p < 1:
+        return F.dropout(x, p, training, inplace)
+    out: Tensor = torch.native_dropout(x, p, True)[0]
+    return out
+
+
+def _single(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.is_autocast_enabled("cpu"):
+        args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
+    return function(*args, **kwargs)
+
+
+_CUDA: dict[Any, Callable[..., Any]] = {
+    **{function: partial(_single, function) for function in SINGLE},
+    F.scaled_dot_product_attention: _attention,
+    F.dropout: _dropout,
+}
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """Inside it, autocast of SINGLE, fused attention and dropout on the CPU are as on CUDA."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.backward:
+            return self._backward(args[0])
+        return _CUDA.get(func, func)(*args, **(kwargs or {}))
+
+    def _backward(self, loss: Tensor) -> None:
+        """`loss.backward()` inside the mode, as layers may run again in it; torch's is outside."""
+        engine: Any = Variable._execution_engine
+        with self:
+            engine.run_backward(
+                (loss,),
+                (torch.ones_like(loss),),
+                False,  # the graph is not kept
+                False,  # and none made
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+
+
+@cache
+def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Module, FakeTensorMode]:
+    """A model of fake parameters of their true sizes, and the mode to make such tensors in."""
+    with torch.device("meta"):
+        model = families.find(name).bare(classes, input_size)
+    return model, memory.fake(model)
+
+
+def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace:
+    """A step of a resolved job as `finetune` takes it on a kind of device, with a recipe.
+
+    Evaluation needs no more: it runs the same rows through the same layers and saves nothing.
+    Raises UsageError for a recipe that the model cannot take.
+    """
+    family = families.find(job.model)
+    model, mode = _blueprint(job.model, classes, job.input_size)
+    assert job.batch_size is not None
+    rows = job.batch_size // job.accumulate
+    with mode:
+        inputs = family.example(model, rows, job.input_size)
+        batch = inputs, torch.zeros(rows, dtype=torch.long)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)  # it would wait for numbers
+
+    def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
+        assert optimizer is not None
+        train_step(model, family.logits, micro_batches, optimizer, job, scaler)
+
+    def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:
+        with autocast(batch[1].device, job):
+            family.logits(model, batch[0])
+
+    model = memory.copied(model, mode)  # for adapters, being real, do not merge into fake weights
+    optimizer = partial(build_optimizer, job=job)
+    with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _AsOnCuda():
+        sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
+        return memory.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)

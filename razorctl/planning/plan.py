@@ -1,0 +1,212 @@
+"""plan: what fits a card, what that costs, and which way to take, before anything runs."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, get_args
+
+import razorctl
+from razorctl.config.registry import unknown
+from razorctl.errors import NoFitError, UsageError
+from razorctl.job import Job
+from razorctl.memory import trace_cache as traces
+from razorctl.planning.gpus import Gpu
+from razorctl.planning.search import CONTEXT, Candidate, Prefer, Search
+from razorctl.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ways to run a job that were looked at, and the one to take.
+
+    job: resolved, but for `accumulate`, which the chosen candidate tells. budget: bytes of the
+    card that may be used. steps: what was tried, in order, and why it was passed over.
+    others: what the other preferences would have chosen, if anything.
+    """
+
+    job: Job
+    gpu: Gpu
+    budget: int
+    prefer: Prefer
+    steps_per_epoch: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    steps: tuple[str, ...]
+    others: dict[str, Candidate | None]
+
+    @property
+    def planned_job(self) -> Job:
+        """The job with the micro-batches that were chosen."""
+        return replace(self.job, accumulate=self.chosen.accumulate)
+
+    @property
+    def planned_recipe(self) -> Recipe:
+        """The chosen recipe with the seed of the job, as `finetune --seed` sets both."""
+        return replace(self.chosen.recipe, seed=self.job.seed)
+
+    @property
+    def reason(self) -> str:
+        """Why the chosen way is taken, in a phrase."""
+        if not self.others:
+            return "as asked for, in as few micro-batches as fit"
+        if self.prefer == "fast":
+            return "the fastest way that fits"
+        if self.chosen.exact:
+            return "the fastest exact way that fits"
+        exact = self.others["exact"]
+        rival = "nothing exact fits"
+        if exact is not None:
+            rival = f"{exact.seconds / self.chosen.seconds:.2f}x as fast as {exact.label}"
+        return f"{rival}, and its gradient was measured to be close to the exact one"
+
+    @property
+    def command(self) -> str:
+        """That runs exactly what was planned."""
+        words = ["razorctl", "finetune", self.job.model, self.job.dataset]
+        told = {"model", "dataset"}
+        for settings in (self.planned_job, self.planned_recipe):
+            for field in fields(settings):
+                value = getattr(settings, field.name)
+                if value != field.default and field.name not in told:
+                    told.add(field.name)  # the seed is a field of both
+                    flag = FLAGS.get(field.name, field.name.replace("_", "-"))
+                    if isinstance(value, bool):
+                        words.append(f"--{'' if value else 'no-'}{flag}")
+                    else:
+                        words += [f"--{flag}", str(value)]
+        if self.planned_recipe == Recipe(seed=self.job.seed):
+            words += ["--method", self.planned_recipe.method]  # or it would be planned again
+        return shlex.join(words)
+
+    def document(self) -> dict[str, Any]:
+        """Under the stable keys of `plan --json`."""
+        body = {
+            "razorctl": razorctl.__version__,
+            "fits": True,
+            "prefer": self.prefer,
+            "context_bytes": CONTEXT,
+            **_document(self.planned_job, self.gpu, self.budget, self.candidates),
+            "steps_per_epoch": self.steps_per_epoch,
+            "chosen": _entry(self.chosen, self.job, self.budget),
+            "reason": self.reason,
+            "others": {
+                prefer: way and _entry(way, self.job, self.budget)
+                for prefer, way in self.others.items()
+            },
+            "explanation": list(self.steps),
+            "command": self.command,
+        }
+        return body | {"digest": _digest(body)}
+
+
+def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dict[str, Any]:
+    """What a plan and a refusal have in common."""
+    return {
+        "budget_bytes": budget,
+        "gpu": {
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": gpu.compute_capability,
+            "achieved": asdict(gpu.achieved),
+        },
+        "job": asdict(job),
+        "candidates": [_entry(way, job, budget) for way in ways],
+    }
+
+
+def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
+    assert job.batch_size is not None
+    assert job.steps is not None
+    recipe = way.recipe
+    return {
+        "label": way.label,
+        "method": recipe.method,
+        "ratio": recipe.ratio,
+        "joint_budget": recipe.joint_budget,
+        "attention": recipe.attention,
+        "precision": job.precision,
+        "micro_batch": job.batch_size // way.accumulate,
+        "accumulate": way.accumulate,
+        "exact": way.exact,
+        "fits": way.fits(budget),
+        "recipe": asdict(replace(recipe, seed=job.seed)),
+        "predicted": asdict(way.predicted),
+        "run_seconds": way.seconds * job.steps,
+    }
+
+
+FLAGS = {"learning_rate": "lr"}
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
+    """The job and the recipe that a file of `plan --json` chose, and all that it holds.
+
+    Raises UsageError for a file that cannot be read, is none, was edited, or is another version's.
+    """
+    try:
+        document: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        body = {key: value for key, value in document.items() if key != "digest"}
+        known, digest = document["razorctl"], document["digest"]
+    except OSError as error:
+        raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise UsageError(f"{file} is no plan; write one with `razorctl plan --json`.") from None
+    if known != razorctl.__version__:
+        raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
+    if digest != _digest(body):
+        raise UsageError(f"{file} was changed after it was planned; plan again, or use flags.")
+    return Job(**document["job"]), Recipe(**document["chosen"]["recipe"]), document
+
+
+def plan(
+    job: Job,
+    gpu: Gpu,
+    recipe: Recipe | None = None,
+    *,
+    budget: int | None = None,
+    prefer: Prefer = "balanced",
+    max_ratio: float = 0.95,
+    cache: traces.Cache | None = None,
+    report: Callable[[str], object] = lambda _: None,
+) -> Plan:
+    """Looks for the way to run a job in `budget` bytes of a card, by default all of it.
+
+    Exact ways are full fine-tuning, in one pass or accumulated over micro-batches, and activation
+    checkpointing. `exact` takes the fastest that fits. `balanced` takes another way instead if that
+    is predicted to be at least 5 % faster and its gradient was measured at a cosine of 0.98 or
+    more. `fast` takes what is predicted to be fastest, with razor up to `max_ratio`. None draws
+    parameter blocks: a step that trains a part of the model cannot be held against one that trains
+    all of it. With a `recipe` only that one is looked at. `report` is told what is traced, before
+    it is. Raises NoFitError if nothing fits, with the smallest budget that would do.
+    """
+    if prefer not in get_args(Prefer):
+        raise unknown("preference", prefer, get_args(Prefer))
+    if not 0 <= max_ratio < 1:
+        raise UsageError(f"largest ratio {max_ratio!r} is outside [0, 1); 0.95 is a good one.")
+    search = Search(job, gpu, budget or gpu.memory_bytes, recipe, max_ratio, cache, report)
+    chosen = search.choose(prefer)
+    if chosen is None:
+        message, needed = search.refusal(prefer)
+        document = _document(search.job, gpu, search.budget, search.rows)
+        raise NoFitError(message, needed, {"fits": False, "needed_bytes": needed, **document})
+    names = get_args(Prefer) if recipe is None else ()
+    others = {name: search.choose(name) for name in names if name != prefer}
+    assert search.job.batch_size is not None
+    return Plan(
+        job=search.job,
+        gpu=gpu,
+        budget=search.budget,
+        prefer=prefer,
+        steps_per_epoch=search.examples // search.job.batch_size,
+        candidates=search.rows,
+        chosen=chosen,
+        steps=tuple(search.reasons[prefer]),
+        others=others,
+    )

@@ -1,0 +1,449 @@
+"""The ways to run a job on a card: what each takes, and which of them a preference chooses.
+
+Every figure comes from a traced step: bytes as its tensors and its kernels take them, time as the
+slower of arithmetic and memory for each kernel, at the rates of the card's preset.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from razorctl.errors import UsageError
+from razorctl.job import Job, settle_precision
+from razorctl.memory import trace_cache as traces
+from razorctl.memory.trace_cache import Trace
+from razorctl.planning.gpus import Gpu
+from razorctl.recipe import METHODS, Recipe
+from razorctl.rules.allocation import largest
+
+Prefer = Literal["balanced", "exact", "fast"]
+WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that may take more
+    "exact": ("balanced", "fast"),
+    "balanced": ("fast",),
+    "fast": (),
+}
+RATIOS = (0.5, 0.9)  # of razor, beside the largest that is allowed
+ALIKE = 0.8  # of the time of a method at one ratio: what it takes at another at least
+PAYS = 0.95  # of an exact way's time: what an approximate one may take at most to be worth it
+ADAPTERS = Recipe("lora")
+SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
+# What a process takes beside its tensors: the context and the libraries' workspaces, and, of the
+# tensors, what the allocator loses between them. Not measured yet: both are on the safe side.
+CONTEXT = 640 * 2**20
+FRAGMENTATION = 0.04
+LAUNCH = 5e-6  # seconds that a kernel takes at least
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Of a training step, in bytes and seconds.
+
+    peak_bytes: most that is allocated at a time; weights, gradients, optimizer and transient bytes
+    and as many of the saved ones as are alive then make it up. reserve_bytes come on top: what the
+    process takes beside its tensors.
+    """
+
+    peak_bytes: int
+    saved_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    transient_bytes: int
+    reserve_bytes: int
+    step_seconds: float
+
+    @property
+    def needed_bytes(self) -> int:
+        """All that the card must have."""
+        return self.peak_bytes + self.reserve_bytes
+
+    @classmethod
+    def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
+        """What a traced step takes on a card."""
+        activations = trace.highest - trace.weights - trace.gradients - trace.optimizer
+        return cls(
+            trace.highest,
+            trace.saved,
+            trace.weights,
+            trace.gradients,
+            trace.optimizer,
+            activations - min(trace.saved, activations),
+            CONTEXT + math.ceil(FRAGMENTATION * trace.highest),
+            seconds(trace, gpu),
+        )
+
+
+def seconds(trace: Trace, gpu: Gpu) -> float:
+    """Of a step: each kernel takes what its arithmetic or its memory does, whichever is longer.
+
+    Both at the shares of the card's peaks that published measurements reach.
+    """
+    total = 0.0
+    for kernel, count in trace.kernels.items():
+        arithmetic = kernel.operations / gpu.operations_per_second(kernel.precision)
+        total += count * (LAUNCH + max(arithmetic, kernel.bytes / gpu.bytes_per_second))
+    return total
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run a job: a recipe, and the micro-batches that a step accumulates over."""
+
+    recipe: Recipe
+    accumulate: int
+    predicted: Predicted
+
+    @property
+    def exact(self) -> bool:
+        """Whether its gradient is that of full fine-tuning."""
+        return not self.recipe.approximates
+
+    @property
+    def label(self) -> str:
+        """What it does, in a few words."""
+        return label(self.recipe, self.accumulate)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, predicted."""
+        return self.predicted.step_seconds
+
+    @property
+    def approximation(self) -> tuple[float, ...]:
+        """Orders ways by how far their gradient is from the exact one, which comes first."""
+        recipe = self.recipe
+        ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
+        adapts = METHODS[recipe.method].adapts
+        return adapts, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
+
+    def fits(self, budget: int) -> bool:
+        """In that many bytes of a card."""
+        return self.predicted.needed_bytes <= budget
+
+
+def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
+    """What planning needs to know of a job's model and data set.
+
+    That is `defaults` for a Job, the number of `classes` and of `train_examples`. Raises UsageError
+    for names that are not known, or that do not go together.
+    """
+    known: dict[str, Any] | None = cache.get("facts", job.model, job.dataset)
+    if known is None:
+        from razorctl import data  # imports the libraries that models come from
+
+        family, source = data.pair(job.model, job.dataset)
+        known = {
+            "defaults": dict(family.defaults),
+            "classes": source.classes,
+            "train_examples": source.train_examples,
+        }
+        cache.put(known, "facts", job.model, job.dataset)
+    return known
+
+
+def traced(
+    job: Job, recipe: Recipe, classes: int, cache: traces.Cache, device: str = "cuda"
+) -> Trace:
+    """A training step of a resolved job on a kind of device.
+
+    Raises UsageError for a recipe that the model cannot take.
+    """
+    # Alone what tells one step from another, so that other jobs find it too.
+    step = [
+        *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
+        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        asdict(replace(recipe, seed=0)),
+        device,
+    ]
+    document = cache.get("trace", *step)
+    if document is None:
+        from razorctl.planning import job_trace as tracing  # imports torch
+
+        try:
+            document = traces.dump(tracing.trace(job, recipe, classes, device))
+        except UsageError as error:
+            document = {"refused": str(error)}
+        cache.put(document, "trace", *step)
+    if "refused" in document:
+        raise UsageError(document["refused"])
+    return traces.load(document)
+
+
+class Search:
+    """Ways to run one job on one card, traced when they are asked for."""
+
+    def __init__(
+        self,
+        job: Job,
+        gpu: Gpu,
+        budget: int,
+        recipe: Recipe | None,
+        max_ratio: float,
+        cache: traces.Cache | None = None,
+        report: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.cache, self.report = cache or traces.Cache(), report
+        known = facts(job, self.cache)
+        self.classes, self.examples = known["classes"], known["train_examples"]
+        precision = settle_precision(job.precision, gpu.compute_capability)
+        self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
+        self.gpu, self.budget, self.recipe, self.max_ratio = gpu, budget, recipe, max_ratio
+        self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
+        self.reasons: dict[str, list[str]] = {}
+        self._reasons: list[str] = []
+
+    @property
+    def rows(self) -> tuple[Candidate, ...]:
+        """What is worth showing of all that was looked at, from exact to ever more approximate.
+
+        In one pass every way is, in micro-batches one that fits or, where none does, the smallest;
+        of ways that only differ in name the least approximate.
+        """
+        ways = list(self.looked_at.values())
+        fitting = [way for way in ways if way.fits(self.budget)]
+        last = [way for way in ways if way.accumulate == self._counts[-1]]
+        ways = [way for way in ways if way.accumulate == 1 or way in (fitting or last)]
+        ways.sort(key=lambda way: (way.approximation, way.recipe.method != "full", way.accumulate))
+        unlike = {(way.exact, way.accumulate, way.predicted): way for way in reversed(ways)}
+        return tuple(way for way in ways if way in unlike.values())
+
+    def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+        """What one way takes."""
+        key = recipe, accumulate
+        if key not in self.looked_at:
+            self.report(label(recipe, accumulate))
+            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu)
+            self.looked_at[key] = Candidate(recipe, accumulate, predicted)
+        return self.looked_at[key]
+
+    def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
+        job = replace(self.job, accumulate=accumulate)
+        return traced(job, recipe, self.classes, self.cache)
+
+    def choose(self, prefer: Prefer) -> Candidate | None:
+        """The way that a preference takes, None if nothing fits."""
+        self.reasons[prefer] = self._reasons = []
+        if prefer == "balanced" and self.recipe is None:
+            chosen = self._balanced()
+        else:
+            chosen = self._fastest(self._allowed(prefer))
+        if chosen is not None:
+            self._reasons.append(f"{chosen.label}: taken.")
+        return chosen
+
+    def _balanced(self) -> Candidate | None:
+        """The fastest exact way, or a close one that is faster, if any such pays.
+
+        A close way that pays in less memory stays worth its approximation where there is more;
+        or else more memory could make a step slower.
+        """
+        exact = self._fastest(self._exact)
+        limit = math.inf if exact is None else exact.seconds
+        close = self._fastest(self._close, limit=limit)
+        if close is None or limit <= close.seconds:
+            return exact
+        ways = (way for recipe in self._close for way in self._fitting(recipe, self.budget))
+        return close if any(map(self._pays, ways)) else exact
+
+    def _pays(self, way: Candidate) -> bool:
+        """Whether it is clearly faster than all that is exact in the memory that it needs."""
+        rival = self._fastest(self._exact, way.predicted.needed_bytes)
+        if rival is None or way.seconds <= PAYS * rival.seconds:
+            return True
+        self._reasons.append(
+            f"{way.label}: {way.seconds:.3g} s a step is not 5 % less than of {rival.label}."
+        )
+        return False
+
+    @cached_property
+    def _exact(self) -> list[Recipe]:
+        """What has the gradient of full fine-tuning."""
+        if self._trace(Recipe("full"), 1).fused:
+            return [Recipe("full"), Recipe("checkpoint")]
+        return [Recipe("full"), Recipe("full", attention="flash"), Recipe("checkpoint")]
+
+    @cached_property
+    def _razor(self) -> list[Recipe]:
+        """razor at the ratios that are allowed, the largest that is close to exact first."""
+        width = "wide" if self.job.precision == "fp32" else "narrow"
+        most = min(self.max_ratio, largest(width))
+        ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
+        recipes = [Recipe(ratio=ratio) for ratio in ratios]
+        return sorted(recipes, key=lambda recipe: (not recipe.close, -recipe.ratio))
+
+    @property
+    def _close(self) -> list[Recipe]:
+        """Those of them whose gradient was measured to be close to the exact one."""
+        return [recipe for recipe in self._razor if recipe.close]
+
+    def _allowed(self, prefer: Prefer) -> list[Recipe]:
+        """What a preference may take."""
+        if self.recipe is not None:
+            return [self.recipe]
+        approximate = {"exact": [], "balanced": self._close, "fast": self._razor}
+        return [*self._exact, *approximate[prefer]]
+
+    def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
+        """Whether the model can take a recipe; if not, notes why."""
+        try:
+            self.predict(recipe, accumulate)
+        except UsageError as error:
+            if self.recipe is not None:
+                raise
+            self._reasons.append(f"{label(recipe, accumulate)}: {error}")
+            return False
+        return True
+
+    def _fastest(
+        self, recipes: list[Recipe], budget: int | None = None, limit: float = math.inf
+    ) -> Candidate | None:
+        """Of the ways of these recipes that fit, the fastest; of equals the least approximate.
+
+        None if none takes less than `limit` seconds.
+        """
+        best: Candidate | None = None
+        for recipe in recipes:
+            if self._least(recipe) > limit or not self._possible(recipe):
+                continue
+            whole = self.predict(recipe)
+            if whole.seconds > limit:  # in micro-batches it is slower
+                self._reasons.append(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.")
+            else:
+                way = next(self._fitting(recipe, budget or self.budget), None)
+                best = min(filter(None, (best, way)), key=_speed, default=None)
+            limit = min(limit, math.inf if best is None else best.seconds)
+        return best
+
+    def _least(self, recipe: Recipe) -> float:
+        """Seconds that a step takes at least, as far as is known without tracing it."""
+        whole = {known: way.seconds for (known, n), way in self.looked_at.items() if n == 1}
+        if recipe in whole:
+            return whole[recipe]  # micro-batches are slower
+        alike = (seconds for known, seconds in whole.items() if known.method == recipe.method)
+        return ALIKE * max(alike, default=0.0)
+
+    def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:
+        """Ways of a recipe that fit, over ever more micro-batches, each slower than the last."""
+        for accumulate in self._counts:
+            if self._hopeless(recipe, accumulate, budget):
+                continue
+            if self._possible(recipe, accumulate):
+                way = self.predict(recipe, accumulate)
+                over = way.predicted.needed_bytes - budget
+                if over <= 0:
+                    self._reasons.append(f"{way.label}: fits, {way.seconds:.3g} s a step.")
+                    yield way
+                else:
+                    self._reasons.append(f"{way.label}: needs {_gib(over)} more than there is.")
+
+    @property
+    def _counts(self) -> list[int]:
+        """The numbers of equal micro-batches that a batch can be cut into."""
+        assert self.job.batch_size is not None
+        batch = self.job.batch_size
+        return [count for count in range(1, batch + 1) if batch % count == 0]
+
+    def _hopeless(self, recipe: Recipe, accumulate: int, budget: int) -> bool:
+        """Whether a way cannot fit, as tensors of the batch shrink no faster than it does."""
+        whole = self.predict(recipe).predicted
+        fixed = whole.weights_bytes + whole.optimizer_bytes
+        least = fixed + (whole.peak_bytes - fixed - whole.gradients_bytes) / accumulate
+        return accumulate > 1 and CONTEXT + (1 + FRAGMENTATION) * least > budget
+
+    def refusal(self, prefer: Prefer) -> tuple[str, int]:
+        """What to say where nothing fits, with what would have to change; and `needed`."""
+        needed = self.needed(prefer)
+        enough = math.ceil(100 * needed / 2**30) / 100  # so that asking for it will do
+        return (
+            f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
+            f"it needs {enough:.2f} GiB, and {self._closest(prefer)}.",
+            needed,
+        )
+
+    def needed(self, prefer: Prefer) -> int:
+        """The smallest budget in which a preference finds a way."""
+        sizes = list(self._sizes(prefer))
+        if not sizes:
+            raise UsageError(
+                f"no way to train {self.job.model} can be traced; change its settings."
+            )
+        return min(sizes)
+
+    def _sizes(self, prefer: Prefer) -> Iterator[int]:
+        """What the ways of a preference need that may need least, of the likeliest first."""
+        for counts in (reversed(self._counts), (1,)):  # all between them take more
+            tried = list(counts)
+            for recipe in self._allowed(prefer):
+                count = next((n for n in tried if self._possible(recipe, n)), None)
+                if count is not None:
+                    yield self.predict(recipe, count).predicted.needed_bytes
+
+    def _finds(self, prefer: Prefer) -> bool:
+        """Whether a preference finds a way."""
+        return any(size <= self.budget for size in self._sizes(prefer))
+
+    def _closest(self, prefer: Prefer) -> str:
+        """The nearest to this that fits: the job in another way, or another job."""
+        if self.recipe is not None:
+            free = Search(
+                self.job, self.gpu, self.budget, None, self.max_ratio, self.cache, self.report
+            )
+            if free._finds("balanced"):
+                return "fits with another recipe; leave the settings of this one out"
+        else:
+            for other in WIDER[prefer]:
+                if self._finds(other):
+                    return f"fits with --prefer {other}"
+        flags: dict[str, str] = {}
+        so_far: dict[str, Any] = {}
+        for flag, change in self._changes():
+            so_far |= change
+            flags |= dict.fromkeys(change, flag)
+            job = replace(self.job, **so_far)
+            search = Search(
+                job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
+            )
+            with suppress(UsageError):  # a size that the model cannot take
+                if search._finds(prefer):
+                    return f"fits with {' and '.join(flags.values())}"
+        if self.recipe is None and self._fastest([ADAPTERS]):
+            return f"only --method {ADAPTERS.method} fits, which trains adapters alone"
+        return "no way to train all of this model fits; choose a smaller one"
+
+    def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Settings of the job that make it smaller, each to be tried with those before it."""
+        half = settle_precision("auto", self.gpu.compute_capability)
+        if self.job.precision == "fp32" != half:
+            yield f"--precision {half}", {"precision": half}
+        if self.job.optimizer != "sgd":
+            yield "--optimizer sgd", {"optimizer": "sgd"}
+        if self.job.input_size is not None:  # a smaller one, the model's own as the last
+            for size in (round(self.job.input_size * share / 32) * 32 for share in SMALLER):
+                if 0 < size < self.job.input_size:
+                    yield f"--input-size {size}", {"input_size": size}
+            yield "the model's own input size", {"input_size": None}
+
+
+def _speed(way: Candidate) -> tuple[Any, ...]:
+    return way.seconds, way.approximation, way.predicted.needed_bytes
+
+
+def label(recipe: Recipe, accumulate: int) -> str:
+    """What a way does, in a few words."""
+    words = recipe.method
+    if METHODS[recipe.method].has_ratio:
+        words += f" {recipe.ratio:g}"
+    if recipe.joint_budget < 1:
+        words += f", {recipe.joint} {recipe.joint_budget:g}"
+    if recipe.attention != "auto":
+        words += f", {recipe.attention} attention"
+    if accumulate > 1:
+        words += f", {accumulate} micro-batches"
+    return words
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,1 @@
+"""What survives of an activation between forward and backward."""

@@ -1,0 +1,1 @@
+"""Which coordinates get a gradient."""

@@ -1,0 +1,1 @@
+"""What a recipe puts into a model, and takes out again."""

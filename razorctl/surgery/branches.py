@@ -1,0 +1,97 @@
+"""Residual branches, the f of x + f(x): under a joint budget some are left out of backward.
+
+Relatives: DropBP (2024) drops layers there, VCAS (2024) samples examples and tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.sampling.samplers import Blocks, norm
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Modules of `owner` that make up its branch; the last gives the output as a tensor."""
+
+    owner: nn.Module
+    members: tuple[nn.Module, ...]
+
+    def attach(self, blocks: Blocks, block: int) -> None:
+        """Makes this branch number `block` of a draw, until `detach`."""
+        for module in self.members:
+            last = module is self.members[-1]
+            member = Member(module, self.owner, blocks, block, last)
+            module.forward = member
+
+
+class Member:
+    """Runs in the place of a module's forward, without grad where the branch is not drawn.
+
+    Its output is the stock one either way. An attribute rather than a pair of hooks, since no hook
+    runs after a KeyboardInterrupt, which would leave a notebook without grad.
+
+    The draw learns |f(x)| |dy| of a branch, dy the gradient at its output. That takes one hook, and
+    on vit-micro told almost what the norm of the branch's weight gradient tells, which would take
+    hooks on parameters; |dy| alone says little, for it is the residual stream's.
+    """
+
+    def __init__(
+        self, module: nn.Module, owner: nn.Module, blocks: Blocks, block: int, last: bool
+    ) -> None:
+        self.module, self.owner, self.last = module, owner, last
+        self.blocks, self.block = blocks, block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = partial(type(self.module).forward, self.module)  # a razor class's, if swapped
+        if not (self.owner.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        p = self.blocks.probability(self.block)
+        self.blocks.inside = self.block
+        with torch.set_grad_enabled(p > 0):
+            output = forward(*args, **kwargs)
+        return self._end(output, p) if self.last else output
+
+    def _end(self, output: Tensor, p: float) -> Tensor:
+        self.blocks.inside = None
+        if not p:
+            return output.detach()  # of parameters that the owner itself uses on the way
+        if output.requires_grad:
+            learn = partial(self.blocks.observe, self.block, p, size=norm(output))
+            output.register_hook(learn)  # type: ignore[no-untyped-call]
+        return output
+
+
+def find(
+    model: nn.Module, known: Mapping[type[nn.Module], tuple[tuple[str, ...], ...]]
+) -> list[Branch]:
+    """The branches of `model` with something to train, by `known`: block type -> member names.
+
+    One of which a forward is patched already is not: that patch would no longer run.
+    """
+    found = [
+        Branch(owner, tuple(map(owner.get_submodule, names)))
+        for owner in model.modules()
+        for names in known.get(type(owner), ())
+    ]
+    return [
+        branch
+        for branch in found
+        if any(p.requires_grad for m in branch.members for p in m.parameters())
+        and not any("forward" in vars(m) for m in branch.members)
+    ]
+
+
+def attached(module: nn.Module) -> bool:
+    """Whether this very module runs as a member of a branch."""
+    return isinstance(vars(module).get("forward"), Member)
+
+
+def detach(module: nn.Module) -> None:
+    """Gives a module its own forward back, if a branch has it."""
+    if attached(module):
+        del module.forward

@@ -1,0 +1,115 @@
+"""The ratio of `razor` as a promise: held to what a model saves with the inputs at hand."""
+
+import logging
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from razorctl.errors import UsageError
+from razorctl.layers import RazorLayer
+from razorctl.memory import tracker as memory
+from razorctl.recipe import Recipe
+from razorctl.rules.allocation import largest
+from razorctl.surgery.sparsify import RECIPE, log_stock, percent, restore, sparsify, swap
+
+log = logging.getLogger(__name__)
+
+TIGHTER = 0.97  # of the bytes, from one try to the next
+LEAST = 0.01  # of the bytes, of a kind of layers that a warning names
+
+
+def sparsify_within(
+    model: nn.Module, recipe: Recipe, inputs: Any, *, autocast: torch.dtype | None = None
+) -> tuple[str, ...]:
+    """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it does in full.
+
+    `sparsify` alone chooses rules that keep the promise on the models that they were measured on;
+    this traces the model at hand, and where it saves more, spares more. Other methods than those
+    whose ratio is such a promise are left as they are. Raises UsageError with the largest ratio
+    that can be kept, and leaves the model as it was, if this one cannot.
+    """
+    if not recipe.promises:
+        return sparsify(model, recipe)
+    full = memory.saved_bytes(model, inputs, autocast=autocast)
+    most = largest("wide" if autocast is None else "narrow")
+    ratio = recipe.ratio
+    while True:
+        names = swap(model, replace(recipe, ratio=ratio))
+        try:
+            saved = memory.saved_bytes(model, inputs, autocast=autocast)
+        except UsageError:  # the ratio is beyond what any rule keeps in 16 bits
+            restore(model)
+            raise
+        if saved <= (1 - recipe.ratio) * full:
+            setattr(model, RECIPE, recipe)
+            log_stock(model, recipe)
+            return names
+        if ratio >= most:
+            break
+        restore(model)
+        ratio = min(most, 1 - TIGHTER * (1 - ratio))
+    parts = memory.saved_by_module(model, inputs, autocast=autocast)
+    stock = _stock_parts(model, parts, full, (1 - recipe.ratio) * full)
+    restore(model)
+    possible = math.floor(1000 * (1 - saved / full)) / 1000
+    raise UsageError(
+        f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
+        f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
+    )
+
+
+def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
+    """Bytes that autograd would hold between the forward and backward pass of a training step.
+
+    Counts unique storages; parameters and buffers are excluded, since they live on anyway. The
+    pass runs on fake copies in train mode, so it allocates nothing, computes nothing and leaves
+    model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
+    of keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of
+    a mixed-precision step, None for none. Under a joint budget the largest blocks count as drawn.
+    Of a model sparsified with a ratio that is a promise in bytes, a warning says if it is broken,
+    and by what. Raises UsageError, which names the module, if what the model does depends on
+    values.
+    """
+    recipe: Recipe | None = getattr(model, RECIPE, None)
+    if recipe is None or not recipe.promises:
+        return memory.saved_bytes(model, inputs, autocast=autocast)
+    parts = memory.saved_by_module(model, inputs, autocast=autocast)
+    _, stock, batch = memory.fake_copies(model, inputs)
+    restore(stock)
+    full = memory.saved_bytes(stock, batch, autocast=autocast)
+    saved, most = sum(parts.values()), (1 - recipe.ratio) * full
+    if saved > most:
+        log.warning(
+            "%s saves %s of what full fine-tuning does, more than the %s that ratio %g promises: "
+            "%s.",
+            type(model).__name__,
+            percent(saved / full),
+            percent(1 - recipe.ratio),
+            recipe.ratio,
+            _stock_parts(model, parts, full, most)
+            or "razorctl.surgery.byte_budget.sparsify_within spares more, where that can mend it",
+        )
+    return saved
+
+
+def _stock_parts(model: nn.Module, parts: dict[str, int], full: int, most: float) -> str:
+    """What stays stock, by class with counts and shares; nothing if it is within `most` bytes."""
+    counts, sizes = Counter[str](), Counter[str]()
+    for name, size in parts.items():
+        module = model.get_submodule(name)
+        if not isinstance(module, RazorLayer):
+            kind = type(module).__name__
+            counts[kind] += 1
+            sizes[kind] += size
+    if sizes.total() <= most:
+        return ""
+    kinds = [
+        f"{kind} ({counts[kind]}) {percent(size / full)}"
+        for kind, size in sizes.most_common()
+        if size >= LEAST * full
+    ]
+    return f"{', '.join(kinds)} stay stock"

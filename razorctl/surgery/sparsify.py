@@ -1,0 +1,268 @@
+"""sparsify and restore: the one call that puts razor layers into a model, and its undoing."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from razorctl.config import registry
+from razorctl.errors import UsageError
+from razorctl.layers import Memo, RazorLayer, WeightLayer, libraries
+from razorctl.layers.attention import Attention
+from razorctl.layers.libraries import swaps
+from razorctl.layers.linear import RazorLinear
+from razorctl.recipe import METHODS, Recipe
+from razorctl.rules.quantized import Centred, Rule, build
+from razorctl.sampling.samplers import Blocks, draws
+from razorctl.surgery import adapters, branches, checkpointing
+
+log = logging.getLogger(__name__)
+
+# Leaves that save nothing worth pruning.
+LIGHT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding)
+RECIPE = "razor_recipe"  # where a sparsified model has its recipe
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A module to be swapped, to what, and what it will be given."""
+
+    name: str
+    module: nn.Module
+    razor: type[RazorLayer]
+    rule: Rule | None
+
+
+def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
+    """Swaps the layers of `model` that the recipe prunes, in place, by class.
+
+    Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
+    modules of exactly a known stock type are swapped: subclasses may mean something else by it.
+    The others stay stock and are logged; warnings say of unknown attention, and of a ratio that is
+    likely to promise more than they let it keep. Returns the names of the swapped modules, or of
+    those that got adapters, or whose activation checkpointing was switched on; none for method
+    `full`. Everything is checked before the first change. Raises UsageError if the model is
+    sparsified already, if it cannot honour the recipe, or if nothing in it can be swapped.
+    """
+    recipe = recipe or Recipe()
+    names = swap(model, recipe)
+    log_stock(model, recipe)
+    _doubt(model, recipe)
+    return names
+
+
+def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """`sparsify`, without a word in the log."""
+    method = METHODS[recipe.method]
+    if any(map(_changed, model.modules())):
+        raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
+    chosen = _choose(model, recipe)
+    prunable = any(new.razor.kind in recipe.rules for new in chosen)
+    if recipe.rules and method.approximates and not prunable:
+        raise UsageError(
+            f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
+            f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
+        )
+    blocks, residual = None, list[branches.Branch]()
+    if recipe.joint_budget < 1:
+        if recipe.joint == "branches":
+            residual = branches.find(model, libraries.branches())
+            size, what = len(residual), "residual branch that is known and trainable"
+        else:
+            size, what = sum(map(_drawn, chosen)), "trainable weight to draw"
+        if not size:
+            raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
+        blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
+    checkpointed = checkpointing.find(model) if method.checkpoints else {}
+    linear = adapters.find(model) if method.adapts else ()
+
+    memo, block = Memo(), 0
+    for new in chosen:
+        module = new.module
+        module.__class__ = new.razor
+        module.rule, module.memo = new.rule, memo  # type: ignore[assignment]
+        if isinstance(module, WeightLayer):
+            module.blocks, module.block = None, block
+            if recipe.joint == "weights" and _drawn(new):
+                module.blocks = blocks
+                block += 1
+        if isinstance(module, RazorLinear):
+            module.int8_weight_grad, module.int8_input_grad = recipe.int8
+        if isinstance(module, Attention):
+            module.backend = recipe.backend
+            module.take_over()
+    for module in checkpointed.values():
+        checkpointing.switch_on(module)
+    if linear:
+        adapters.attach(model, linear)
+    if blocks is not None:
+        for number, branch in enumerate(residual):
+            branch.attach(blocks, number)
+        blocks.attach(model)
+    setattr(model, RECIPE, recipe)
+    return *checkpointed, *linear[:-1], *(new.name for new in chosen)
+
+
+def _changed(module: nn.Module) -> bool:
+    """Whether `sparsify` has changed this very module."""
+    razor = isinstance(module, RazorLayer)
+    other = checkpointing.switched(module), branches.attached(module), adapters.attached(module)
+    return razor or any(other)
+
+
+def _drawn(new: Swap) -> bool:
+    """Whether a joint budget draws the weight of a module."""
+    weight = getattr(new.module, "weight", None)
+    return issubclass(new.razor, WeightLayer) and weight is not None and weight.requires_grad
+
+
+def restore(model: nn.Module) -> None:
+    """Makes every razor layer of `model` its stock class again, with the same parameters.
+
+    Adapters are merged into the weights that they stand beside.
+    """
+    stock = {razor: stock for stock, razor in swaps().items()}
+    for blocks in draws(model):
+        blocks.detach()
+    for module in list(model.modules()):
+        vars(module).pop(RECIPE, None)
+        adapters.detach(module)
+        checkpointing.switch_back(module)
+        branches.detach(module)
+        if isinstance(module, WeightLayer):
+            del module.blocks, module.block
+        if isinstance(module, RazorLinear):
+            del module.int8_weight_grad, module.int8_input_grad
+        if isinstance(module, Attention):
+            module.give_back()
+            del module.backend
+        if isinstance(module, RazorLayer):
+            del module.rule, module.memo
+            module.__class__ = stock[type(module)]  # type: ignore[assignment]
+
+
+def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
+    """What to swap; raises UsageError if the model's attention cannot run on the backend."""
+    known, chosen, rules = swaps(), [], recipe.rules
+    attention = recipe.backend != "auto"
+    if recipe.backend == "sparse-flash" and "attention" not in rules:
+        raise UsageError(
+            f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
+            "sparse-flash; choose attention 'flash'."
+        )
+    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    # A model's last linear layer is its classifier: small, and its output is what is learned.
+    spared = linear[-1] if METHODS[recipe.method].spares_classifier and linear[1:] else None
+    for name, module in model.named_modules():
+        razor = known.get(type(module))
+        if razor is None or not (
+            razor.kind in rules or (issubclass(razor, Attention) and attention)
+        ):
+            continue
+        if module is spared:
+            continue
+        rule = None
+        if razor.kind in rules:
+            width = razor.columns(module)
+            rule = build(rules[razor.kind], width, 1 - recipe.ratio, recipe.scaled)
+            if recipe.mean_correction and rule.prunes:
+                rule = Centred(rule)
+            if not razor.fits(module, rule):
+                continue
+        if issubclass(razor, Attention):
+            refusal = razor.refusal(module, recipe.backend)
+            if refusal is not None:
+                raise UsageError(f"{name or type(model).__name__} {refusal}")
+            rule = None if recipe.backend == "flash" else rule
+        chosen.append(Swap(name, module, razor, rule))
+    if recipe.attention != "auto":
+        swapped = {new.module for new in chosen if issubclass(new.razor, Attention)}
+        strange = _unknown_attention(model, swapped)
+        if strange or not swapped:
+            first = next(iter(strange), "") or type(model).__name__
+            what = f"{first} is" if strange else f"{first} has"
+            raise UsageError(
+                f"{what} no attention that can be switched to {recipe.attention!r}; "
+                "choose attention 'auto'."
+            )
+    return chosen
+
+
+def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn.Module]:
+    """Modules that call themselves attention and neither are swapped nor hold one that is."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__ and swapped.isdisjoint(module.modules())
+    }
+
+
+def log_stock(model: nn.Module, recipe: Recipe) -> None:
+    """Says what of a sparsified model has stayed stock."""
+    if not recipe.rules:
+        return
+    leaves = {
+        name: module
+        for name, module in model.named_modules()
+        if not isinstance(module, (RazorLayer, *LIGHT)) and not any(module.children())
+    }
+    if leaves:
+        log.info("stock, so saved in full: %s", _grouped(leaves))
+    if "attention" in recipe.rules and (strange := _strange_attention(model)):
+        log.warning("unknown attention, so stock and saved in full: %s", _grouped(strange))
+
+
+def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
+    """The unknown attention of a sparsified model, by name."""
+    return _unknown_attention(model, {m for m in model.modules() if isinstance(m, Attention)})
+
+
+def _grouped(modules: Mapping[str, nn.Module]) -> str:
+    """Modules by name, with their classes; those of a name but for its numbers as one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, module in modules.items():
+        kind = type(module).__name__
+        groups.setdefault((registry.starred(name), kind), []).append(name or "the model")
+    return ", ".join(
+        f"{len(names)} x {stars} ({kind})" if names[1:] else f"{names[0]} ({kind})"
+        for (stars, kind), names in groups.items()
+    )
+
+
+def _doubt(model: nn.Module, recipe: Recipe) -> None:
+    """Warns where a promise in bytes, which only inputs can tell, is likely to be broken.
+
+    That is where more of a sparsified model's layers with weights are of unknown kinds, and so
+    save in full, than the share that its ratio leaves; unknown attention counts as one.
+    """
+    if not recipe.promises:
+        return
+    attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
+    weighted = [
+        module
+        for module in model.modules()
+        if not isinstance(module, LIGHT)
+        and isinstance(weight := getattr(module, "weight", None), nn.Parameter)
+        and weight.requires_grad
+    ]
+    known = swaps()
+    strange = attention.union(
+        m for m in weighted if not isinstance(m, RazorLayer) and type(m) not in known
+    )
+    if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
+        kinds = Counter(type(module).__name__ for module in strange)
+        log.warning(
+            "%s is likely to save more than the %s that ratio %g promises, since it has layers "
+            "that stay stock: %s; razorctl.saved_bytes(model, inputs) says how much.",
+            type(model).__name__,
+            percent(1 - recipe.ratio),
+            recipe.ratio,
+            ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common()),
+        )
+
+
+def percent(share: float) -> str:
+    """A share of 1 to three digits: 75.2%."""
+    return f"{100 * share:.3g}%"

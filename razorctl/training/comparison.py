@@ -1,0 +1,399 @@
+"""Finished runs side by side: a row of figures for each way, the best of them, the Pareto front."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import razorctl
+from razorctl.config.settings import read_toml
+from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.planning.search import label
+from razorctl.recipe import METHODS, Recipe
+from razorctl.training.rundir import CONFIG, METRICS, RESULT
+
+# What a method is compared with beside the methods themselves, and the attention it is run with.
+OPPONENTS = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
+NAMES = (*METHODS, *OPPONENTS)
+# In the directory of a grid, and of one of its runs that failed.
+SETTINGS, FAILURE = "comparison.toml", "failure.json"
+
+TARGET = 0.99  # of full's best accuracy
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # search.label
+# Columns of a row beside its memory: where less is better, and where more is.
+COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
+GAINS = ("speedup_vs_full", "accuracy")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory: its result, and the lines of its metrics.jsonl."""
+
+    directory: Path
+    result: dict[str, Any]
+    steps: list[dict[str, Any]]
+
+    @property
+    def best(self) -> float:
+        """The best accuracy of its evaluations."""
+        accuracies = [float(s["accuracy"]) for s in self.steps if s["accuracy"] is not None]
+        return max(accuracies)
+
+    def time_to(self, target: float) -> float | None:
+        """Seconds of training until an evaluation reaches `target` and all later ones do too.
+
+        What evaluations take is not counted. None if it never stays there.
+        """
+        seconds, reached = 0.0, None
+        for step in self.steps:
+            seconds += step["seconds"]
+            if step["accuracy"] is None:
+                continue
+            if step["accuracy"] < target:
+                reached = None
+            elif reached is None:
+                reached = seconds
+        return reached
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one row is about: runs that differ in their seeds alone.
+
+    method: as it was asked for, a name in NAMES. label: what tells the row from the others.
+    failures: by the seed of the run, its error with the exit code it ended with.
+    """
+
+    method: str
+    label: str
+    recipe: Recipe
+    runs: list[FinishedRun] = field(default_factory=list)
+    failures: dict[int, RazorError] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The device and the job that the runs share, but for seed and micro-batches."""
+        result = self.runs[0].result
+        job = {k: v for k, v in result["job"].items() if k not in ("seed", "accumulate")}
+        return result["device"], job
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches of a step."""
+        count: int = self.runs[0].result["job"]["accumulate"]
+        return count
+
+    @property
+    def error(self) -> str | None:
+        """Why runs of it are missing."""
+        if not self.failures:
+            return None
+        sentence = str(next(iter(self.failures.values())))
+        return f"seed {', '.join(map(str, self.failures))}: {sentence}" if self.runs else sentence
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Entries of one model and data set, with finished runs or without."""
+
+    model: str
+    dataset: str
+    entries: Sequence[Entry]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any run has a result, else what all runs ended with, or 1."""
+        if any(entry.runs for entry in self.entries):
+            return 0
+        codes = {error.exit_code for entry in self.entries for error in entry.failures.values()}
+        return codes.pop() if len(codes) == 1 else 1
+
+    def document(self, target: float | None = None) -> dict[str, Any]:
+        """Under the stable keys of `compare --json`: a row for each entry.
+
+        Times are medians over the seeds, accuracies means with their sample standard deviation.
+        `memory` names what rows are compared by: the measured peak if all have one, else the
+        traced saved bytes. `target` None is 99 % of the best accuracy of `full`, the mean over its
+        seeds.
+        """
+        done = [entry for entry in self.entries if entry.runs]
+        runs = [run.result for entry in done for run in entry.runs]
+        measured = bool(runs) and all(result["peak_bytes"] is not None for result in runs)
+        memory = "peak_bytes" if measured else "saved_bytes"
+        full = next((entry for entry in done if _reference(entry, done) is entry), None)
+        if target is None and full is not None:
+            target = TARGET * fmean(run.best for run in full.runs)
+        rows = [_row(entry, _reference(entry, done), memory, target) for entry in self.entries]
+        _mark(rows, memory)
+        return {
+            "razorctl": razorctl.__version__,
+            "model": self.model,
+            "dataset": self.dataset,
+            "devices": sorted({result["device"] for result in runs}),
+            "shared": _shared([result["job"] for result in runs]),
+            "memory": memory,
+            "target": target,
+            "seeds": sorted({result["job"]["seed"] for result in runs}),
+            "rows": rows,
+            "pareto": [row["label"] for row in rows if row["pareto"]],
+            "best": {
+                name: [row["label"] for row in rows if name in row["best"]]
+                for name in (memory, *COSTS, *GAINS)
+            },
+        }
+
+
+def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all jobs have in common."""
+    first = jobs[0] if jobs else {}
+    return {k: v for k, v in first.items() if all(job[k] == v for job in jobs)}
+
+
+def read(directory: Path) -> FinishedRun:
+    """A run directory that `finetune` has written.
+
+    Raises UsageError if the run is not finished or is another version's, DataError if it is
+    damaged.
+    """
+    known = read_toml(directory / CONFIG).get("environment", {}).get("razorctl")
+    if known != razorctl.__version__:
+        raise UsageError(
+            f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
+        )
+    try:
+        result = json.loads((directory / RESULT).read_text("utf-8"))
+        lines = (directory / METRICS).read_text("utf-8").splitlines()
+        run = FinishedRun(directory, result, [json.loads(line) for line in lines])
+        whole = len(run.steps) == result["steps"] and run.best >= 0
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} holds no finished run; leave it out, or run it again with "
+            f"`razorctl --config {directory / CONFIG} finetune`."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise DataError(f"{directory} is damaged; leave it out, or run it again.")
+    return run
+
+
+def is_run(directory: Path) -> bool:
+    """Whether `finetune` has written there, be it to the end or not."""
+    return (directory / METRICS).exists()
+
+
+def is_grid(directory: Path) -> bool:
+    """Whether `compare` has written there."""
+    return (directory / SETTINGS).exists()
+
+
+def recipe_of(name: str, ratio: float) -> Recipe:
+    """How a name in NAMES is run; raises UsageError for a ratio that cannot be."""
+    method = name if name in METHODS else "full"
+    return Recipe(method, ratio, attention=OPPONENTS.get(name, "auto"))  # type: ignore[arg-type]
+
+
+def of_grid(
+    directory: Path, methods: Iterable[str] | None = None, seeds: Iterable[int] | None = None
+) -> Comparison:
+    """What `compare` has written to a directory: of all methods and seeds there, or of those.
+
+    A run that failed, cannot be read or is not finished stands in the failures of its entry.
+    Raises DataError if the settings there are not what `compare` wrote.
+    """
+    settings = read_toml(directory / SETTINGS)
+    try:
+        job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
+        seeds = list(runs["seeds"] if seeds is None else seeds)
+        entries = [
+            Entry(name, name, recipe_of(name, ratio))
+            for name in (runs["methods"] if methods is None else methods)
+        ]
+        comparison = Comparison(job["model"], job["dataset"], entries)
+    except (KeyError, TypeError, UsageError):
+        raise DataError(f"{directory / SETTINGS} is damaged; compare again.") from None
+    for entry in entries:
+        for seed in seeds:
+            try:
+                entry.runs.append(_cell(directory, entry.method, seed))
+            except RazorError as error:
+                entry.failures[seed] = error
+    return comparison
+
+
+def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
+    """The run of a method and seed in a grid; raises the error that it failed with."""
+    directory = grid / f"{method}-{seed}"
+    if (directory / RESULT).exists():
+        return read(directory)
+    try:
+        known = json.loads((directory / FAILURE).read_text("utf-8"))
+        error = RazorError(str(known["error"]))
+        error.exit_code = int(known["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        error = RazorError(f"not finished; go on with --resume --out {grid}.")
+    raise error
+
+
+def note_failure(directory: Path, error: RazorError) -> None:
+    """Keeps why a run of a grid failed, for `of_grid`."""
+    directory.mkdir(exist_ok=True)
+    known = {"error": str(error), "exit_code": error.exit_code}
+    (directory / FAILURE).write_text(json.dumps(known), "utf-8")
+
+
+def finished(directories: Iterable[Path]) -> Comparison:
+    """Of finished runs and of the runs of grids, grouped by all of their settings but the seed.
+
+    One grid alone is the comparison that it was. Raises as `read` and `of_grid` do, and UsageError
+    if they are not all of one model and data set.
+    """
+    parts = [_part(directory) for directory in dict.fromkeys(directories)]
+    first, start = parts[0]
+    for directory, part in parts:
+        if (part.model, part.dataset) != (start.model, start.dataset):
+            raise UsageError(
+                f"{directory} is of {part.model} on {part.dataset}, {first} of {start.model} on "
+                f"{start.dataset}; compare runs of one task."
+            )
+    if len(parts) == 1 and is_grid(first):
+        return start
+    return replace(start, entries=_labelled(_merged(e for _, part in parts for e in part.entries)))
+
+
+def _part(directory: Path) -> tuple[Path, Comparison]:
+    """What is in one directory, and its name."""
+    if is_grid(directory):
+        return directory, of_grid(directory)
+    run = read(directory)
+    recipe = Recipe(**run.result["recipe"])
+    entry = Entry(recipe.method, recipe.method, recipe, [run])
+    return directory, Comparison(run.result["model"], run.result["dataset"], [entry])
+
+
+def _merged(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries without two of the same settings, and without two of the same run."""
+    groups: dict[str, Entry] = {}
+    seen: set[Path] = set()
+    for entry in entries:
+        runs = [run for run in entry.runs if run.directory.resolve() not in seen]
+        seen.update(run.directory.resolve() for run in runs)
+        if entry.runs and not runs:
+            continue
+        key = json.dumps([runs[0].result["device"], _settings(runs[0])] if runs else entry.label)
+        known = groups.setdefault(key, replace(entry, runs=[], failures={}))
+        known.runs.extend(runs)
+        known.failures.update(entry.failures)
+    return list(groups.values())
+
+
+def _labelled(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries with labels that say how they differ."""
+    settings = [_settings(entry.runs[0]) for entry in entries if entry.runs]
+    differing = [
+        name
+        for name in (settings[0] if settings else ())
+        if name not in IN_LABEL and len({known[name] for known in settings}) > 1
+    ]
+    labelled = []
+    for entry in entries:
+        if entry.runs:
+            known = _settings(entry.runs[0])
+            recipe = Recipe(**entry.runs[0].result["recipe"])
+            words = [label(recipe, known["accumulate"])]
+            words += [f"{name.replace('_', ' ')} {known[name]}" for name in differing]
+            entry = replace(entry, recipe=recipe, label=", ".join(words))
+        labelled.append(entry)
+    return labelled
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    """Recipe and job in one, without their seeds."""
+    return {k: v for k, v in (run.result["recipe"] | run.result["job"]).items() if k != "seed"}
+
+
+def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
+    """Plain full fine-tuning with the settings and on the device of an entry, if it was run.
+
+    One over more micro-batches than another entry has is not plain.
+    """
+    if not entry.runs:
+        return None
+    alike = [other for other in done if other.settings == entry.settings]
+    fewest = min(other.accumulate for other in alike)
+    for other in alike:
+        exact = other.recipe.method == "full" and not other.recipe.approximates
+        if exact and other.recipe.attention == "auto" and other.accumulate == fewest:
+            return other
+    return None
+
+
+def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
+    results = [run.result for run in entry.runs]
+    method = METHODS[entry.recipe.method]
+    ratio = entry.recipe.ratio if method.has_ratio else None
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "ratio": ratio,
+        "joint_budget": entry.recipe.joint_budget,
+        "attention": entry.recipe.attention,
+        "saved_bytes": _largest(results, "saved_bytes"),
+        "peak_bytes": _largest(results, "peak_bytes"),
+        "step_seconds": _median(results, "step_seconds"),
+        "epoch_seconds": _median(results, "epoch_seconds"),
+        "accuracy": fmean(r["accuracy"] for r in results) if results else None,
+        "accuracy_std": stdev(r["accuracy"] for r in results) if len(results) > 1 else None,
+        "memory_vs_full": None,
+        "speedup_vs_full": None,
+        "time_to_target": None,
+        "error": entry.error,
+        "label": entry.label,
+        "accumulate": entry.accumulate if entry.runs else None,
+        "seeds": [result["job"]["seed"] for result in results],
+        "accuracies": [result["accuracy"] for result in results],
+        "run_dirs": [str(run.directory) for run in entry.runs],
+    }
+    if full is not None:
+        dense = [run.result for run in full.runs]
+        row["memory_vs_full"] = row[memory] / _largest(dense, memory)
+        row["speedup_vs_full"] = _median(dense, "step_seconds") / row["step_seconds"]
+    if target is not None:
+        times = [run.time_to(target) for run in entry.runs]
+        reached = [time for time in times if time is not None]
+        row["time_to_target"] = median(reached) if times and reached == times else None
+    return row
+
+
+def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    values = [result[name] for result in results]
+    return max(values) if values and None not in values else None
+
+
+def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    return median(result[name] for result in results) if results else None
+
+
+def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:
+    """Notes in each row which of its figures are the best, and whether it is on the front."""
+    for row in rows:
+        row["best"], row["pareto"] = [], False
+    for name in (memory, *COSTS, *GAINS):
+        values = [row[name] for row in rows if row[name] is not None]
+        best = max(values, default=None) if name in GAINS else min(values, default=None)
+        for row in rows:
+            if best is not None and row[name] == best:
+                row["best"].append(name)
+    done = [row for row in rows if row["accuracy"] is not None]
+    points = [(row[memory], row["step_seconds"], -row["accuracy"]) for row in done]
+    for row, on_front in zip(done, pareto(points), strict=True):
+        row["pareto"] = on_front
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Of each point, whether no other is as small in all of its numbers and smaller in one."""
+    return [
+        not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
+        for p in points
+    ]

@@ -1,0 +1,357 @@
+"""profile: where the bytes and the time of a training step go."""
+
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import wraps
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+from torch.utils._pytree import tree_map_only
+
+from razorctl import devices
+from razorctl import models as families
+from razorctl.errors import UsageError
+from razorctl.job import Job, OptimizerName, Precision
+from razorctl.layers import RazorLayer, libraries
+from razorctl.memory import tracker as memory
+from razorctl.models import Model
+from razorctl.planning import job_trace as tracing
+from razorctl.recipe import Recipe
+from razorctl.rules.quantized import Rule
+from razorctl.sampling.samplers import draws
+from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.step import precision as settle
+from razorctl.surgery.byte_budget import sparsify_within
+
+CLASSES = 10
+WARM_UP, TRACED = 2, 2  # steps before the timed ones, and in a trace
+OTHER = "other"  # the kind of a module that no method swaps
+PHASES = ("data", "forward", "sampling", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes that a module saves for backward, by the recipe and with full fine-tuning, traced.
+
+    module: its dotted name, "" for the model itself. kind: of layer, as `Method.rules` names it.
+    """
+
+    module: str
+    kind: str
+    saved_bytes: int
+    full_saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of a step by phase, medians over the steps; no time is in two of them.
+
+    data: making a random batch and moving it to the device; reading a data set is not in it.
+    forward: the forward pass and the loss, without `sampling`.
+    sampling: what layers and rules take in the forward pass to choose and pack what they keep,
+        and the draws of a joint budget. Unpacking, and what samplers learn, are in `backward`.
+    optimizer: clipping, the update, and dropping the gradients.
+    """
+
+    data_s: float
+    forward_s: float
+    sampling_s: float
+    backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Highest bytes of a step: `traced` as `plan` does, and those that CUDA's
+    allocator measured, None on a CPU.
+    """
+
+    traced: int
+    measured_allocated: int | None
+    measured_reserved: int | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `profile` found. step_s: seconds of a whole step, median. device: its name."""
+
+    model: str
+    recipe: Recipe
+    batch_size: int
+    input_size: int | None
+    precision: Precision
+    optimizer: OptimizerName
+    device: str
+    steps: int
+    rows: tuple[Row, ...]
+    peak_bytes: Peak
+    phases: Phases
+    step_s: float
+
+    def result(self) -> dict[str, Any]:
+        """The stable keys of `profile --json`; those of full fine-tuning have `full` in them."""
+        saved, full = Counter[str](), Counter[str]()
+        for row in self.rows:
+            saved[row.kind] += row.saved_bytes
+            full[row.kind] += row.full_saved_bytes
+        return {
+            "totals": {"saved_bytes": saved.total(), "full_saved_bytes": full.total()},
+            "by_kind": dict(saved),
+            "by_kind_full": dict(full),
+            **asdict(self),
+        }
+
+
+class Clock:
+    """Takes the time of one step by phase; its ranges have the same names in a chrome trace.
+
+    A phase begins and ends with the device idle. What is sampling inside it is timed by events
+    on the device, which do not hold it up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._seconds: dict[str, float] = {}
+        self._sampled: list[tuple[Any, Any]] = []
+        self._sampling = False
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = self._idle()
+        with record_function(name):
+            yield
+            self._seconds[name] = self._idle() - start
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Counts what runs inside as sampling, once where it is nested; only in `forward`."""
+        if self._sampling:
+            yield
+            return
+        self._sampling, start = True, self._mark()
+        with record_function("sampling"):
+            yield
+        self._sampled.append((start, self._mark()))
+        self._sampling = False
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase, once the step has ended."""
+        sampling = sum(self._between(*marks) for marks in self._sampled)
+        forward = self._seconds["forward"] - sampling
+        return {**self._seconds, "forward": forward, "sampling": sampling}
+
+    def _idle(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def _between(self, start: Any, end: Any) -> float:
+        if self.device.type != "cuda":
+            return float(end - start)
+        return float(start.elapsed_time(end)) / 1000
+
+
+class Training:
+    """A model in training on random batches, by the steps of `finetune`."""
+
+    def __init__(self, family: Model, model: nn.Module, job: Job, device: torch.device) -> None:
+        assert job.batch_size is not None
+        self.family, self.model, self.job, self.device = family, model.train(), job, device
+        self.batch_size = job.batch_size
+        self._updates = build_optimizer(model, job)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
+
+    def inputs(self) -> Any:
+        batch = self.family.example(self.model, self.batch_size, self.job.input_size)
+        return tree_map_only(Tensor, lambda t: t.to(self.device), batch)
+
+    def step(self) -> dict[str, float]:
+        """One training step. Returns its seconds by phase, and those of all as "step"."""
+        clock = Clock(self.device)
+
+        def batch() -> Iterator[tuple[Any, Tensor]]:
+            with clock.phase("data"):
+                inputs = self.inputs()
+                labels = torch.randint(CLASSES, (self.batch_size,)).to(self.device)
+            yield inputs, labels
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            forward = name == "forward"
+            watched = _watched(self.model, clock.sampling) if forward else nullcontext()
+            with clock.phase(name), watched:
+                yield
+
+        with clock.phase("step"):
+            logits = self.family.logits
+            train_step(self.model, logits, batch(), self._updates, self.job, self._scaler, phase)
+        return clock.seconds
+
+
+@contextmanager
+def _watched(model: nn.Module, span: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Runs every `keep` of layers and rules, and the draws of `model`, in a `span` each."""
+    stock = {kind: kind.keep for kind in _kinds(Rule, RazorLayer) if "keep" in vars(kind)}
+    drawing, hooks = ExitStack(), []
+    if draws(model):  # in a hook of the model, so between these two
+        hooks = [
+            model.register_forward_pre_hook(lambda *_: drawing.enter_context(span()), prepend=True),
+            model.register_forward_pre_hook(lambda *_: drawing.close()),
+        ]
+    try:
+        for kind, keep in stock.items():
+            kind.keep = _spanned(keep, span)
+        yield
+    finally:
+        for kind, keep in stock.items():
+            kind.keep = keep
+        for hook in hooks:
+            hook.remove()
+
+
+def _kinds(*bases: type[Any]) -> Iterator[type[Any]]:
+    for base in bases:
+        yield base
+        yield from _kinds(*base.__subclasses__())
+
+
+def _spanned(
+    function: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with span():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def profile(
+    model: str,
+    recipe: Recipe | None = None,
+    *,
+    batch_size: int | None = None,
+    input_size: int | None = None,
+    precision: Precision = "auto",
+    optimizer: OptimizerName = "sgd",
+    steps: int = 5,
+    device: torch.device | str | None = None,
+    trace: Path | str | None = None,
+    snapshot: Path | str | None = None,
+) -> Profile:
+    """Profiles a training step of the model of that name, with fresh weights and random batches.
+
+    Bytes are traced on fake tensors, as `saved_bytes` are; the ratio is held to as `finetune`
+    holds it. Times are medians over `steps` steps on `device`, None for CUDA where there is any;
+    `batch_size` None is the model's default, the other settings are as in a `Job`. `trace` is a
+    file for a chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others.
+    Raises UsageError for what cannot be, before any step has run.
+    """
+    recipe, family = recipe or Recipe(), families.find(model)
+    place = devices.find(device)
+    job = Job(
+        model,
+        "random",
+        batch_size,
+        steps,
+        precision=precision,
+        optimizer=optimizer,
+        input_size=input_size,
+    )
+    job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
+    dtype = DTYPES[job.precision]
+    if snapshot is not None and place.type != "cuda":
+        raise UsageError(
+            "a memory snapshot needs a CUDA device; leave out --snapshot or name a device that is."
+        )
+    for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
+        if file is not None:
+            _check_writable(Path(file), flag)
+
+    net = family.bare(CLASSES, job.input_size).to(place)
+    training = Training(family, net, job, place)
+    inputs, known = training.inputs(), libraries.swaps()
+    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
+    full = memory.saved_by_module(net, inputs, autocast=dtype)
+    sparsify_within(net, recipe, inputs, autocast=dtype)
+    saved = memory.saved_by_module(net, inputs, autocast=dtype)
+    rows = tuple(
+        Row(name, kind, saved.get(name, 0), full.get(name, 0))
+        for name, kind in kinds.items()
+        if name in saved or name in full
+    )
+    traced = tracing.trace(job, recipe, CLASSES, place.type)
+    del inputs
+    gc.collect()  # fake copies, in cycles
+
+    for _ in range(WARM_UP):
+        training.step()
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    times = [training.step() for _ in range(steps)]
+    measured: tuple[int | None, int | None] = None, None
+    if place.type == "cuda":
+        measured = torch.cuda.max_memory_allocated(place), torch.cuda.max_memory_reserved(place)
+    medians = {name: median(seconds[name] for seconds in times) for name in times[0]}
+    _record(training.step, trace, snapshot)
+    return Profile(
+        model=model,
+        recipe=recipe,
+        batch_size=training.batch_size,
+        input_size=job.input_size,
+        precision=job.precision,
+        optimizer=job.optimizer,
+        device=devices.name(place),
+        steps=steps,
+        rows=rows,
+        peak_bytes=Peak(traced.on(place.type), *measured),
+        phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
+        step_s=medians["step"],
+    )
+
+
+def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
+    """Runs steps under what `trace` and `snapshot` ask for; none if neither does."""
+    if snapshot is not None:
+        with memory.snapshot(Path(snapshot)):
+            for _ in range(TRACED):
+                step()
+    if trace is not None:
+        # Or torch tells stderr of every trace, and calls a machine without a GPU an error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        with torch.profiler.profile() as profiler:  # of every activity that there is
+            for _ in range(TRACED):
+                step()
+        profiler.export_chrome_trace(str(trace))
+
+
+def _check_writable(file: Path, flag: str) -> None:
+    """Raises UsageError if a file cannot be written; leaves nothing behind."""
+    there = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file} ({error.strerror}); name another file with {flag}."
+        ) from None
+    if not there:
+        file.unlink()

@@ -1,0 +1,71 @@
+"""What has no effect: held against what sparsify would do with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from razorctl.cli.effects import without_effect
+from razorctl.job import Job
+from razorctl.layers.linear import RazorLinear
+from razorctl.models import models
+from razorctl.recipe import METHODS, Recipe
+from razorctl.surgery import sparsify as surgery
+
+GIVEN = {
+    "ratio": 0.8,
+    "unbiased": True,
+    "mean_correction": True,
+    "int8_weight_grad": True,
+    "int8_input_grad": True,
+}
+
+
+def state(thing: Any) -> Any:
+    """All that a rule was built from."""
+    if isinstance(thing, Tensor) or not hasattr(thing, "__dict__"):
+        return str(thing)
+    return type(thing).__name__, {name: state(value) for name, value in vars(thing).items()}
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return models()["vit-micro"].build(10)
+
+
+@pytest.mark.parametrize("setting", GIVEN)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_said_to_do_nothing_does_nothing(method, setting, vit):
+    def done(recipe: Recipe) -> Any:
+        chosen = surgery._choose(vit, recipe)
+        linear = any(swap.razor is RazorLinear for swap in chosen)
+        # `int8` is what every linear layer that is swapped gets.
+        gemms = (recipe.int8_weight_grad, recipe.int8_input_grad) if linear else None
+        return [(swap.name, state(swap.rule)) for swap in chosen], gemms
+
+    plain = Recipe(method)
+    recipe = replace(plain, **{setting: GIVEN[setting]})
+    assert bool(without_effect([setting], recipe)) == (done(recipe) == done(plain))
+    assert without_effect([], recipe) == []
+
+
+def test_a_joint_budget_gives_these_something_to_do():
+    recipe = Recipe("full", joint="branches", unbiased=True)
+    assert len(without_effect(["joint", "unbiased"], recipe)) == 2
+    assert without_effect(["joint", "unbiased"], replace(recipe, joint_budget=0.5)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "word"),
+    [
+        ("momentum", {"momentum": 0.5}, None),
+        ("momentum", {"momentum": 0.5, "optimizer": "adamw"}, "it is of sgd, not of adamw"),
+        ("warmup_steps", {"warmup_steps": 9, "steps": 10}, None),
+        ("warmup_steps", {"warmup_steps": 10, "steps": 10}, "10 steps of warmup are not over"),
+        ("warmup_steps", {"warmup_steps": 10}, None),  # the steps are the model's, or epochs
+    ],
+)
+def test_of_a_job(name, settings, word):
+    found = without_effect([name], Job("m", "d", **settings))
+    assert [word in sentence for sentence in found] == ([] if word is None else [True])

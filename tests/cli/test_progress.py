@@ -1,0 +1,93 @@
+"""How often lines are said, by runs that nobody trains."""
+
+import io
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from razorctl.cli import progress
+from razorctl.cli.views import common as views
+from razorctl.cli.views.common import Pulse, against, duration
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The lines on stderr so far."""
+    shown = io.StringIO()
+    monkeypatch.setattr(views, "err", Console(file=shown, width=20))
+    return lambda: shown.getvalue().splitlines()
+
+
+class Steps(list):
+    """A run of that many steps, the last of them evaluated."""
+
+    def __init__(self, count: int) -> None:
+        self.job = SimpleNamespace(steps=count)
+        super().__init__(
+            SimpleNamespace(
+                step=step,
+                loss=1.0,
+                accuracy=0.5 if step == count else None,
+                samples_per_second=1000.0,
+            )
+            for step in range(1, count + 1)
+        )
+
+
+def test_a_line_for_each_tenth(said, monkeypatch):
+    monkeypatch.setattr(progress, "APART", 0.0)
+    progress._lines(Steps(25))
+    steps = [int(line.split()[1]) for line in said()]
+    assert steps == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
+    assert said()[-1] == "step 25 of 25: loss 1.00, accuracy 0.500, 1,000/s"
+    assert said()[0].endswith(" left")
+
+
+def test_of_a_short_run_only_the_last(said):
+    progress._lines(Steps(25))
+    assert [line.split()[1] for line in said()] == ["25"]
+
+
+def test_the_last_word_again_after_a_silence(said, monkeypatch):
+    monkeypatch.setattr(views, "EVERY", 0.05)
+    with Pulse("loading") as pulse:
+        deadline = time.monotonic() + 30
+        while not said() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        pulse.keep("building")
+        while len(said()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    over = len(said())
+    time.sleep(0.15)
+    assert len(said()) == over
+    assert said()[0].startswith("loading (")
+    assert said()[-1].startswith("building (")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (100_000, "all of it"),
+        (99_999, "about all of it"),
+        (99_700, "0.3% less"),
+        (10_000, "90% less"),
+        (300, "99.7% less"),
+        (0, "100% less"),
+        (101_000, "1% more"),
+        (100_400, "0.4% more"),
+        (250_000, "150% more"),
+    ],
+)
+def test_against(part, words):
+    assert against(part, 100_000) == words
+
+
+def test_durations():
+    assert [duration(s) for s in (0.0123, 12.34, 600, 7200)] == [
+        "12.3 ms",
+        "12.3 s",
+        "10.0 min",
+        "2.0 h",
+    ]

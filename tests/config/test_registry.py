@@ -1,0 +1,38 @@
+import pytest
+
+from razorctl import data
+from razorctl import models as families
+from razorctl.config.registry import unknown
+from razorctl.planning import gpus
+from razorctl.recipe import METHODS
+
+KNOWN = {
+    "model": families.models(),
+    "data set": data.DATASETS,
+    "method": METHODS,
+    "GPU": gpus.names(),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "nearest"),
+    [
+        ("model", "vit-b", "vit-b16"),
+        ("model", "vit", "vit-b16"),
+        ("data set", "cifar", "cifar10"),
+        ("method", "razr", "razor"),
+        ("method", "prebackrazor+", "prebackrazor++"),
+        ("method", "LORA", "lora"),
+        ("GPU", "3090", "rtx-3090"),
+        ("GPU", "h100", "h100-80gb"),
+    ],
+)
+def test_the_nearest_name_is_suggested(what, name, nearest):
+    assert str(unknown(what, name, KNOWN[what])).endswith(f"; did you mean {nearest!r}?")
+
+
+@pytest.mark.parametrize("what", KNOWN)
+@pytest.mark.parametrize("name", ["blah", "xyz", ""])
+def test_where_none_is_near_all_are_named(what, name):
+    names = ", ".join(sorted(KNOWN[what]))
+    assert str(unknown(what, name, KNOWN[what])) == f"unknown {what} {name!r}; known: {names}."

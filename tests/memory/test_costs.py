@@ -1,0 +1,260 @@
+"""What operations are said to cost, against what they take when they run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import razorctl.layers  # noqa: F401  (registers every op)
+from razorctl.memory.costs import Cost, cost
+from razorctl.memory.trace_cache import Kernel
+from razorctl.memory.tracker import allocated_on_cpu
+from razorctl.ops import quantise, topk
+
+ROWS = (32, 197)  # so that they are cut into several parts
+WIDE = (*ROWS, 1024)
+OWN = torch.ops.razorctl
+
+
+def _codes(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 16, shape, dtype=torch.uint8)
+
+
+def _packed(*shape: int, bits: int) -> torch.Tensor:
+    return torch.zeros(quantise.packed_bytes(torch.Size(shape).numel(), bits), dtype=torch.uint8)
+
+
+def _scales(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(shape), torch.ones(shape)
+
+
+def _bitmap() -> torch.Tensor:
+    return topk.pack_bits(torch.ones(torch.Size(WIDE).numel(), dtype=torch.bool))
+
+
+CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "topk_pack": lambda: (torch.randn(WIDE), 600_000),
+    "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
+    "quantise": lambda: (torch.randn(WIDE), 2),
+    "codes": lambda: (_packed(*WIDE, bits=6), list(WIDE), 6),
+    "dequantise": lambda: (_codes(*WIDE), *_scales(32, 1024), torch.bfloat16),
+    "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
+    "from_buckets": lambda: (_packed(*WIDE, bits=3), list(WIDE), "gelu", 3, torch.bfloat16),
+    "to_int8": lambda: (torch.randn(ROWS[0] * ROWS[1], 1024), 0),
+    "scaled_gemm": lambda: (
+        torch.ones(ROWS[0] * ROWS[1], 64, dtype=torch.int8),
+        torch.ones(1024, 64, dtype=torch.int8).t(),
+        torch.ones(ROWS[0] * ROWS[1], 1),
+        torch.ones(1, 1024),
+        torch.bfloat16,
+    ),
+    "activation_grad": lambda: (torch.randn(WIDE), _codes(*WIDE), *_scales(32, 1024), "silu"),
+    "activation_to_int8": lambda: (_codes(*WIDE), 4, *_scales(32, 1024), "gelu"),
+    "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
+    "draw": lambda: (torch.full((1024,), 0.5), torch.zeros(()), 512),
+    "project": lambda: (torch.zeros(1024), 512.0, 0.01),
+}
+
+
+def _costs(run: Callable[..., Any], args: Any) -> tuple[list[Cost], Any]:
+    """What the operations of a run on fake copies cost, as a trace asks; and its result."""
+    found = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            found.append(cost(func, args, kwargs or {}, result))
+            return result
+
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        with Watch():
+            return found, run(*fake)
+
+
+def test_every_op_is_here():
+    own = {name.removeprefix("razorctl::") for name in OPDEFS if name.startswith("razorctl::")}
+    assert own == set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
+    args = CALLS[name]()
+    run = OPDEFS[f"razorctl::{name}"]._init_fn
+    (said,), result = _costs(getattr(OWN, name), args)
+    results = sum(t.untyped_storage().nbytes() for t in tree_leaves(result))
+    run(*args)  # what is cached between runs is none of its own
+    taken = allocated_on_cpu(lambda: run(*args)) - results
+    assert taken <= said.workspace + 4096
+    assert said.workspace <= 1.02 * taken + 4096
+    assert sum(said.kernels.values()) >= 1
+
+
+def test_an_int8_product_counts_as_one():
+    args = CALLS["scaled_gemm"]()
+    (said,), _ = _costs(OWN.scaled_gemm, args)
+    kernels = said.kernels
+    operations = {kernel.precision: 0 for kernel in kernels}
+    for kernel, count in kernels.items():
+        operations[kernel.precision] += count * kernel.operations
+    assert operations == {"int8": 2 * ROWS[0] * ROWS[1] * 64 * 1024, "fp32": 0}
+
+
+def test_a_view_costs_nothing_and_a_product_its_operations():
+    a, b = torch.zeros(4, 6), torch.zeros(6, 8, dtype=torch.float32)
+    aten = torch.ops.aten
+    assert cost(aten.t.default, (a,), {}, a.t()) == ({}, 0)
+    product = Kernel("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32))
+    assert cost(aten.mm.default, (a, b), {}, a @ b) == ({product: 1}, 0)
+
+
+def _half(*shape: int, last: bool = False) -> torch.Tensor:
+    x = torch.zeros(shape, dtype=torch.float16)
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
+ATEN = torch.ops.aten
+CONV = [[1, 1], [1, 1], [1, 1], False, [0, 0]]  # stride, padding, dilation, transposed, its padding
+# Of [2, 8, 6, 6] images, bytes in single precision.
+X = 4 * 2 * 8 * 36
+# An operation, its arguments and what its kernels move, in bytes.
+KERNELS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], list[int]]] = {
+    "sums in place": (ATEN.add_.Tensor, lambda: (torch.zeros(8), torch.zeros(8)), [3 * 32]),
+    "copies read their source alone": (
+        ATEN.copy_.default,
+        lambda: (torch.zeros(8), torch.zeros(8, dtype=torch.float16)),
+        [32 + 16],
+    ),
+    "filling reads nothing": (ATEN.zero_.default, lambda: (torch.zeros(8),), [32]),
+    "nor does what is like another": (ATEN.zeros_like.default, lambda: (torch.zeros(8),), [32]),
+    "updates of lists are written": (
+        ATEN._foreach_add_.List,
+        lambda: ([torch.zeros(8), torch.zeros(4)], [torch.zeros(8), torch.zeros(4)]),
+        [3 * 48],
+    ),
+    "an expanded operand is small": (
+        ATEN.add.Tensor,
+        lambda: (torch.zeros(4, 8), torch.zeros(8).expand(4, 8)),
+        [2 * 128 + 32],
+    ),
+    "of a table the rows that are looked up": (
+        ATEN.embedding.default,
+        lambda: (torch.zeros(1000, 8), torch.zeros(3, dtype=torch.long)),
+        [3 * 8 + 2 * 3 * 32],
+    ),
+    "batch norm in training": (
+        ATEN.native_batch_norm.default,
+        lambda: (torch.zeros(2, 8, 6, 6), None, None, None, None, True, 0.1, 1e-5),
+        [X, 2 * X],
+    ),
+    "batch norm in evaluation": (
+        ATEN.native_batch_norm.default,
+        lambda: (
+            *(torch.zeros(2, 8, 6, 6), None, None, torch.zeros(8), torch.zeros(8)),
+            *(False, 0.1, 1e-5),
+        ),
+        [2 * X],
+    ),
+    "gradients of a layer norm": (
+        ATEN.native_layer_norm_backward.default,
+        lambda: (
+            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
+            *(torch.zeros(8), torch.zeros(8), [True, True, True]),
+        ),
+        [2 * 128 + 2 * 32, 3 * 128],
+    ),
+    "the gradient of a frozen layer norm": (
+        ATEN.native_layer_norm_backward.default,
+        lambda: (
+            *(torch.zeros(4, 8), torch.zeros(4, 8), [8], torch.zeros(4, 1), torch.zeros(4, 1)),
+            *(torch.zeros(8), torch.zeros(8), [True, False, False]),
+        ),
+        [3 * 128],
+    ),
+    "a layer norm of columns copies them": (
+        ATEN.native_layer_norm.default,
+        lambda: (torch.zeros(8, 4).t(), [8], None, None, 1e-5),
+        [2 * 128, 2 * 128 + 32],
+    ),
+    "convolution in half, channels first": (
+        ATEN.convolution.default,
+        lambda: (_half(2, 8, 6, 6), _half(8, 8, 3, 3), None, *CONV, 1),
+        [X // 2 * 2, X // 2 * 2, 2 * 1152, X + 1152],
+    ),
+    "convolution in half, channels last": (
+        ATEN.convolution.default,
+        lambda: (_half(2, 8, 6, 6, last=True), _half(8, 8, 3, 3), None, *CONV, 1),
+        [X + 1152],
+    ),
+    "convolution in single precision": (
+        ATEN.convolution.default,
+        lambda: (torch.zeros(2, 8, 6, 6), torch.zeros(8, 8, 3, 3), None, *CONV, 1),
+        [2 * X + 2304],
+    ),
+    "gradients of a depthwise convolution": (
+        ATEN.convolution_backward.default,
+        lambda: (
+            *(_half(2, 8, 6, 6), _half(2, 8, 6, 6), _half(8, 1, 3, 3), [8], *CONV, 8),
+            [True, True, True],
+        ),
+        [X + 144, X + 144, X // 2 + 16],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_bytes_that_kernels_move(name):
+    operation, arguments, expected = KERNELS[name]
+    with FakeTensorMode() as mode:
+        args = tree_map_only(torch.Tensor, mode.from_tensor, arguments())
+        said = cost(operation, args, {}, operation(*args))
+    moved = [kernel.bytes for kernel, count in said.kernels.items() for _ in range(count)]
+    assert sorted(moved) == sorted(expected)
+
+
+def test_fused_adamw_writes_no_gradient():
+    def update(*tensors):
+        lists = [[tensor] for tensor in tensors]
+        settings = {"lr": 1.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
+        torch._fused_adamw_(*lists[:4], [], lists[4], **settings, amsgrad=False, maximize=False)
+
+    (said,), _ = _costs(update, [*(torch.zeros(8) for _ in range(4)), torch.zeros(())])
+    assert [kernel.bytes for kernel in said.kernels] == [4 * 32 + 3 * 32 + 4]
+
+
+@pytest.mark.parametrize(
+    ("groups", "dtype", "precision"),
+    [(1, torch.float16, "fp16"), (1, torch.float32, "tf32"), (8, torch.float16, "depthwise")],
+)
+def test_each_gradient_of_a_convolution_takes_its_operations(groups, dtype, precision):
+    x = torch.zeros(2, 8, 6, 6, dtype=dtype, requires_grad=True)
+    weight = torch.zeros(8, 8 // groups, 3, 3, dtype=dtype, requires_grad=True)
+    convolve = torch.nn.functional.conv2d
+    costs, _ = _costs(
+        lambda x, w: convolve(x, w, padding=1, groups=groups).sum().backward(), [x, weight]
+    )
+    products = [k for said in costs for k in said.kernels.elements() if k.operations]
+    assert [(k.precision, k.operations) for k in products] == [
+        (precision, 2 * 2 * 8 * 36 * 9 * 8 // groups)
+    ] * 3
+
+
+def test_what_is_made_contiguous_inside_takes_memory():
+    x = torch.zeros(8, 4).t()
+    layer_norm = ATEN.native_layer_norm.default
+    assert cost(layer_norm, (x, [8]), {}, layer_norm(x, [8], None, None, 1e-5)).workspace == 128
+    x = x.contiguous()
+    assert cost(layer_norm, (x, [8]), {}, layer_norm(x, [8], None, None, 1e-5)).workspace == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_attention_takes_a_gradient_in_single_precision(dtype):
+    q = torch.zeros(2, 3, 197, 72, dtype=dtype, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    costs, _ = _costs(lambda q: attend(q, q, q).sum().backward(), [q])
+    assert max(said.workspace for said in costs) == 4 * 2 * 3 * 256 * (96 + 1)

@@ -1,0 +1,366 @@
+"""Saved bytes, to the byte where a formula can be written down."""
+
+import copy
+import re
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.memory.tracker import peak_bytes, saved_by_module, saved_bytes
+from razorctl.models import models
+from razorctl.recipe import METHODS
+
+ROWS, WIDTH, OUT = 40, 96, 32
+
+
+def linear(recipe: Recipe | None = None) -> nn.Linear:
+    layer = nn.Linear(WIDTH, OUT)
+    if recipe is not None:
+        sparsify(layer, recipe)
+    return layer
+
+
+@pytest.mark.parametrize(("autocast", "width"), [(None, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("ratio", [0.5, 0.9])
+def test_bytes_of_a_linear_layer(autocast, width, ratio):
+    x = torch.randn(ROWS, WIDTH)
+
+    def measured(method: str) -> int:
+        return saved_bytes(linear(Recipe(method, ratio)), x, autocast=autocast)
+
+    n, density = ROWS * WIDTH, 1 - ratio
+    columns = round(density * WIDTH)
+    assert measured("full") == n * width
+    assert measured("backrazor") == round(density * n) * width + n // 8
+    assert measured("prebackrazor-") == columns * (ROWS * width + 8)
+    assert measured("prebackrazor") == columns * (ROWS * width + 12)
+
+
+def test_ratio_zero_saves_what_full_saves():
+    x = torch.randn(ROWS, WIDTH)
+    for name, method in METHODS.items():
+        if not (method.checkpoints or method.adapts) and method.ratio != "nothing":
+            assert saved_bytes(linear(Recipe(name, 0)), x) == ROWS * WIDTH * 4
+
+
+def test_equals_what_autograd_holds_in_a_real_step():
+    model = models()["vit-micro"].build(10).train()
+    x = torch.randn(4, 1, 28, 28)
+    for method in METHODS:
+        sparsify(model, Recipe(method))
+        held: dict[int, int] = {}
+        resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+        keep = []
+
+        def pack(t, held=held, keep=keep, resident=resident):
+            if t.untyped_storage().data_ptr() not in resident:
+                held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            keep.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            loss = model(x)
+        assert saved_bytes(model, x) == sum(held.values())
+        del loss
+        restore(model)
+
+
+def test_pruning_lowers_what_vit_micro_saves():
+    model = models()["vit-micro"].build(10)
+    x = torch.randn(64, 1, 28, 28)
+    full = saved_bytes(model, x)
+    for method in ("backrazor", "prebackrazor-", "prebackrazor"):
+        sparsify(model, Recipe(method, 0.9))
+        saved = saved_bytes(model, x)
+        restore(model)
+        sparsify(model, Recipe(method, 0.9, joint_budget=0.5))
+        joint = saved_bytes(model, x)
+        restore(model)
+        assert joint < saved < 0.7 * full
+    assert saved_bytes(model, x) == full
+
+
+def test_joint_budget_counts_the_largest_blocks():
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=0.5))
+    relu = 10 * 16 // 8
+    assert saved_bytes(net, torch.randn(10, 8)) == relu + 8 * (10 * 4 + 8)
+
+
+def test_nothing_is_changed_or_computed():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).eval()
+    sparsify(model, Recipe("prebackrazor", joint_budget=0.5))
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    saved_bytes(model, torch.randn(4, 8, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(model[0].rule.sampler.p, before[0].rule.sampler.p)
+    assert model[0].blocks.step == 0
+    assert model[0].blocks.handle is not None
+    assert model._forward_pre_hooks
+
+
+def test_a_batch_too_large_for_any_machine():
+    mode = FakeTensorMode()
+    with mode:
+        x = torch.empty(10**9, WIDTH)
+    assert saved_bytes(linear(), x) == 10**9 * WIDTH * 4
+    with mode:
+        layer = nn.Linear(WIDTH, OUT)
+    assert saved_bytes(layer, x) == 10**9 * WIDTH * 4
+
+
+@pytest.mark.parametrize("places", [("cpu", "meta"), ("meta", "cpu"), ("meta", "meta")])
+def test_the_meta_device_stands_for_the_other(places):
+    def pair(model: str, inputs: str) -> tuple[nn.Module, torch.Tensor]:
+        net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)).to(model)
+        net[2].weight = net[0].weight
+        return net, torch.randn(4, 8, device=inputs)
+
+    for traced in (saved_bytes, peak_bytes):
+        assert traced(*pair(*places)) == traced(*pair("cpu", "cpu"))
+
+
+class Reads(nn.Module):
+    """What its values decide."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.function = nn.Identity(), function
+
+    def forward(self, x):
+        return self.function(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x[x > 0], "makes a tensor whose size depends on values (aten.nonzero"),
+        (lambda x: x * x.sum().item(), "reads a value of a tensor (aten._local_scalar_dense"),
+        (lambda x: x + float(x.detach().numpy().sum()), "reads the values of a tensor (.numpy())"),
+    ],
+    ids=["size", "value", "numpy"],
+)
+def test_a_module_that_depends_on_values_is_named(function, why):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Reads(function)))
+    with pytest.raises(UsageError, match=re.escape(f"cannot trace 1.1 (Reads), since it {why}")):
+        saved_bytes(net, torch.randn(4, 8))
+    with pytest.raises(UsageError, match="cannot trace Reads, since"):
+        peak_bytes(net[1][1], torch.randn(4, 8, requires_grad=True))
+
+
+def test_an_error_of_the_model_itself_is_its_own():
+    with pytest.raises(RuntimeError, match="invalid"):
+        saved_bytes(Reads(lambda x: x.view(5)), torch.randn(4, 8))
+
+
+GIB = 2**30
+
+
+def pruned(model: nn.Module, inputs, recipe: Recipe) -> int:
+    sparsify(model, recipe)
+    saved = saved_bytes(model, inputs)
+    restore(model)
+    return saved
+
+
+def test_bars_of_vit_b16(vit):
+    assert pruned(*vit, Recipe("full", attention="stored")) == pytest.approx(16.74 * GIB, rel=1e-3)
+    assert pruned(*vit, Recipe("full", attention="flash")) == pytest.approx(14.09 * GIB, rel=1e-3)
+    backrazor = pruned(*vit, Recipe("backrazor", attention="stored"))
+    sparse = pruned(*vit, Recipe("prebackrazor++", attention="sparse-flash"))
+    assert backrazor <= 3.7 * GIB
+    assert sparse <= 3.1 * GIB
+    assert pruned(*vit, Recipe("backrazor", joint_budget=0.5)) < 0.95 * backrazor
+    assert pruned(*vit, Recipe("prebackrazor++", joint_budget=0.5)) < 0.95 * sparse
+
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def bytes_of_a_step(model: nn.Module, inputs, recipe: Recipe) -> tuple[int, int]:
+    """Saved bytes and the peak."""
+    sparsify(model, recipe)
+    both = saved_bytes(model, inputs), peak_bytes(model, inputs, SGD)
+    restore(model)
+    return both
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "attention"),
+    [
+        ("vit", "backrazor", "stored"),
+        ("vit", "prebackrazor++", "sparse-flash"),
+        ("bert", "backrazor", "auto"),
+    ],
+)
+def test_the_peak_falls_with_the_saved_bytes(model, method, attention, request):
+    model, inputs = request.getfixturevalue(model)
+    full = Recipe("full", attention=attention.removeprefix("sparse-"))
+    saved, peak = bytes_of_a_step(model, inputs, full)
+    less, lower = bytes_of_a_step(model, inputs, Recipe(method, attention=attention))
+    assert peak - lower >= 0.9 * (saved - less)
+
+
+def test_the_peak_falls_with_the_joint_budget(vit):
+    saved, peak = bytes_of_a_step(*vit, Recipe("prebackrazor++"))
+    less, lower = bytes_of_a_step(*vit, Recipe("prebackrazor++", joint_budget=0.5))
+    assert peak - lower >= 0.9 * (saved - less)
+
+
+def test_the_peak_of_a_step_that_can_be_counted_by_hand():
+    layer, x = linear(), torch.randn(ROWS, WIDTH)
+    weights, bias, inputs, outputs = WIDTH * OUT, OUT, ROWS * WIDTH, ROWS * OUT
+    resident = weights + bias + inputs
+    # At the end of backward: the output, the loss, its gradient and those of the parameters.
+    assert peak_bytes(layer, x) == 4 * (resident + outputs + 2 + weights + bias)
+    # Gradients and momentum, and for a weight at a time what the update makes.
+    assert peak_bytes(layer, x, SGD) >= 4 * (resident + 2 * (weights + bias))
+    layer.bias.requires_grad_(False)  # on which no hook can be put
+    assert peak_bytes(layer, x) == 4 * (resident + outputs + 2 + weights)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "saved", "peak"), [(None, 1.25, 3.0), (torch.bfloat16, 0.81, 2.4)], ids=str
+)
+def test_bars_of_razor(vit, autocast, saved, peak):
+    model, images = vit
+    sparsify(model, Recipe("razor"))
+    assert saved_bytes(model, images, autocast=autocast) <= saved * GIB
+    assert peak_bytes(model, images, SGD, autocast=autocast) <= peak * GIB
+    restore(model)
+
+
+def test_bar_of_bert_base(bert):
+    full = saved_bytes(*bert)
+    assert pruned(*bert, Recipe("razor")) <= full / 10
+    assert pruned(*bert, Recipe("backrazor")) <= full / 3
+    assert pruned(*bert, Recipe("prebackrazor++")) <= full / 3
+
+
+def test_one_input_of_separate_q_k_v_is_kept_once(bert):
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(WIDTH, OUT, bias=False) for _ in "qkv")
+
+        def forward(self, x):
+            x = x * 1
+            return sum(part(x) for part in self.parts)
+
+    x = torch.randn(ROWS, WIDTH)
+    for method in ("backrazor", "prebackrazor-", "prebackrazor"):
+        assert pruned(Split(), x, Recipe(method, 0.5)) == pruned(
+            nn.Linear(WIDTH, OUT), x, Recipe(method, 0.5)
+        )
+
+
+SMALL_BERT = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "vocab_size": 9,
+}
+
+
+class TwoInputs(nn.Module):
+    def forward(self, a, b):
+        return a * b
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+def test_forms_of_input(form):
+    a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    inputs = (a, b) if form is tuple else {"a": a, "b": b}
+    assert saved_bytes(TwoInputs(), inputs) == 40
+
+
+def test_mappings_of_tokenizers():
+    model = BertForSequenceClassification(BertConfig(**SMALL_BERT))
+    inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
+    assert saved_bytes(model, BatchEncoding(inputs)) == saved_bytes(model, inputs)
+
+
+def test_a_storage_counts_once():
+    class Shares(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y * y[:].detach().sigmoid() + y.square()
+
+    x = torch.randn(100, requires_grad=True)
+    # y for the square and the product, its sigmoid for the product
+    assert saved_bytes(Shares(), x) == 800
+
+
+SMALL_MODELS = {
+    "vit-micro": lambda: (models()["vit-micro"].build(10), torch.randn(2, 1, 28, 28)),
+    "bert": lambda: (
+        BertForSequenceClassification(BertConfig(**SMALL_BERT)),
+        {"input_ids": torch.zeros(2, 5, dtype=torch.long)},
+    ),
+    "convolutions": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)),
+        torch.randn(2, 3, 9, 9),
+    ),
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    # The convolutions have no checkpointing of their own, and nothing to adapt.
+    [
+        (name, method)
+        for name, method in product(SMALL_MODELS, METHODS)
+        if name != "convolutions" or method not in ("checkpoint", "lora")
+    ],
+)
+def test_modules_sum_to_saved_bytes(name, method, autocast):
+    model, inputs = SMALL_MODELS[name]()
+    sparsify(model, Recipe(method, ratio=0.5))
+    by_module = saved_by_module(model, inputs, autocast=autocast)
+    assert sum(by_module.values()) == saved_bytes(model, inputs, autocast=autocast) > 0
+    assert by_module.keys() <= {name for name, _ in model.named_modules()}
+    assert all(by_module.values())
+
+
+@pytest.mark.parametrize("joint", ["weights", "branches"])
+def test_modules_sum_to_saved_bytes_under_a_joint_budget(joint):
+    model, inputs = SMALL_MODELS["vit-micro"]()
+    sparsify(model, Recipe("backrazor", joint_budget=0.5, joint=joint))
+    assert sum(saved_by_module(model, inputs).values()) == saved_bytes(model, inputs)
+
+
+def test_bytes_of_modules_that_can_be_counted_by_hand():
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+
+        def forward(self, x):
+            y = self.inner(x)
+            return y.square().exp()  # saves y, which tanh has saved, and the exponential
+
+    net = nn.Sequential(Squares(), nn.Linear(16, 4))
+    expected = {"0.inner.0": 8, "0.inner.1": 16, "0": 16}  # the last layer's input is there already
+    assert saved_by_module(net, torch.randn(5, 8)) == {k: 4 * 5 * n for k, n in expected.items()}
+    assert saved_by_module(net[0].inner[0], torch.randn(5, 8)) == {"": 160}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_a_checkpointed_block_saves_in_the_module_that_runs_it():
+    model, inputs = SMALL_MODELS["vit-micro"]()
+    sparsify(model, Recipe("checkpoint"))
+    by_module = saved_by_module(model, inputs)
+    assert not any(name.startswith("blocks") for name in by_module)
+    assert by_module[""] > by_module["patch_embed.proj"]

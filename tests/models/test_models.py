@@ -1,0 +1,190 @@
+"""The contract of a model, for every model in the registry; the hub's are small local copies."""
+
+import hashlib
+import json
+import pickle
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BertForSequenceClassification
+
+from razorctl.errors import DataError, MissingError, UsageError
+from razorctl.job import OPTIMIZERS, Job
+from razorctl.memory.tracker import saved_bytes
+from razorctl.models import find, models
+from razorctl.models.timm import VIT_MICRO, VIT_MICRO_WEIGHTS
+from razorctl.models.transformers import BERT_BASE
+from tests import local_hub
+
+LOADABLE = {"vit-micro": find("vit-micro"), **local_hub.ENTRIES}
+IMAGES = [Image.new(mode, (8, 11), 100) for mode in ("L", "RGB", "RGBA", "P")]
+ROWS = {
+    "image": {"image": IMAGES, "label": [0, 1, 2, 6]},
+    "text": {"text": ["a cat", "", "dog " * 200, "sat"], "label": [0, 1, 2, 6]},
+}
+
+
+@pytest.fixture(params=LOADABLE)
+def entry(request, hub):
+    if request.param in local_hub.ENTRIES:
+        local_hub.cache_model(hub, request.param)
+    return LOADABLE[request.param]
+
+
+def stack(inputs):
+    return torch.utils.data.default_collate(inputs)
+
+
+def shapes(batch):
+    batch = batch if isinstance(batch, dict) else {"": batch}
+    return {name: (t.shape, t.dtype) for name, t in batch.items()}
+
+
+def test_feeds_and_trains(entry):
+    model = entry.build(7).train()
+    transform = pickle.loads(pickle.dumps(entry.transform(model)))  # as loading processes get it
+    rows = transform(ROWS[entry.modality])
+    assert rows["labels"] == [0, 1, 2, 6]
+    inputs = stack(rows["inputs"])
+    assert shapes(entry.example(model, 4)) == shapes(inputs)
+    logits = entry.logits(model, inputs)
+    assert logits.shape == (4, 7)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_bare_is_the_same_with_fresh_weights(entry):
+    pretrained, bare = entry.build(7), entry.bare(7)
+    assert type(pretrained) is type(bare)
+    described = [
+        {n: (p.shape, p.dtype) for n, p in m.named_parameters()} for m in (pretrained, bare)
+    ]
+    assert described[0] == described[1]
+    assert shapes(entry.example(pretrained, 3)) == shapes(entry.example(bare, 3))
+    weights = dict(bare.named_parameters())
+    same = [n for n, p in pretrained.named_parameters() if torch.equal(p, weights[n])]
+    assert all("bias" in name or "norm" in name.lower() for name in same), same
+
+
+@pytest.mark.parametrize("name", models())
+def test_every_entry_can_be_planned_without_a_file(name, hub):
+    entry = find(name)
+    assert entry.name == name
+    assert entry.summary
+    with torch.device("meta"):
+        model = entry.bare(7)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+    one, two = (saved_bytes(model, entry.example(model, size)) for size in (1, 2))
+    assert 1.9 * one < two < 2.1 * one
+    rates = [dict(entry.defaults.get(optimizer, {})) for optimizer in OPTIMIZERS]
+    own = {field: v for field, v in entry.defaults.items() if field not in OPTIMIZERS}
+    assert not {"learning_rate", "weight_decay"} & set(own)  # no rate suits every optimizer
+    for by_optimizer in rates:
+        Job(name, "digits", **own, **by_optimizer)
+
+
+@pytest.mark.parametrize("name", sorted(set(models()) - {"vit-micro"}))
+def test_what_is_not_cached_is_missing(name, hub):
+    sentence = f"{name} is not in the local cache and the hub cannot be reached; run once with"
+    with pytest.raises(MissingError, match=sentence):
+        find(name).build(7)
+
+
+@pytest.mark.parametrize("name", local_hub.ENTRIES)
+def test_a_damaged_file_is_named(name, hub):
+    folder = local_hub.cache_model(hub, name)
+    weights = next(folder.glob("snapshots/*/model.safetensors")).resolve()
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(.*\); delete .*/models--"):
+        LOADABLE[name].build(7)
+    weights.unlink()
+    with pytest.raises(MissingError, match=name):
+        LOADABLE[name].build(7)
+
+
+def test_weights_that_lack_some_are_no_bert(hub, capsys):
+    folder = local_hub.cache_model(hub, "bert-base")
+    weights = next(folder.glob("snapshots/*/model.safetensors")).resolve()
+    some = {name: w for name, w in load_file(weights).items() if "layer.1" not in name}
+    save_file(some, weights, {"format": "pt"})
+    capsys.readouterr()
+    with pytest.raises(DataError, match=r"\(bert.encoder.layer.1.* is not among its weights\)"):
+        LOADABLE["bert-base"].build(7)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("vit-micro", 30, "vit-micro takes images of 28 pixels, not 30"),
+        ("vit-b16", 100, "patches of 16 pixels, and 100 is no multiple of that; use 112"),
+        ("bert-base", 513, "texts of up to 512 tokens, not 513"),
+    ],
+)
+def test_an_input_size_that_does_not_fit_is_refused(name, size, message, hub):
+    for make in (find(name).bare, find(name).build):
+        with pytest.raises(UsageError, match=message):
+            make(7, size)
+
+
+@pytest.mark.parametrize(("name", "size"), [("vit-micro", 28), ("vit-b16", 48), ("bert-base", 16)])
+def test_another_input_size(name, size, hub):
+    entry = LOADABLE[name]
+    if name in local_hub.ENTRIES:
+        local_hub.cache_model(hub, name)
+    for model in (entry.bare(7, size), entry.build(7, size)):
+        inputs = stack(entry.transform(model, size)(ROWS[entry.modality])["inputs"])
+        assert shapes(inputs) == shapes(entry.example(model, 4, size))
+        assert all(shape[-1] == size for shape, _ in shapes(inputs).values())
+        assert entry.logits(model, inputs).shape == (4, 7)
+
+
+def test_bert_takes_pairs(hub):
+    local_hub.cache_model(hub, "bert-base")
+    entry = LOADABLE["bert-base"]
+    rows = {"text": ["a cat"] * 2, "text_pair": ["sat", "a dog"], "label": [0, 1]}
+    inputs = stack(entry.transform(entry.build(2), 8)(rows)["inputs"])
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0]]
+    assert inputs["attention_mask"].sum(1).tolist() == [6, 7]
+
+
+def test_bert_base_is_what_its_authors_released():
+    model = find("bert-base").bare(2)
+    assert isinstance(model, BertForSequenceClassification)
+    assert sum(p.numel() for p in model.bert.parameters()) == 109_482_240
+    config = model.config
+    assert {name: getattr(config, name) for name in BERT_BASE} == BERT_BASE
+    assert (config.hidden_act, config.layer_norm_eps, config.hidden_dropout_prob) == (
+        "gelu",
+        1e-12,
+        0.1,
+    )
+
+
+def test_unknown_model_gets_the_nearest():
+    with pytest.raises(UsageError, match="unknown model 'vit-mikro'; did you mean 'vit-micro'"):
+        find("vit-mikro")
+
+
+def test_vit_micro_weights_are_those_that_the_record_describes():
+    record = json.loads((VIT_MICRO_WEIGHTS.parent / "pretraining.json").read_text())
+    weights = VIT_MICRO_WEIGHTS.read_bytes()
+    assert record["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert len(weights) <= 3_000_000
+    assert record["test_accuracy"] > 0.85
+    assert {k: record["architecture"][k] for k in VIT_MICRO} == VIT_MICRO
+
+
+def test_vit_micro_is_a_stock_timm_model_with_a_fresh_classifier():
+    model = find("vit-micro").build(10)
+    assert type(model) is VisionTransformer
+    torch.manual_seed(1)
+    other = find("vit-micro").build(10)
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b) != (name == "head.weight"), name
+    assert model.blocks[0].attn.qkv.weight.std() > 0.02  # not timm's initialisation

@@ -1,0 +1,21 @@
+"""Predicted times, against what timm published and what the cards cannot do."""
+
+import pytest
+
+from razorctl.planning import gpus
+from razorctl.planning.search import seconds
+from scripts.bench import published
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in published.ROWS if row.held],
+    ids=lambda row: f"{row.gpu} {row.phase} {row.model}",
+)
+def test_predicted_rates_are_near_the_published(row):
+    assert published.predicted(row) == pytest.approx(row.rate, rel=published.BARS[row.phase])
+
+
+def test_a_t4_does_not_outrun_a_2080_ti():
+    trace = published.traced("vit_base_patch16_224", "train", 192, depth=1)
+    assert seconds(trace, gpus.load("t4")) > 1.5 * seconds(trace, gpus.load("rtx-2080-ti"))

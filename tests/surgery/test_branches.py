@@ -1,0 +1,453 @@
+"""Residual branches that are not drawn: the stock forward, and a backward pass without them."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from timm.models import eva, swin_transformer, swin_transformer_v2
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.errors import UsageError
+from razorctl.layers.libraries import branches
+from razorctl.memory.tracker import peak_bytes
+from razorctl.models import models
+from razorctl.sampling.samplers import draws
+from razorctl.surgery.branches import attached
+
+TEXT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 11,
+    "hidden_dropout_prob": 0.1,
+}
+IMAGES = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model, its inputs, and for each block the modules that end its branches."""
+
+    build: Callable[[], nn.Module]
+    inputs: dict[str, Any]
+    ends: tuple[str, ...]
+
+
+def timm_vit() -> nn.Module:
+    return VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=3, init_values=0.1
+    )
+
+
+IMAGE, IDS = torch.randn(5, 3, 8, 8), torch.arange(20).reshape(4, 5) % 11
+CASES = {
+    "timm": Case(timm_vit, {"x": IMAGE}, ("drop_path1", "drop_path2")),
+    "vit": Case(
+        lambda: ViTForImageClassification(
+            ViTConfig(**IMAGES, num_attention_heads=2, intermediate_size=32)
+        ),
+        {"pixel_values": IMAGE},
+        ("attention.o_proj", "mlp"),
+    ),
+    "bert": Case(
+        lambda: BertForSequenceClassification(BertConfig(**TEXT)),
+        {"input_ids": IDS},
+        ("attention.output.dropout", "output.dropout"),
+    ),
+    "roberta": Case(
+        lambda: RobertaForSequenceClassification(RobertaConfig(**TEXT)),
+        {"input_ids": IDS},
+        ("attention.output.dropout", "output.dropout"),
+    ),
+    "distilbert": Case(
+        lambda: DistilBertForSequenceClassification(
+            DistilBertConfig(vocab_size=11, dim=16, n_layers=3, n_heads=2, hidden_dim=32)
+        ),
+        {"input_ids": IDS},
+        ("attention.out_lin", "ffn"),
+    ),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def recipe(method: str = "full", budget: float = 0.5, **options) -> Recipe:
+    return Recipe(method, 0.5, joint_budget=budget, joint="branches", **options)
+
+
+def ends(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
+    """The modules that end the branches of a model, in the order of their numbers."""
+    owners = [m for m in model.modules() if type(m) in branches()]
+    return [owner.get_submodule(name) for owner in owners for name in names]
+
+
+def loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    return logits(model, inputs).square().sum()
+
+
+def logits(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    torch.manual_seed(1)  # of dropout
+    output = model(**inputs)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def oracle(model: nn.Module, case: Case, drawn: dict[int, float], unbiased: bool) -> nn.Module:
+    """A stock copy with gradients: detached where not drawn, scaled by 1 / p where drawn."""
+    twin = copy.deepcopy(model)
+    restore(twin)
+    twin.zero_grad()
+    for block, end in enumerate(ends(twin, case.ends)):
+        scale = 1 / drawn[block] if unbiased and block in drawn else float(block in drawn)
+
+        def replace(module, args, output, scale=scale):
+            rest = output.detach()
+            return rest + scale * (output - rest) if scale else rest
+
+        end.register_forward_hook(replace)
+    loss(twin, case.inputs).backward()
+    return twin
+
+
+@every_case
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_gradients_are_those_of_the_stock_model_with_some_branches_detached(case, unbiased):
+    model = case.build()
+    assert sparsify(model, recipe(unbiased=unbiased)) == ()
+    (blocks,) = draws(model)
+    assert (blocks.sampler.size, blocks.sampler.count) == (6, 3)
+    seen = set()
+    for _ in range(4):
+        model.zero_grad()
+        value = loss(model, case.inputs)
+        value.backward()
+        assert len(blocks.drawn) == 3
+        seen |= set(blocks.drawn)
+        stock = oracle(model, case, blocks.drawn, unbiased)
+        assert torch.equal(value, loss(stock, case.inputs))
+        named = zip(model.named_parameters(), stock.parameters(), strict=True)
+        for (name, got), want in named:
+            assert (got.grad is None) == (want.grad is None), name
+            torch.testing.assert_close(got.grad, want.grad)
+    assert len(seen) > 3
+    assert any(p.grad is None for p in model.parameters())
+
+
+@every_case
+def test_a_draw_learns_the_norm_of_output_times_gradient(case):
+    model, outputs = case.build(), {}
+    sparsify(model, recipe(unbiased=True))
+    (blocks,) = draws(model)
+    for block, end in enumerate(ends(model, case.ends)):
+
+        def note(module, args, output, block=block):
+            if output.requires_grad:
+                outputs[block] = output * 1  # whose gradient no scaling has seen yet
+                outputs[block].retain_grad()
+                return outputs[block]
+            return None
+
+        end.register_forward_hook(note)
+    loss(model, case.inputs).backward()
+    assert set(blocks.seen) == set(blocks.drawn) == set(outputs)
+    for block, norm in blocks.seen.items():
+        torch.testing.assert_close(norm, outputs[block].norm() * outputs[block].grad.norm())
+    before = blocks.sampler.p.clone()
+    loss(model, case.inputs)
+    assert not torch.equal(blocks.sampler.p, before)
+
+
+def block_of(kind: type[nn.Module]) -> tuple[nn.Module, Tensor]:
+    """A small block of a timm type, layer scale and all, and an input of it."""
+    swin = kind in (
+        swin_transformer.SwinTransformerBlock,
+        swin_transformer_v2.SwinTransformerV2Block,
+    )
+    if swin:
+        return kind(16, (4, 4), 2, window_size=2, shift_size=1), torch.randn(2, 4, 4, 16)
+    scale = {} if kind is eva.EvaBlockPostNorm else {"init_values": 0.1}
+    return kind(16, 2, **scale), torch.randn(2, 5, 16)
+
+
+TIMM = [kind for kind in branches() if kind.__module__.startswith("timm.")]
+
+
+@pytest.mark.parametrize("kind", TIMM, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_every_block_of_timm(kind):
+    block, x = block_of(kind)
+    model = nn.Sequential(block)
+    sparsify(model, recipe())
+    case = Case(lambda: model, {"input": x}, ("drop_path1", "drop_path2"))
+    seen = set()
+    for _ in range(6):
+        model.zero_grad()
+        value = loss(model, case.inputs)
+        value.backward()
+        (drawn,) = draws(model)[0].drawn
+        seen.add(drawn)
+        stock = oracle(model, case, {drawn: 1.0}, unbiased=False)
+        assert torch.equal(value, loss(stock, case.inputs))
+        for (name, got), want in zip(model.named_parameters(), stock.parameters(), strict=True):
+            assert (got.grad is None) == (want.grad is None), name
+            torch.testing.assert_close(got.grad, want.grad)
+    assert seen == {0, 1}
+
+
+def test_the_mean_over_all_draws_is_the_gradient_of_what_no_other_branch_follows():
+    # Of the two branches of one block exactly one is drawn, so the path through both never is:
+    # the attention's gradient lacks it, that of the MLP and of what follows is exact.
+    model = VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3
+    )
+    loss(model, {"x": IMAGE}).backward()
+    exact = {name: p.grad for name, p in model.named_parameters()}
+    sparsify(model, recipe(unbiased=True))
+    (blocks,) = draws(model)
+    estimates: dict[int, dict[str, Tensor]] = {}
+    while len(estimates) < 2:
+        model.zero_grad()
+        blocks.sampler.p.fill_(0.5)
+        blocks.seen.clear()
+        loss(model, {"x": IMAGE}).backward()
+        (drawn,) = blocks.drawn
+        estimates[drawn] = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in model.named_parameters()
+        }
+    for name, want in exact.items():
+        mean = (estimates[0][name] + estimates[1][name]) / 2
+        assert mean.isfinite().all()
+        if any(part in name for part in ("norm2", "mlp", "head", "blocks.0.attn.proj.bias")):
+            close = "attn" not in name
+            assert torch.allclose(mean, want, rtol=1e-4, atol=1e-5) == close, name
+
+
+def held(model: nn.Module, inputs: dict[str, Any]) -> int:
+    """Bytes that autograd really holds after the forward pass of a step."""
+    lasting = (*model.parameters(), *model.buffers())
+    resident = {t.untyped_storage().data_ptr() for t in lasting}
+    storages, keep = {}, []
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in resident:
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        keep.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = logits(model, inputs)
+    del output
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("method", ["full", "prebackrazor++"])
+@pytest.mark.parametrize("name", ["timm", "vit", "bert"])
+def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
+    case = CASES[name]
+    model, traced = case.build().train(), []
+    for budget in (1.0, 0.5, 0.2):
+        sparsify(model, recipe(method, budget))
+        traced.append(saved_bytes(model, case.inputs))
+        found = [held(model, case.inputs) for _ in range(1 if budget == 1 else 30)]
+        assert max(found) == traced[-1]
+        restore(model)
+    assert traced[0] > traced[1] > traced[2]
+
+
+def test_the_peak_falls_with_the_budget():
+    model, x = models()["vit-micro"].build(10), torch.randn(64, 1, 28, 28)
+    found = []
+    for budget in (1.0, 0.5):
+        sparsify(model, recipe(budget=budget))
+        found.append((saved_bytes(model, x), peak_bytes(model, x)))
+        restore(model)
+    (saved, peak), (less, lower) = found
+    assert less < 0.65 * saved
+    assert peak - lower >= 0.9 * (saved - less)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", ["full", "prebackrazor-"])
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_activation_checkpointing_replays_the_draw(name, method, reentrant):
+    case = CASES[name]
+    model = case.build()
+    twin = copy.deepcopy(model)
+    twin.activation_checkpointing_enable({"use_reentrant": reentrant})
+    for m in (model, twin):
+        sparsify(m.train(), recipe(method, unbiased=True))
+    for _ in range(3):
+        for m in (model, twin):
+            m.zero_grad()
+            loss(m, case.inputs).backward()
+        assert draws(model)[0].drawn == pytest.approx(draws(twin)[0].drawn)
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            torch.testing.assert_close(a.grad, b.grad)
+    assert saved_bytes(twin, case.inputs) < saved_bytes(model, case.inputs)
+
+
+@pytest.mark.parametrize("method", ["checkpoint", "backrazor", "prebackrazor++"])
+def test_over_any_method(method):
+    model = timm_vit()
+    swapped = sparsify(model, recipe(method, budget=0.3))
+    assert bool(swapped)
+    loss(model, {"x": IMAGE}).backward()
+    drawn = draws(model)[0].drawn
+    for i, block in enumerate(model.blocks):
+        assert (block.attn.qkv.weight.grad is None) == (2 * i not in drawn)
+        assert (block.mlp.fc1.weight.grad is None) == (2 * i + 1 not in drawn)
+    assert model.head.weight.grad is not None
+
+
+@pytest.mark.parametrize("method", ["full", "backrazor"])
+def test_copies_draw_for_themselves_and_restore_leaves_no_trace(method):
+    model = timm_vit()
+    keys, before = list(model.state_dict()), [dict(vars(m)) for m in model.modules()]
+    sparsify(model, recipe(method))
+    assert list(model.state_dict()) == keys
+    with pytest.raises(UsageError, match="sparsified already"):
+        sparsify(model, recipe(method))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        loss(twin, {"x": IMAGE}).backward()
+        assert draws(twin)[0].step == 1
+        assert draws(model)[0].step == 0
+        assert any(p.grad is None for p in twin.parameters())
+        assert all(p.grad is None for p in model.parameters())
+        restore(twin)
+        assert not any(map(attached, twin.modules()))
+    assert any(map(attached, model.modules()))
+    restore(model)
+    assert not draws(model)
+    for module, attributes in zip(model.modules(), before, strict=True):
+        assert vars(module).keys() == attributes.keys()
+    loss(model, {"x": IMAGE}).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_budget_of_one_leaves_everything():
+    for model in (timm_vit(), nn.Linear(2, 2)):
+        assert sparsify(model, recipe(budget=1.0)) == ()
+        assert not draws(model)
+        assert not any(map(attached, model.modules()))
+
+
+def test_what_cannot_be_drawn():
+    frozen = timm_vit()
+    frozen.blocks.requires_grad_(False)
+    patched = timm_vit()
+    for block in patched.blocks:
+        block.attn.forward, block.mlp.forward = block.attn.forward, block.mlp.forward
+    for model in (nn.Sequential(nn.Linear(2, 2)), frozen, patched):
+        with pytest.raises(UsageError, match=r"no residual branch .*set joint_budget to 1"):
+            sparsify(model, recipe())
+        assert not model._forward_pre_hooks
+        assert not any(map(attached, model.modules()))
+
+
+def test_frozen_branches_are_not_drawn():
+    model = timm_vit()
+    model.requires_grad_(False)
+    model.blocks[1].mlp.requires_grad_(True)
+    sparsify(model, recipe(budget=0.1))
+    loss(model, {"x": IMAGE}).backward()
+    assert model.blocks[1].mlp.fc1.weight.grad.any()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)  # now nothing in the branch wants a gradient
+    loss(model, {"x": IMAGE}).backward()
+
+
+def test_a_part_of_the_model_alone_is_refused():
+    model = timm_vit()
+    sparsify(model, recipe())
+    with pytest.raises(UsageError, match="call the model"):
+        model.blocks[0](torch.randn(2, 5, 16))
+
+
+def test_evaluation_is_stock_and_draws_nothing():
+    model = timm_vit().eval()
+    want = torch.autograd.grad(loss(model, {"x": IMAGE}), model.patch_embed.proj.weight)
+    sparsify(model, recipe())
+    got = torch.autograd.grad(loss(model, {"x": IMAGE}), model.patch_embed.proj.weight)
+    assert torch.equal(*want, *got)
+    with torch.no_grad():
+        loss(model.train(), {"x": IMAGE})
+    assert draws(model)[0].step == 0
+
+
+def test_dropouts_in_eval_mode_do_not_matter():
+    case = CASES["bert"]
+    model = case.build()
+    sparsify(model, recipe(unbiased=True))
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()  # among them those that end the branches
+    loss(model, case.inputs).backward()
+    (blocks,) = draws(model)
+    assert set(blocks.seen) == set(blocks.drawn)
+    assert any(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_grad_mode_survives_what_is_raised_in_an_undrawn_branch(error):
+    model = timm_vit()
+    sparsify(model, recipe(budget=0.1))
+
+    def fail(*_):
+        if not torch.is_grad_enabled():
+            raise error
+
+    for block in model.blocks:
+        block.attn.proj.register_forward_pre_hook(fail)
+    with pytest.raises(error):
+        loss(model, {"x": IMAGE})
+    assert torch.is_grad_enabled()
+
+
+def test_two_passes_in_one_autocast_context():
+    # Autocast keeps the low-precision weights that the undrawn branches made without grad.
+    model = timm_vit()
+    sparsify(model, recipe())
+    (blocks,) = draws(model)
+    drawn = set()
+    with torch.autocast("cpu", torch.bfloat16):
+        total = torch.zeros(())
+        for _ in range(8):
+            total = total + loss(model, {"x": IMAGE})
+            drawn |= set(blocks.drawn)
+    total.backward()
+    assert len(drawn) == 6
+    assert all(p.grad is not None and p.grad.any() for p in model.blocks.parameters())
+
+
+def test_compiled_without_a_whole_graph_only():
+    eager = timm_vit()
+    twin = copy.deepcopy(eager)
+    for model in (eager, twin):
+        sparsify(model, recipe(unbiased=True))
+    torch.compiler.reset()
+    with pytest.raises((UsageError, torch._dynamo.exc.TorchDynamoException), match="joint budget"):
+        torch.compile(twin, backend="aot_eager", fullgraph=True)(IMAGE)
+    compiled = torch.compile(twin, backend="aot_eager")
+    for _ in range(2):
+        for model, forward in ((eager, eager), (twin, compiled)):
+            model.zero_grad()
+            forward(IMAGE).square().sum().backward()
+        for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            torch.testing.assert_close(a.grad, b.grad)

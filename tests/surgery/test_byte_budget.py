@@ -1,0 +1,220 @@
+"""The ratio of razor as a promise in bytes, and the data that it is kept with."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import razorctl
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.layers import RazorLayer
+from razorctl.layers.libraries import swaps
+from razorctl.memory.tracker import saved_bytes
+from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
+from razorctl.rules.quantized import RULES, Quantised
+from razorctl.surgery.byte_budget import sparsify_within
+
+PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
+
+
+def small(tokens: int = 16) -> tuple[nn.Module, torch.Tensor]:
+    """A model of narrow heads and few tokens, unlike those that were measured."""
+    side = 4 * int(tokens**0.5)
+    model = VisionTransformer(
+        img_size=side, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=5
+    )
+    return model, torch.randn(2, 3, side, side)
+
+
+@pytest.mark.parametrize("width", RESERVE)
+class TestAllocations:
+    def test_choices_are_a_frontier_of_known_rules(self, width):
+        choices = _choices()[width]
+        assert len(choices) > 20
+        kinds = {swap.kind for swap in swaps().values()}
+        for better, worse in itertools.pairwise(choices):
+            assert better["error"] <= worse["error"]
+            assert better["ratio"] < worse["ratio"]
+        for choice in choices:
+            assert set(choice["rules"]) <= kinds
+            assert set(choice["rules"].values()) <= set(RULES)
+
+    def test_more_bytes_never_do_more_harm(self, width):
+        errors = []
+        for ratio in (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, largest(width)):
+            names = allocate(ratio)
+            part = {
+                kind: rule.split("/")[list(RESERVE).index(width)] for kind, rule in names.items()
+            }
+            errors += [c["error"] for c in _choices()[width] if c["rules"] == part]
+        assert errors == sorted(errors)
+        assert len(errors) >= 5
+
+
+def test_a_ratio_beyond_all_is_refused_with_the_largest():
+    with pytest.raises(UsageError, match=f"largest that can is {largest('wide'):g}"):
+        Recipe("razor", 0.99)
+    Recipe("razor", largest("wide"))
+
+
+def test_a_ratio_beyond_16_bits_is_refused_where_they_come():
+    ratio = (largest("narrow") + largest("wide")) / 2
+    model, x = small()
+    sparsify(model, Recipe("razor", ratio))
+    model(x)
+    with (
+        pytest.raises(UsageError, match=f"16 bits; the largest that can is {largest('narrow'):g}"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        model(x)
+
+
+@pytest.mark.parametrize("width", PRECISIONS)
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_the_promise_is_kept(name, width, request):
+    model, inputs = request.getfixturevalue(name)
+    full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
+
+    @settings(max_examples=8, deadline=None, database=None)
+    @given(ratio=st.floats(0.5, 0.95))
+    def kept(ratio: float) -> None:
+        if ratio > largest(width):
+            with pytest.raises(UsageError, match="the largest that can is 0"):
+                sparsify_within(model, Recipe("razor", ratio), inputs, autocast=PRECISIONS[width])
+            return
+        sparsify(model, Recipe("razor", ratio))
+        try:
+            saved = saved_bytes(model, inputs, autocast=PRECISIONS[width])
+        finally:
+            restore(model)
+        assert saved <= (1 - ratio) * full
+
+    kept()
+
+
+class TestWithin:
+    def test_spares_more_where_a_model_needs_it(self):
+        model, x = small()
+        full = saved_bytes(model, x)
+        sparsify(model, Recipe("razor", 0.8))
+        broken = saved_bytes(model, x)
+        restore(model)
+        assert broken > 0.2 * full
+        names = sparsify_within(model, Recipe("razor", 0.8), x)
+        assert saved_bytes(model, x) <= 0.2 * full
+        assert model.razor_recipe == Recipe("razor", 0.8)
+        restore(model)
+        assert "razor_recipe" not in vars(model)
+        assert names == sparsify(model, Recipe("razor", 0.8))
+
+    def test_leaves_a_promise_that_is_kept_alone(self):
+        model, x = small(tokens=196)
+        sparsify(model, Recipe("razor", 0.6))
+        saved = saved_bytes(model, x)
+        restore(model)
+        sparsify_within(model, Recipe("razor", 0.6), x)
+        assert saved_bytes(model, x) == saved
+
+    def test_refuses_with_the_largest_that_can_be_kept(self):
+        model, x = small()
+        full = saved_bytes(model, x)
+        with pytest.raises(UsageError, match="with this batch; the largest that can is") as error:
+            sparsify_within(model, Recipe("razor", 0.91), x)
+        assert not any(isinstance(module, RazorLayer) for module in model.modules())
+        possible = float(str(error.value).split()[-1].rstrip("."))
+        assert 0.5 < possible < 0.91
+        sparsify_within(model, Recipe("razor", possible), x)
+        assert saved_bytes(model, x) <= (1 - possible) * full
+
+    def test_refuses_what_no_rule_keeps_in_16_bits(self):
+        model, x = small()
+        ratio = (largest("narrow") + largest("wide")) / 2
+        with pytest.raises(UsageError, match="16 bits"):
+            sparsify_within(model, Recipe("razor", ratio), x, autocast=torch.bfloat16)
+        assert not any(isinstance(module, RazorLayer) for module in model.modules())
+
+    @pytest.mark.parametrize("method", ["full", "backrazor", "int8"])
+    def test_other_methods_promise_nothing(self, method):
+        model, x = small()
+        got = sparsify_within(model, Recipe(method, 0.9), x)
+        restore(model)
+        assert got == sparsify(model, Recipe(method, 0.9))
+
+
+def normed(blocks: int = 6) -> tuple[nn.Module, torch.Tensor]:
+    """Convolutions with what razor does not know after each, and a pool."""
+    layers = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    body = nn.Sequential(*(copy.deepcopy(nn.Sequential(*layers)) for _ in range(blocks)))
+    return nn.Sequential(body, nn.MaxPool2d(2)), torch.randn(4, 8, 8, 8)
+
+
+class TestWarnings:
+    def test_of_kinds_that_are_not_known_where_no_inputs_are(self, caplog):
+        model, _ = normed()
+        with caplog.at_level("INFO", "razorctl"):
+            sparsify(model)
+        assert caplog.messages == [
+            "stock, so saved in full: 6 x *.*.* (BatchNorm2d), 1 (MaxPool2d)",
+            "Sequential is likely to save more than the 10% that ratio 0.9 promises, since it has "
+            "layers that stay stock: BatchNorm2d (6); razorctl.saved_bytes(model, inputs) says "
+            "how much.",
+        ]
+
+    def test_of_the_bytes_where_inputs_are(self, caplog):
+        model, x = normed()
+        full = saved_bytes(model, x)
+        sparsify(model)
+        caplog.clear()
+        saved = razorctl.saved_bytes(model, x)
+        assert saved == saved_bytes(model, x)
+        norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
+        shares = [f"{100 * part / full:.3g}%" for part in (saved, norms, x.nbytes + pool)]
+        assert caplog.messages == [
+            f"Sequential saves {shares[0]} of what full fine-tuning does, more than the 10% that "
+            f"ratio 0.9 promises: BatchNorm2d (6) {shares[1]}, MaxPool2d (1) {shares[2]} stay "
+            "stock."
+        ]
+        restore(model)
+        with pytest.raises(UsageError, match=r"with this batch: BatchNorm2d \(6\) .* stay stock; "):
+            sparsify_within(model, Recipe(), x)
+        assert not any(isinstance(module, RazorLayer) for module in model.modules())
+
+    def test_of_what_can_be_mended(self, caplog):
+        model, x = small()
+        sparsify(model, Recipe("razor", 0.8))
+        assert not caplog.messages
+        razorctl.saved_bytes(model, x)
+        assert (
+            "more than the 20% that ratio 0.8 promises: razorctl.surgery.byte_budget" in caplog.text
+        )
+
+    def test_not_where_a_promise_is_kept_or_none_is_made(self, caplog):
+        model, x = small(tokens=196)
+        sparsify(model, Recipe("razor", 0.6))
+        razorctl.saved_bytes(model, x)
+        model, x = normed()
+        for recipe in (Recipe("backrazor"), Recipe("int8"), Recipe("razor", 0)):
+            sparsify(model, recipe)
+            razorctl.saved_bytes(model, x)
+            restore(model)
+        razorctl.saved_bytes(model, x)
+        sparsify_within(model, Recipe("razor", 0.1), x)  # which its stock layers leave room for
+        assert not caplog.messages
+
+
+@pytest.mark.parametrize("rows", [1, 7, 127, 128, 130, 256, 800])
+def test_blocks_are_equal_and_no_smaller_than_they_may_be(rows):
+    rule, x = Quantised(8, rows=128), torch.randn(rows, 3)
+    kept = rule.keep(x)
+    blocks = len(kept[1])
+    assert rows % blocks == 0
+    assert blocks == 1 or rows // blocks >= 128
+    assert (rule.restore(kept, x.shape) - x).abs().max() < 0.05
+    if rows == 800:
+        assert blocks == 5

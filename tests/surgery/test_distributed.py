@@ -1,0 +1,98 @@
+"""Data-parallel training: gradients are the average of what each process has alone."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from razorctl import Recipe, sparsify
+from razorctl.layers.linear import RazorLinear
+from razorctl.recipe import METHODS
+from razorctl.sampling.samplers import draws
+
+WORLD = 2
+JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
+
+
+def build(method: str, joint_budget: float = 1.0, joint: str = "weights") -> nn.Module:
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.1
+    )
+    sparsify(model, Recipe(method, 0.5, joint_budget, joint))
+    for module in model.modules():
+        if isinstance(module, RazorLinear):
+            module.SMALLEST = 0  # int8 GEMMs whatever the size
+    return model
+
+
+def alone(method: str, **options) -> list[list[torch.Tensor | None]]:
+    """The gradients that each process would have by itself."""
+    gradients = []
+    for rank in range(WORLD):
+        model = build(method, **options)
+        for module in model.modules():
+            if sampler := getattr(getattr(module, "rule", None), "sampler", None):
+                sampler.phase += rank / WORLD  # as where processes know of each other
+        backward(model, rank)
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    return gradients
+
+
+def backward(model: nn.Module, rank: int) -> None:
+    torch.manual_seed(100 + rank)  # data and draws differ between processes
+    model(torch.randn(5, 3, 8, 8)).square().sum().backward()
+
+
+def process(rank: int, folder: str) -> None:
+    """Saves what the tests compare; one start of both processes serves every method."""
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=WORLD)
+    averaged, drawn = {}, {}
+    for method in METHODS:
+        model = DistributedDataParallel(build(method))
+        backward(model, rank)
+        averaged[method] = [p.grad for p in model.parameters() if p.requires_grad]
+    for method, joint in JOINT:
+        stock = build(method, 0.5, joint)
+        model = DistributedDataParallel(stock, find_unused_parameters=True)
+        steps = drawn[method, joint] = []
+        for _ in range(3):
+            model.zero_grad()
+            backward(model, rank)
+            gradients = [p.grad for p in model.parameters()]
+            steps.append((gradients, draws(stock)[0].sampler.p.clone()))
+    torch.save((averaged, drawn), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Of each process, gradients by method, and of three steps with a joint budget also p."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(process, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_averaged(method, ranks):
+    want = [torch.stack(grads).mean(0) for grads in zip(*alone(method), strict=True)]
+    for averaged, _ in ranks:
+        for a, b in zip(averaged[method], want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("method", "joint"), JOINT)
+def test_processes_draw_the_same_blocks(method, joint, ranks):
+    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn in ranks)
+    assert all(map(torch.equal, p, q))
+    assert not torch.equal(p[0], p[-1])
+    for a, b in zip(first, second, strict=True):
+        assert any(grad is None for grad in a)
+        for one, other in zip(a, b, strict=True):
+            torch.testing.assert_close(one, other)
+    for got, *grads in zip(first[0], *alone(method, joint_budget=0.5, joint=joint), strict=True):
+        want = None if grads[0] is None else torch.stack(grads).mean(0)
+        torch.testing.assert_close(got, want)

@@ -1,0 +1,276 @@
+import copy
+import importlib
+import pickle
+
+import pytest
+import torch
+from timm import layers as stock
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from razorctl import Recipe, layers, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.layers import RazorLayer
+from razorctl.layers.libraries import swaps
+from razorctl.layers.linear import RazorLinear
+from razorctl.recipe import METHODS
+
+pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.approximates])
+
+
+class Subclassed(nn.Linear):
+    pass
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(32, 24), nn.GELU(), nn.Linear(24, 5)
+    )
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(6, 1, 4, 4)
+
+
+@pruning
+def test_swaps_in_place_and_back(method):
+    net = model()
+    before = dict(net.named_parameters())
+    keys, types = list(net.state_dict()), [type(m) for m in net.modules()]
+    calls = []
+    net[2].register_forward_hook(lambda *_: calls.append(1))
+
+    classifier = () if METHODS[method].spares_classifier else ("4",)
+    assert sparsify(net, Recipe(method)) == ("0", "2", "3", *classifier)
+    assert isinstance(net[2], nn.Linear)
+    assert type(net[2]) is RazorLinear
+    assert list(net.state_dict()) == keys
+    assert all(p is before[name] for name, p in net.named_parameters())
+    net(batch()).sum().backward()
+    assert calls == [1]
+
+    restore(net)
+    assert [type(m) for m in net.modules()] == types
+    assert all(p is before[name] for name, p in net.named_parameters())
+    assert not {"rule", "memo", "blocks", "block", "int8_input_grad"} & set(vars(net[2]))
+    restore(net)  # nothing to undo is no error
+
+
+@pruning
+def test_an_optimizer_made_before_trains_the_sparsified_model(method):
+    net, x, y = model(), batch(), torch.arange(6) % 5
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    sparsify(net, Recipe(method, ratio=0.5))
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_full_swaps_nothing():
+    net = model()
+    assert sparsify(net, Recipe("full")) == ()
+    assert not any(isinstance(m, RazorLayer) for m in net.modules())
+
+
+@pruning
+def test_only_exact_types_are_swapped(method):
+    net = nn.Sequential(Subclassed(4, 4), nn.Linear(4, 4))
+    assert sparsify(net, Recipe(method)) == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("net", "recipe", "message"),
+    [
+        (nn.Conv1d(1, 1, 1), Recipe("backrazor"), "no layer of Conv1d can be pruned"),
+        (
+            nn.Linear(2, 2),
+            Recipe(joint_budget=0.5, joint="branches"),
+            "no residual branch that is known .* set joint_budget to 1",
+        ),
+        (nn.Linear(2, 2), Recipe(attention="flash"), "Linear has no attention that can be"),
+        (nn.Linear(2, 2), Recipe("full", attention="sparse-flash"), "choose attention 'flash'"),
+        (nn.Linear(2, 2), Recipe("checkpoint"), "has no activation checkpointing of its own"),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2)),
+            Recipe(attention="flash"),
+            "^1 is no attention that can be switched to 'flash'; choose attention 'auto'",
+        ),
+        (
+            nn.Sequential(stock.Attention(8, 2), stock.Attention(8, 2, attn_head_dim=264)),
+            Recipe("backrazor", attention="flash"),
+            "^1 has heads of 264 columns .* choose attention 'stored'",
+        ),
+    ],
+    ids=["nothing", "branches", "attention", "full", "checkpoint", "eager only", "wide heads"],
+)
+def test_what_cannot_be_honoured_is_refused_before_any_change(net, recipe, message):
+    with pytest.raises(UsageError, match=message):
+        sparsify(net, recipe)
+    assert not any(isinstance(m, RazorLayer) for m in net.modules())
+    assert not net._forward_pre_hooks
+    assert not any({"rule", "backend", "memo"} & set(vars(m)) for m in net.modules())
+
+
+def test_twice_is_refused():
+    net = model()
+    sparsify(net)
+    with pytest.raises(UsageError, match="restore"):
+        sparsify(net)
+
+
+def test_tied_and_shared_weights():
+    tied = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    tied[2].weight = tied[0].weight
+    shared = nn.Linear(8, 8)
+    for net in (tied, nn.Sequential(shared, nn.ReLU(), shared)):
+        x = torch.randn(5, 8)
+        net(x).square().sum().backward()
+        want = net[0].weight.grad.clone()
+        net.zero_grad()
+        sparsify(net, Recipe("backrazor", ratio=0))
+        net(x).square().sum().backward()
+        assert torch.allclose(net[0].weight.grad, want)
+        restore(net)
+        sparsify(net, Recipe("prebackrazor", ratio=0.5))
+        net.zero_grad()
+        net(x).square().sum().backward()
+        assert net[0].weight.grad.isfinite().all()
+
+
+class TestJointBudget:
+    def net(self, budget: float, **options) -> nn.Sequential:
+        layers = [nn.Linear(8, 8) for _ in range(10)]
+        net = nn.Sequential(*layers)
+        sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=budget, **options))
+        return net
+
+    @pytest.mark.parametrize(("budget", "drawn"), [(0.3, 3), (0.01, 1)])
+    def test_undrawn_weights_get_no_gradient_and_save_nothing(self, budget, drawn):
+        net = self.net(budget)
+        for _ in range(5):
+            net.zero_grad()
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, saved=saved: saved.append(t) or t, lambda t: t
+            ):
+                loss = net(torch.randn(4, 8)).sum()
+            loss.backward()
+            with_gradient = [m.weight.grad is not None for m in net]
+            assert sum(with_gradient) == drawn
+            assert all(m.bias.grad is not None for m in net)
+            weights = {m.weight.data_ptr() for m in net}
+            activations = [
+                t for t in saved if t.data_ptr() not in weights and t.is_floating_point()
+            ]
+            assert len(activations) == drawn
+
+    def test_input_gradient_is_exact(self):
+        net = self.net(0.3)
+        x = torch.randn(4, 8, requires_grad=True)
+        net(x).square().sum().backward()
+        got, x.grad = x.grad, None
+        restore(net)
+        net(x).square().sum().backward()
+        assert torch.equal(got, x.grad)
+
+    def test_momentum_leaves_undrawn_weights_alone(self):
+        net = self.net(0.3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        before = [m.weight.detach().clone() for m in net]
+        net(torch.randn(4, 8)).sum().backward()
+        drawn = net[0].blocks.drawn
+        optimizer.step()
+        for i, m in enumerate(net):
+            assert torch.equal(m.weight, before[i]) == (i not in drawn)
+
+    def test_unbiased_scales_by_one_over_p(self):
+        x = torch.randn(4, 8)
+        grads = []
+        for unbiased in (False, True):
+            torch.manual_seed(0)
+            net = self.net(0.3, unbiased=unbiased)
+            net(x).sum().backward()
+            grads.append([m.weight.grad for m in net])
+        for plain, scaled in zip(*grads, strict=True):
+            assert (plain is None) == (scaled is None)
+            if plain is not None:
+                assert torch.allclose(scaled, plain / 0.3)
+
+    def test_copies_draw_for_themselves(self):
+        net = self.net(0.3)
+        for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert twin[0].blocks is twin[9].blocks
+            assert twin[0].blocks is not net[0].blocks
+            twin(torch.randn(4, 8)).sum().backward()
+            assert twin[0].blocks.step == 1
+            assert net[0].blocks.step == 0
+            restore(twin)
+            assert not twin._forward_pre_hooks
+        assert net._forward_pre_hooks
+        restore(net)
+        assert not net._forward_pre_hooks
+
+
+def test_every_swap_is_a_razor_layer_of_its_stock_class():
+    for library in layers.LIBRARIES:
+        importlib.import_module(f"razorctl.layers.{library}")
+    assert len(swaps()) > 20
+    for stock_type, razor in swaps().items():
+        assert issubclass(razor, RazorLayer)
+        assert issubclass(razor, stock_type)
+        assert razor.kind
+        assert razor.__doc__
+
+
+class TestBudgetWithout:
+    def test_weights(self):
+        net = nn.Sequential(nn.GELU(), nn.LayerNorm(8))
+        for method in ("backrazor", "full"):
+            with pytest.raises(UsageError, match=r"no trainable weight.*joint_budget to 1"):
+                sparsify(net, Recipe(method, joint_budget=0.5))
+
+    def test_a_call_of_the_model_itself(self):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        sparsify(net, Recipe("backrazor", joint_budget=0.5))
+        with pytest.raises(UsageError, match="call the model"):
+            net[0](torch.randn(2, 8))
+
+    def test_frozen_weights(self):
+        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(10)))
+        net[:9].requires_grad_(False)
+        sparsify(net, Recipe("backrazor", joint_budget=0.5))
+        for _ in range(5):
+            net.zero_grad()
+            net(torch.randn(2, 8)).sum().backward()
+            assert net[9].weight.grad.any()
+
+    def test_a_second_draw_in_checkpointing(self):
+        net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        sparsify(net, Recipe("full", joint_budget=0.5))
+        x = torch.randn(2, 8, requires_grad=True)
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+        assert sum(layer.weight.grad is not None for layer in net) == 3
+
+
+def test_a_joint_budget_is_refused_by_a_whole_graph_and_runs_uncompiled_otherwise():
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    twin = copy.deepcopy(eager)
+    x = torch.randn(4, 8)
+    for model in (eager, twin):
+        sparsify(model, Recipe("full", joint_budget=0.5))
+    torch.compiler.reset()
+    with pytest.raises((UsageError, torch._dynamo.exc.TorchDynamoException), match="joint budget"):
+        torch.compile(twin, backend="aot_eager", fullgraph=True)(x)
+    compiled = torch.compile(twin, backend="aot_eager")
+    for _ in range(4):
+        for model, forward in ((eager, eager), (twin, compiled)):
+            model.zero_grad()
+            forward(x).square().sum().backward()
+        for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)

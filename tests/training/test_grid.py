@@ -1,0 +1,339 @@
+"""A grid: its settings, its order, how runs fail and end; one small grid that is really run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from razorctl.errors import RazorError, Terminated
+from razorctl.job import Job
+from razorctl.memory import trace_cache as traces
+from razorctl.planning import search
+from razorctl.recipe import METHODS, Recipe
+from razorctl.training import grid, signals
+from razorctl.training.grid import Grid
+from tests.comparing import NAMED, assert_refused, compare, write
+
+JOB = Job("vit-micro", "digits", batch_size=16, steps=3)
+SMALL = ["--steps", "3", "--batch-size", "16", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    for name in list(os.environ):
+        if name.startswith("RAZORCTL_"):
+            monkeypatch.delenv(name)
+
+
+BAD = {
+    "unknown model": (["vit-mikro", "digits"], 2, "did you mean 'vit-micro'?"),
+    "unknown data set": (["vit-micro", "digit"], 2, "did you mean 'digits'?"),
+    "unknown method": ([*NAMED, "--methods", "full,razr"], 2, "did you mean 'razor'?"),
+    "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
+    "no seeds": ([*NAMED, "--seeds", "0"], 2, "0 seeds are no comparison; give 1 or more"),
+    "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
+    "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
+    "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1437 training"),
+    "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
+    "in a file": ([*NAMED, "--out", "file/x"], 2, "cannot write file/x"),
+    "nothing to resume": ([*NAMED, "--resume"], 2, "name the comparison with --out"),
+    "resume of a run": ([*NAMED, "--resume", "--out", "run"], 2, "run holds no comparison"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_the_exit_code(case):
+    args, code, sentence = BAD[case]
+    write("run")
+    Path("file").touch()
+    assert_refused(compare(*args), code, sentence)
+    assert sorted(p.name for p in Path().iterdir()) == ["file", "run"]
+
+
+class TestGrid:
+    """Children are stood in for, but for what the last tests run."""
+
+    @pytest.fixture
+    def commands(self, monkeypatch):
+        """The commands that were called; those of a method in `failing` fail."""
+        called: list[list[str]] = []
+
+        def call(command: list[str], wait: Any) -> None:
+            called.append(command)
+            method = command[command.index("--method") + 1]
+            seed = int(command[command.index("--seed") + 1])
+            wait()
+            if method in self.failing:
+                failure = RazorError("the device is out of memory; raise --ratio.")
+                failure.exit_code = 4
+                raise failure
+            attention = command[command.index("--attention") + 1]
+            write(command[-1], method, seed=seed, recipe={"attention": attention})
+
+        self.failing: tuple[str, ...] = ()
+        monkeypatch.setattr(grid, "_call", call)
+        return called
+
+    def test_runs_every_method_with_a_seed_before_the_next_seed(self, commands):
+        grid = Grid(JOB, ["full", "razor", "full"], ratio=0.8, seeds=2, device="cpu", out=Path("x"))
+        heard = []
+        grid.run(heard.append)
+        assert [command[-1] for command in commands] == [
+            "x/full-0",
+            "x/razor-0",
+            "x/full-1",
+            "x/razor-1",
+        ]
+        first = commands[1]
+        assert first[:6] == [sys.executable, "-m", "razorctl", "--config", "x/comparison.toml", FT]
+        assert "--method razor --attention auto --seed 0 --device cpu --json" in " ".join(first)
+        assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
+        assert grid.comparison.exit_code == 0
+        assert [row["seeds"] for row in grid.comparison.document()["rows"]] == [[0, 1]] * 2
+
+    def test_one_that_fails_is_a_row_with_its_reason(self, commands):
+        self.failing = ("full",)
+        result = compare(*NAMED, "--methods", "full,razor", "--json")
+        assert result.exit_code == 0
+        full, razor = json.loads(result.stdout)["rows"]
+        assert full["error"] == "the device is out of memory; raise --ratio."
+        assert full["accuracy"] is None
+        assert (razor["error"], razor["accuracy"]) == (None, 0.9)
+        result = compare(*NAMED, "--methods", "full")
+        assert result.exit_code == 4
+        assert "full: the device is out of memory" in result.stdout
+        assert "vit-micro on digits, 0 seeds" in result.stdout
+
+    def test_is_shown_again_from_its_directory(self, commands):
+        self.failing = ("razor", "int8")
+        names = ["--methods", "full,razor,full-stored,int8", "--seeds", "2", "--out", "x"]
+        shown = compare(*NAMED, *names).stdout
+        assert compare("x").stdout == shown
+        assert "razor: seed" not in shown
+        self.failing = ()
+        compare(*NAMED, "--methods", "razor", "--seeds", "3", "--resume", "--out", "x")
+        rows = {row["label"]: row for row in json.loads(compare("x", "--json").stdout)["rows"]}
+        assert {label: row["seeds"] for label, row in rows.items()} == {
+            "full": [0, 1],
+            "razor": [0, 1, 2],
+            "full-stored": [0, 1],
+            "int8": [],
+        }
+        assert rows["full"]["error"] == "seed 2: not finished; go on with --resume --out x."
+        write("y", "razor", seed=7, recipe={"ratio": 0.8})
+        mixed = json.loads(compare("x", "y", "x/full-1", "--json").stdout)["rows"]
+        labels = ["full", "razor 0.9", "full, stored attention", "int8", "razor 0.8"]
+        assert [row["label"] for row in mixed] == labels
+        assert mixed[0]["seeds"] == [0, 1]
+        write("z", dataset="cifar10")
+        assert "z is of vit-micro on cifar10, x of vit-micro on digits" in compare("x", "z").stderr
+
+    def test_whose_runs_all_failed_ends_alike_when_shown_again(self, commands):
+        self.failing = ("full",)
+        assert compare(*NAMED, "--methods", "full", "--out", "x").exit_code == 4
+        assert compare("x").exit_code == 4
+
+    def test_a_ratio_that_no_method_has_is_said_to_do_nothing(self, commands):
+        ratio = ["--ratio", "0.5", "--methods"]
+        assert "note: the ratio does nothing" in compare(*NAMED, *ratio, "full,full-stored").stderr
+        assert "note: " not in compare(*NAMED, *ratio, "full,razor").stderr
+
+    def test_goes_on_where_it_was_left(self, commands):
+        self.failing = ("razor",)
+        compare(*NAMED, "--methods", "full,razor", "--steps", "3", "--out", "x")
+        write("x/checkpoint-0")
+        Path("x/checkpoint-0/result.json").unlink()
+        self.failing = ()
+        again = ["--methods", "full,razor,checkpoint", "--steps", "3", "--out", "x", "--resume"]
+        result = compare(*NAMED, *again, "--json")
+        assert [Path(command[-1]).name for command in commands] == [
+            "full-0",
+            "razor-0",
+            "razor-0",
+            "checkpoint-0",
+        ]
+        assert [row["error"] for row in json.loads(result.stdout)["rows"]] == [None] * 3
+
+    @pytest.mark.parametrize(
+        ("args", "sentence"),
+        [
+            (["--steps", "4"], "x was begun with steps 3; resume it so"),
+            (["--steps", "3", "--ratio", "0.5"], "x was begun with ratio 0.9"),
+            (["--steps", "3", "--device", "cpu"], "x was begun with device left out"),
+            (["--steps", "3", "--lr", "1"], "x was begun with learning rate left out"),
+        ],
+    )
+    def test_goes_on_with_the_same_settings_alone(self, commands, args, sentence):
+        compare(*NAMED, "--methods", "full", "--steps", "3", "--out", "x")
+        result = compare(*NAMED, "--methods", "full", "--out", "x", "--resume", *args)
+        assert result.exit_code == 2
+        assert sentence in result.stderr
+        assert len(commands) == 1
+
+    def test_settings_come_from_the_project_and_the_environment_too(self, commands, monkeypatch):
+        Path("razorctl.toml").write_text(
+            "[job]\nsteps = 7\nseed = 5\n[recipe]\nratio = 0.5\nmethod = 'int8'\n"
+        )
+        monkeypatch.setenv("RAZORCTL_BATCH_SIZE", "8")
+        compare(*NAMED, "--methods", "razor", "--seeds", "2", "--out", "x")
+        assert [Path(command[-1]).name for command in commands] == ["razor-5", "razor-6"]
+        settings = grid.read_toml(Path("x/comparison.toml"))
+        assert settings["job"]["steps"] == 7
+        assert settings["job"]["batch_size"] == 8
+        assert settings["recipe"] == {"ratio": 0.5}
+
+    def test_opponents_are_full_in_other_ways(self, commands):
+        names = "full,full-stored,full-flash,accumulate"
+        result = compare(*NAMED, "--methods", names, *SMALL, "--ratio", "0.5", "--json")
+        full, stored, flash, accumulated = json.loads(result.stdout)["rows"]
+        assert [row["method"] for row in (full, stored, flash, accumulated)] == names.split(",")
+        assert "runs fused attention as it comes" in flash["error"]
+        assert commands[1][8:10] == ["--attention", "stored"]
+        count = int(commands[2][commands[2].index("--accumulate") + 1])
+        job = JOB.resolved({}, 1437)
+        job, cache = grid.replace(job, precision="fp32"), traces.Cache()
+
+        def peak(method: str, accumulate: int) -> int:
+            way = grid.replace(job, accumulate=accumulate)
+            return search.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
+
+        assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
+
+
+FT = "finetune"
+
+
+def test_a_small_comparison_and_the_same_again():
+    first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
+    assert first.exit_code == 0, first.stderr
+    lines = first.stderr.splitlines()
+    assert lines[:3] == [
+        "vit-micro on digits: full, razor; 1 seed",
+        "directory: a",
+        "run 1 of 2: full, seed 0: starting",
+    ]
+    assert [line.startswith("run ") for line in lines[2:]] == [True] * 4  # none of a child's
+    document = json.loads(first.stdout)
+    second = json.loads(
+        compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "b").stdout
+    )
+    for row, again in zip(document["rows"], second["rows"], strict=True):
+        assert row["error"] is None
+        for name in ("accuracies", "saved_bytes", "memory_vs_full", "seeds"):
+            assert row[name] == again[name]
+    assert document["rows"][1]["memory_vs_full"] <= 0.1
+    assert document["memory"] == "saved_bytes"
+    assert document["shared"]["steps"] == 3
+    assert json.loads(compare("a", "--json").stdout) == document
+    later = json.loads(compare("a/full-0", "a", "--json").stdout)
+    assert [row["label"] for row in later["rows"]] == ["full", "razor 0.9"]
+    for row, again in zip(document["rows"], later["rows"], strict=True):
+        assert row["step_seconds"] == again["step_seconds"]
+        assert row["time_to_target"] == again["time_to_target"]
+
+
+def test_a_command_that_fails_tells_why():
+    def call(code: str) -> RazorError:
+        with pytest.raises(RazorError) as caught:
+            grid._call([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
+        return caught.value
+
+    error = call("print('noise\\nerror: too large; make it small.', file=sys.stderr); sys.exit(4)")
+    assert (str(error), error.exit_code) == ("too large; make it small.", 4)
+    error = call("os.kill(os.getpid(), 9)")
+    assert "lower --batch-size" in str(error)
+    assert error.exit_code == 4
+    error = call("sys.exit(3)")
+    assert "ended with 3" in str(error)
+    assert error.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_ends_the_run_that_is_on_and_begins_no_other(number, code, word):
+    args = ["compare", *NAMED, "--methods", "full,razor", "--steps", "100000", "--out", "x"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "razorctl", *args, "--device", "cpu", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, and what it starts, ignores SIGINT.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        start_new_session=True,
+    )
+    metrics = Path("x/full-0/metrics.jsonl")
+    deadline = time.monotonic() + 120
+    try:
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)  # to compare alone
+        stdout, stderr = process.communicate(timeout=60)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # nothing goes on
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == code
+    left = "x holds 0 of 2 runs; go on with --resume --out x"
+    assert (stdout, stderr.splitlines()[-1]) == ("", f"error: {word}: {left}.")
+    assert metrics.stat().st_size  # it had begun
+    assert not Path("x/razor-0").exists()
+
+
+class TestSigterm:
+    """Is held back while a command runs, where it would end the process."""
+
+    @pytest.fixture(autouse=True)
+    def default(self):
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        yield
+        signal.signal(signal.SIGTERM, before)
+
+    def meanwhile(self) -> Any:
+        """What handles it while a command runs."""
+        seen = []
+        command = [sys.executable, "-c", "import time; time.sleep(1)"]
+        grid._call(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+        return seen[0]
+
+    def test_has_its_default_again(self):
+        assert callable(self.meanwhile())
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def test_keeps_a_handler_of_somebody_else(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert self.meanwhile() is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    def test_is_left_alone_in_another_thread(self):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(self.meanwhile).result() is signal.SIG_DFL
+
+    def test_that_comes_as_the_command_ends_is_not_lost(self):
+        with pytest.raises(Terminated) as caught, signals.sigterm_waits():
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_every_method_can_be_compared():
+    assert set(METHODS) < set(grid.NAMES)

@@ -1,0 +1,267 @@
+import json
+import math
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from razorctl import models as families
+from razorctl.errors import RazorError, UsageError
+from razorctl.job import Job
+from razorctl.layers import RazorLayer
+from razorctl.models import models
+from razorctl.recipe import METHODS, Recipe
+from razorctl.training.run import Run, finetune
+
+DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
+JOB = Job("vit-micro", "digits", batch_size=32, steps=6, evaluate_every=4)
+KEYS = [
+    "run_dir",
+    "model",
+    "dataset",
+    "recipe",
+    "job",
+    "steps",
+    "accuracy",
+    "loss",
+    "saved_bytes",
+    "full_saved_bytes",
+    "peak_bytes",
+    "step_seconds",
+    "epoch_seconds",
+    "device",
+    "weights",
+    "predicted",
+]
+
+
+def train(out: Path, job: Job = JOB, recipe: Recipe | None = None) -> Run:
+    run = finetune(job, recipe, out=out / "run", device="cpu")
+    assert len(list(run)) == run.job.steps
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
+    run = train(tmp_path, recipe=Recipe(method, joint_budget=1 if method in DENSE else 0.5))
+    result = run.result()
+    assert list(result) == KEYS
+    assert result["steps"] == 6
+    assert result["peak_bytes"] is None  # measured on CUDA alone
+    assert 0 <= result["accuracy"] <= 1
+    assert result["step_seconds"] > 0
+    assert (result["saved_bytes"] < result["full_saved_bytes"]) == (method not in DENSE)
+
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["accuracy"] is not None for line in lines] == [False] * 3 + [True, False, True]
+    assert lines[-1]["accuracy"] == result["accuracy"]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.json",
+    }
+    assert json.loads((tmp_path / "run/result.json").read_text()) == result
+
+
+def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):
+    run = train(tmp_path)
+    stock = models()["vit-micro"].build(10)
+    stock.load_state_dict(load_file(tmp_path / "run/model.safetensors"), strict=True)
+    assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
+    run.model = stock
+    assert run.evaluate()["accuracy"] == run.result()["accuracy"]
+
+
+def test_the_written_config_repeats_the_run_exactly(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    recipe = Recipe("prebackrazor", 0.8, joint_budget=0.5, seed=3)
+    train(tmp_path / "a", Job("vit-micro", "digits", batch_size=32, epochs=0.1, seed=3), recipe)
+    config = tomllib.loads((tmp_path / "a/run/config.toml").read_text())
+    torch.manual_seed(123)
+    train(tmp_path / "b", Job(**config["job"]), Recipe(**config["recipe"]))
+    first, second = (load_file(tmp_path / d / "run/model.safetensors") for d in "ab")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_seeds_differ(tmp_path):
+    (tmp_path / "other").mkdir()
+    first = train(tmp_path)
+    second = train(tmp_path / "other", Job("vit-micro", "digits", batch_size=32, steps=6, seed=1))
+    assert [s.loss for s in first.history] != [s.loss for s in second.history]
+
+
+def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
+    run = finetune(Job("vit-micro", "digits", batch_size=479), out=tmp_path / "run", device="cpu")
+    batches = run._batches()
+    first, second = (
+        [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))[0]] for _ in "ab"
+    )
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def register(monkeypatch, build) -> None:
+    micro = models()["vit-micro"]
+    odd = replace(
+        micro, name="odd", build=build, transform=lambda _, size: micro.transform(micro.build(2))
+    )
+    monkeypatch.setitem(families.models(), "odd", odd)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "vit-mega"}, "unknown model"),
+        ({"dataset": "digts"}, "unknown data set"),
+        ({"batch_size": 1438}, "larger than the 1437 training examples"),
+        (
+            {"model": "bert-base"},
+            "bert-base takes texts, and digits has images; data sets of texts: rte",
+        ),
+        ({"input_size": 30}, "vit-micro takes images of 28 pixels, not 30"),
+        ({"model": "odd"}, "no layer of Sequential can be pruned"),
+    ],
+)
+def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypatch):
+    register(
+        monkeypatch,
+        lambda classes, _: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, classes, 784), nn.Flatten()),
+    )
+    job = Job(**{"model": "vit-micro", "dataset": "digits", **settings})
+    with pytest.raises(UsageError, match=message):
+        finetune(job, Recipe("backrazor"), out=tmp_path / "new" / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_done_before_the_first_step_is_told_to_who_asks(tmp_path, capfd):
+    told = []
+    finetune(JOB, out=tmp_path / "run", device="cpu", progress=told.append)
+    assert told == ["loading digits", "building vit-micro", "tracing what a step saves"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_directory_is_claimed_first_and_given_back_alone(tmp_path):
+    out = tmp_path / "runs" / "run"
+
+    def progress(_: str) -> None:
+        assert out.exists()
+        (tmp_path / "runs" / "another").mkdir(exist_ok=True)  # a run that began meanwhile
+
+    with pytest.raises(UsageError, match="larger than"):
+        finetune(replace(JOB, batch_size=1438), out=out, device="cpu", progress=progress)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["another"]
+
+
+def test_weights_can_be_read_by_whom_the_rest_can(tmp_path):
+    before = os.umask(0o027)
+    try:
+        train(tmp_path, replace(JOB, steps=1))
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()}
+    assert modes == {0o640}
+
+
+def test_an_existing_directory_is_refused_and_kept(tmp_path):
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(UsageError, match="exists already"):
+        finetune(JOB, out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("keep")
+    with pytest.raises(UsageError, match=r"cannot write .*; name another directory with --out"):
+        finetune(JOB, out=tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text() == "keep"
+
+
+def test_directories_made_on_the_way_are_removed_again(tmp_path, monkeypatch):
+    def full_disk(self, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full_disk)
+    with pytest.raises(UsageError, match="No space left on device"):
+        finetune(JOB, out=tmp_path / "new" / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unusable_device_is_refused(tmp_path):
+    for name in ("warp", "cuda:99", "meta:x"):
+        with pytest.raises(UsageError, match="try cpu"):
+            finetune(JOB, out=tmp_path / "run", device=name)
+
+
+def test_divergence_stops_with_the_mend(tmp_path):
+    job = Job("vit-micro", "digits", steps=50, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
+    with pytest.raises(RazorError, match="lower --lr"):
+        list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
+    assert not (tmp_path / "run/model.safetensors").exists()
+
+
+def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
+    run = finetune(JOB, out=tmp_path / "run", device="cpu")
+    monkeypatch.setattr(
+        "razorctl.training.run.save_model", lambda *_: (_ for _ in ()).throw(OSError())
+    )
+    with pytest.raises(OSError):  # noqa: PT011
+        list(run)
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"config.toml", "metrics.jsonl"}
+
+
+def test_accumulation_takes_the_same_steps(tmp_path):
+    weights = []
+    for accumulate in (1, 4):
+        (tmp_path / str(accumulate)).mkdir()
+        job = replace(JOB, accumulate=accumulate, evaluate_every=6, learning_rate=0.01)
+        run = train(tmp_path / str(accumulate), job, Recipe("full"))
+        weights.append(load_file(tmp_path / str(accumulate) / "run/model.safetensors"))
+    assert run.saved_bytes * 3 < finetune(JOB, Recipe("full"), out=tmp_path / "x").saved_bytes
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
+    job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
+    run = finetune(job, out=tmp_path / "run", device="cpu")
+    steps = [[len(labels) for _, labels in next(run._batches())] for _ in range(2)]
+    assert run.steps_per_epoch == 14
+    assert steps == [[20] * 5] * 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", ["full", "razor"])
+def test_mixed_precision_on_a_cpu(method, optimizer, tmp_path):
+    job = replace(JOB, precision="bf16", optimizer=optimizer, learning_rate=1e-3, weight_decay=0.01)
+    run = train(tmp_path, job, Recipe(method))
+    assert run.job.precision == "bf16"
+    assert run.result()["job"]["optimizer"] == optimizer
+    single = finetune(JOB, Recipe(method), out=tmp_path / "fp32")
+    assert single.job.precision == "fp32"
+    assert run.full_saved_bytes < single.full_saved_bytes
+    assert all(p.dtype == torch.float32 for p in run.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "fp16"}, "fp16 cannot be trained on cpu"),
+        ({"precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
+        ({"accumulate": 5}, "batch size 32 cannot be cut into 5 equal micro-batches"),
+        ({"accumulate": 0}, "accumulate 0 is not a positive number"),
+    ],
+)
+def test_steps_that_cannot_be_taken(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        finetune(replace(JOB, **settings), out=tmp_path / "run", device="cpu")
+    assert not list(tmp_path.iterdir())
