@@ -1,4 +1,4 @@
-"""Pretrain vit-micro on Fashion-MNIST: the weights that ship in razorctl/families/vit_micro/.
+"""Pretrain vit-micro on Fashion-MNIST: the weights that ship in razorctl/models/vit_micro/.
 
 Writes model.safetensors (half precision, without the classifier) and pretraining.json (how it
 was made and what it reached). Fashion-MNIST comes from Debian's package dataset-fashion-mnist,

@@ -18,7 +18,7 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-files=(tests/ops tests/test_rules.py tests/test_sampling.py tests/test_methods.py tests/layers)
+files=(tests/ops tests/rules tests/sampling tests/surgery/test_methods.py tests/layers)
 select=cuda
 if [[ " $* " == *" --device cpu "* && " $* " == *" --smoke "* ]]; then
   files=(tests/ops)
