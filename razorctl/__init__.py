@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from razorctl.planning.gpus import Gpu
     from razorctl.planning.plan import Plan, plan
     from razorctl.recipe import Recipe
-    from razorctl.rules.quantized import Rule
+    from razorctl.rules.base import Rule
     from razorctl.surgery.byte_budget import saved_bytes
     from razorctl.surgery.sparsify import restore, sparsify
     from razorctl.training.profiler import Profile, profile
@@ -23,7 +23,7 @@ _HOMES = {
     "Plan": "planning.plan",
     "Profile": "training.profiler",
     "Recipe": "recipe",
-    "Rule": "rules.quantized",
+    "Rule": "rules.base",
     "Step": "training.run",
     "finetune": "training.run",
     "plan": "planning.plan",

@@ -11,10 +11,12 @@ from torch import nn
 from transformers import BertConfig, activations
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
-from razorctl.layers import RazorLayer
 from razorctl.layers.attention import Attention
+from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import swaps
-from razorctl.rules.quantized import RULES, Centred, Rule
+from razorctl.rules.base import Rule
+from razorctl.rules.prune import Centred
+from razorctl.rules.registry import RULES
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from timm import create_model
 from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
-from razorctl import models as families
+from razorctl import models
 from razorctl.data import Source
 from razorctl.models import timm, transformers
 
@@ -30,7 +30,7 @@ BERT = {
 ENTRIES = {
     "vit-b16": timm.from_hub("vit-b16", "small", VIT, 16, timm.VIT_DEFAULTS),
     "bert-base": transformers.from_hub(
-        "bert-base", "small", "razorctl/bert", BERT, families.find("bert-base").defaults
+        "bert-base", "small", "razorctl/bert", BERT, models.find("bert-base").defaults
     ),
 }
 

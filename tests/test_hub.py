@@ -15,9 +15,8 @@ import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from razorctl import data
+from razorctl import data, models
 from razorctl import hub as razor_hub
-from razorctl import models as families
 from razorctl.cli.app import app
 from razorctl.errors import MissingError
 from tests import local_hub
@@ -29,7 +28,7 @@ RUNS = {"vit-b16": ("cifar100", 32), "bert-base": ("rte", 24)}
 @pytest.mark.parametrize("model", RUNS)
 def test_a_whole_run_from_the_cache(model, hub, tmp_path, monkeypatch):
     dataset, size = RUNS[model]
-    monkeypatch.setitem(families.models(), model, local_hub.ENTRIES[model])
+    monkeypatch.setitem(models.models(), model, local_hub.ENTRIES[model])
     local_hub.cache_model(hub, model)
     local_hub.cache_data(hub, data.find(dataset))
     args = ["finetune", model, dataset, *QUICK, "--input-size", str(size)]
@@ -64,9 +63,7 @@ def test_a_process_honours_hf_home_and_says_what_is_missing(hub, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "load", [data.find("rte").load, partial(families.find("vit-b16").build, 2)]
-)
+@pytest.mark.parametrize("load", [data.find("rte").load, partial(models.find("vit-b16").build, 2)])
 def test_a_refused_connection_is_told_at_once(load, hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

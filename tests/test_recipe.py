@@ -2,13 +2,13 @@ import importlib
 
 import pytest
 
-from razorctl import layers
 from razorctl.errors import UsageError
-from razorctl.layers.libraries import swaps
-from razorctl.recipe import DEFAULT_METHOD, METHODS, WEIGHTS, Recipe
-from razorctl.rules.quantized import RULES
+from razorctl.layers.libraries import LIBRARIES, swaps
+from razorctl.methods import DEFAULT_METHOD, METHODS, WEIGHTS
+from razorctl.recipe import Recipe
+from razorctl.rules.registry import RULES
 
-for library in layers.LIBRARIES:  # so that `swaps` has all that it may have
+for library in LIBRARIES:  # so that `swaps` has all that it may have
     importlib.import_module(f"razorctl.layers.{library}")
 
 

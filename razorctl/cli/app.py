@@ -25,7 +25,8 @@ from razorctl.config.registry import find, unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import NoFitError, RazorError, Terminated, UsageError
 from razorctl.job import Job, settle_precision
-from razorctl.recipe import METHODS, Recipe
+from razorctl.methods import METHODS
+from razorctl.recipe import Recipe
 from razorctl.training import rundir
 from razorctl.training.signals import sigterm_raises
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator
 
 from razorctl.job import Job
-from razorctl.recipe import METHODS, Recipe
+from razorctl.methods import METHODS
+from razorctl.recipe import Recipe
 
 
 def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:

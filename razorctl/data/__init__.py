@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from razorctl import models as families
+from razorctl import models
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.job import Job
@@ -37,7 +37,7 @@ class Source:
 
     name: str
     summary: str
-    modality: families.Modality
+    modality: models.Modality
     classes: int
     train_examples: int
     test_examples: int
@@ -56,12 +56,12 @@ def find(name: str) -> Source:
 
 def usual(model: str) -> str:
     """The data set that a model is planned for where none is named."""
-    return {"image": "cifar100", "text": "rte"}[families.find(model).modality]
+    return {"image": "cifar100", "text": "rte"}[models.find(model).modality]
 
 
-def pair(model: str, dataset: str) -> tuple[families.Model, Source]:
+def pair(model: str, dataset: str) -> tuple[models.Model, Source]:
     """The model and the data set of those names; raises UsageError if one cannot take the other."""
-    family, source = families.find(model), find(dataset)
+    family, source = models.find(model), find(dataset)
     if family.modality != source.modality:
         fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
         raise UsageError(

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, flat, to_compute_dtype
+from razorctl.layers.autocast import to_compute_dtype
+from razorctl.layers.base import RazorLayer, flat
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules.quantized import Kept, Rule, Through
+from razorctl.rules.base import Kept, Rule
+from razorctl.rules.quantized import Through
 
 
 class ActivationFunction(torch.autograd.Function):

@@ -16,9 +16,11 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer
 from razorctl.ops.dropout import dropout
-from razorctl.rules.quantized import Centred, Rule
+from razorctl.rules.base import Rule
+from razorctl.rules.prune import Centred
 
 WIDEST_HEAD = 256  # that fused kernels take
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
-from razorctl.rules.quantized import Product, Rule
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import WeightLayer, flat
+from razorctl.rules.base import Product, Rule
 
 
 class Conv2dFunction(torch.autograd.Function):

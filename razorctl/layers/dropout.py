@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer
+from razorctl.layers.base import RazorLayer
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules.quantized import Rule
+from razorctl.rules.base import Rule
 
 
 class DropoutFunction(torch.autograd.Function):

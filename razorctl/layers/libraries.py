@@ -1,18 +1,29 @@
-"""What is swapped and skipped in the models of libraries beside torch: a file a library.
+"""Which layers have a razor class: torch's, a file a kind, and a library's own, a file a library.
 
-A library file has the name of its library and defines `SWAPS`, as a layer file does, for the
-library's own layers; and `BRANCHES`, which maps its exact block types to the residual branches in
-them: the names of the modules that save something, the last of which gives the branch's output.
+A layer file defines `SWAPS`, which maps exact stock types to their razor classes. A library file
+has the name of its library and defines `SWAPS` too, and `BRANCHES`, which maps its exact block
+types to the residual branches in them: the names of the modules that save something, the last of
+which gives the branch's output.
 """
 
 import importlib
 import sys
+from functools import cache
 from typing import Any
 
 from torch import nn
 
 from razorctl import layers
-from razorctl.layers import RazorLayer
+from razorctl.config import registry
+from razorctl.layers.base import RazorLayer
+
+LIBRARIES = ("timm", "transformers")  # whose files are read once their library is loaded
+
+
+@cache
+def _of_torch() -> dict[type[nn.Module], type[RazorLayer]]:
+    files = registry.modules(layers.__name__, layers.__path__, skip=("libraries", *LIBRARIES))
+    return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
 
 
 def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
@@ -20,7 +31,7 @@ def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
 
     A library that is not loaded has no module in any model, and may be slow to load.
     """
-    return dict(layers.SWAPS) | _registered("SWAPS")
+    return _of_torch() | _registered("SWAPS")
 
 
 def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
@@ -30,7 +41,7 @@ def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
 
 def _registered(name: str) -> dict[type[nn.Module], Any]:
     found: dict[type[nn.Module], Any] = {}
-    for library in layers.LIBRARIES:
+    for library in LIBRARIES:
         if library in sys.modules:
             found |= getattr(importlib.import_module(f"razorctl.layers.{library}"), name)
     return found

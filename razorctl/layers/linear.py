@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import WeightLayer, flat, no_autocast, to_compute_dtype
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import WeightLayer, flat
 from razorctl.ops.activation import activation_to_int8
 from razorctl.ops.int8 import scaled_gemm, to_int8
-from razorctl.rules.quantized import Product, Rule
+from razorctl.rules.base import Product, Rule
 
 
 class Gemm(Product):

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, no_autocast, to_compute_dtype
-from razorctl.rules.quantized import Dense, Kept
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer
+from razorctl.rules.base import Kept
+from razorctl.rules.dense import Dense
 
 aten = torch.ops.aten
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers import RazorLayer, flat, no_autocast
-from razorctl.rules.quantized import Rule
+from razorctl.layers.autocast import no_autocast
+from razorctl.layers.base import RazorLayer, flat
+from razorctl.rules.base import Rule
 
 
 class ScaleFunction(torch.autograd.Function):

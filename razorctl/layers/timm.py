@@ -14,8 +14,9 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from razorctl.layers import RazorLayer, activation
+from razorctl.layers import activation
 from razorctl.layers.attention import Attention, Diverted
+from razorctl.layers.base import RazorLayer
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale
 

@@ -19,8 +19,9 @@ from transformers.models.distilbert import modeling_distilbert
 from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
 
-from razorctl.layers import RazorLayer, activation
+from razorctl.layers import activation
 from razorctl.layers.attention import Attention, masked
+from razorctl.layers.base import RazorLayer
 
 PREFIX = "razor_"
 

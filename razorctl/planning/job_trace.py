@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from razorctl import models as families
+from razorctl import models
 from razorctl.job import Job
-from razorctl.memory import tracker as memory
+from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
@@ -93,8 +93,8 @@ class _AsOnCuda(TorchFunctionMode):
 def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Module, FakeTensorMode]:
     """A model of fake parameters of their true sizes, and the mode to make such tensors in."""
     with torch.device("meta"):
-        model = families.find(name).bare(classes, input_size)
-    return model, memory.fake(model)
+        model = models.find(name).bare(classes, input_size)
+    return model, fake.fake(model)
 
 
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace:
@@ -103,7 +103,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
     Evaluation needs no more: it runs the same rows through the same layers and saves nothing.
     Raises UsageError for a recipe that the model cannot take.
     """
-    family = families.find(job.model)
+    family = models.find(job.model)
     model, mode = _blueprint(job.model, classes, job.input_size)
     assert job.batch_size is not None
     rows = job.batch_size // job.accumulate
@@ -120,8 +120,8 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
         with autocast(batch[1].device, job):
             family.logits(model, batch[0])
 
-    model = memory.copied(model, mode)  # for adapters, being real, do not merge into fake weights
+    model = fake.copied(model, mode)  # for adapters, being real, do not merge into fake weights
     optimizer = partial(build_optimizer, job=job)
     with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _AsOnCuda():
         sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
-        return memory.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
+        return tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)

@@ -15,8 +15,9 @@ from razorctl.errors import UsageError
 from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
+from razorctl.methods import METHODS
 from razorctl.planning.gpus import Gpu
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 
 Prefer = Literal["balanced", "exact", "fast"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from razorctl.sampling.samplers import Blocks, norm
+from razorctl.sampling.joint import Blocks, norm
 
 
 @dataclass(frozen=True)

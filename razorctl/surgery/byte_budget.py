@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer
-from razorctl.memory import tracker as memory
+from razorctl.layers.base import RazorLayer
+from razorctl.memory import fake, saved
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery.sparsify import RECIPE, log_stock, percent, restore, sparsify, swap
@@ -34,17 +34,17 @@ def sparsify_within(
     """
     if not recipe.promises:
         return sparsify(model, recipe)
-    full = memory.saved_bytes(model, inputs, autocast=autocast)
+    full = saved.saved_bytes(model, inputs, autocast=autocast)
     most = largest("wide" if autocast is None else "narrow")
     ratio = recipe.ratio
     while True:
         names = swap(model, replace(recipe, ratio=ratio))
         try:
-            saved = memory.saved_bytes(model, inputs, autocast=autocast)
+            now = saved.saved_bytes(model, inputs, autocast=autocast)
         except UsageError:  # the ratio is beyond what any rule keeps in 16 bits
             restore(model)
             raise
-        if saved <= (1 - recipe.ratio) * full:
+        if now <= (1 - recipe.ratio) * full:
             setattr(model, RECIPE, recipe)
             log_stock(model, recipe)
             return names
@@ -52,10 +52,10 @@ def sparsify_within(
             break
         restore(model)
         ratio = min(most, 1 - TIGHTER * (1 - ratio))
-    parts = memory.saved_by_module(model, inputs, autocast=autocast)
+    parts = saved.saved_by_module(model, inputs, autocast=autocast)
     stock = _stock_parts(model, parts, full, (1 - recipe.ratio) * full)
     restore(model)
-    possible = math.floor(1000 * (1 - saved / full)) / 1000
+    possible = math.floor(1000 * (1 - now / full)) / 1000
     raise UsageError(
         f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
         f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
@@ -76,24 +76,24 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     """
     recipe: Recipe | None = getattr(model, RECIPE, None)
     if recipe is None or not recipe.promises:
-        return memory.saved_bytes(model, inputs, autocast=autocast)
-    parts = memory.saved_by_module(model, inputs, autocast=autocast)
-    _, stock, batch = memory.fake_copies(model, inputs)
+        return saved.saved_bytes(model, inputs, autocast=autocast)
+    parts = saved.saved_by_module(model, inputs, autocast=autocast)
+    _, stock, batch = fake.fake_copies(model, inputs)
     restore(stock)
-    full = memory.saved_bytes(stock, batch, autocast=autocast)
-    saved, most = sum(parts.values()), (1 - recipe.ratio) * full
-    if saved > most:
+    full = saved.saved_bytes(stock, batch, autocast=autocast)
+    total, most = sum(parts.values()), (1 - recipe.ratio) * full
+    if total > most:
         log.warning(
             "%s saves %s of what full fine-tuning does, more than the %s that ratio %g promises: "
             "%s.",
             type(model).__name__,
-            percent(saved / full),
+            percent(total / full),
             percent(1 - recipe.ratio),
             recipe.ratio,
             _stock_parts(model, parts, full, most)
             or "razorctl.surgery.byte_budget.sparsify_within spares more, where that can mend it",
         )
-    return saved
+    return total
 
 
 def _stock_parts(model: nn.Module, parts: dict[str, int], full: int, most: float) -> str:

@@ -9,13 +9,18 @@ from torch import nn
 
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.layers import Memo, RazorLayer, WeightLayer, libraries
+from razorctl.layers import libraries
 from razorctl.layers.attention import Attention
+from razorctl.layers.base import RazorLayer, WeightLayer
 from razorctl.layers.libraries import swaps
 from razorctl.layers.linear import RazorLinear
-from razorctl.recipe import METHODS, Recipe
-from razorctl.rules.quantized import Centred, Rule, build
-from razorctl.sampling.samplers import Blocks, draws
+from razorctl.layers.sharing import Memo
+from razorctl.methods import METHODS
+from razorctl.recipe import Recipe
+from razorctl.rules.base import Rule
+from razorctl.rules.prune import Centred
+from razorctl.rules.registry import build
+from razorctl.sampling.joint import Blocks, draws
 from razorctl.surgery import adapters, branches, checkpointing
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ from typing import Any
 import razorctl
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.methods import METHODS
 from razorctl.planning.search import label
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 
 # What a method is compared with beside the methods themselves, and the attention it is run with.

@@ -18,17 +18,18 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from razorctl import devices
-from razorctl import models as families
+from razorctl import devices, models
 from razorctl.errors import UsageError
 from razorctl.job import Job, OptimizerName, Precision
-from razorctl.layers import RazorLayer, libraries
-from razorctl.memory import tracker as memory
+from razorctl.layers import libraries
+from razorctl.layers.base import RazorLayer
+from razorctl.memory import measured
+from razorctl.memory.saved import saved_by_module
 from razorctl.models import Model
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
-from razorctl.rules.quantized import Rule
-from razorctl.sampling.samplers import draws
+from razorctl.rules.base import Rule
+from razorctl.sampling.joint import draws
 from razorctl.step import DTYPES, build_optimizer, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
@@ -265,7 +266,7 @@ def profile(
     file for a chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others.
     Raises UsageError for what cannot be, before any step has run.
     """
-    recipe, family = recipe or Recipe(), families.find(model)
+    recipe, family = recipe or Recipe(), models.find(model)
     place = devices.find(device)
     job = Job(
         model,
@@ -290,9 +291,9 @@ def profile(
     training = Training(family, net, job, place)
     inputs, known = training.inputs(), libraries.swaps()
     kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
-    full = memory.saved_by_module(net, inputs, autocast=dtype)
+    full = saved_by_module(net, inputs, autocast=dtype)
     sparsify_within(net, recipe, inputs, autocast=dtype)
-    saved = memory.saved_by_module(net, inputs, autocast=dtype)
+    saved = saved_by_module(net, inputs, autocast=dtype)
     rows = tuple(
         Row(name, kind, saved.get(name, 0), full.get(name, 0))
         for name, kind in kinds.items()
@@ -331,7 +332,7 @@ def profile(
 def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
     """Runs steps under what `trace` and `snapshot` ask for; none if neither does."""
     if snapshot is not None:
-        with memory.snapshot(Path(snapshot)):
+        with measured.snapshot(Path(snapshot)):
             for _ in range(TRACED):
                 step()
     if trace is not None:

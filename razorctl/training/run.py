@@ -25,7 +25,7 @@ import razorctl
 from razorctl import data, devices
 from razorctl.errors import RazorError
 from razorctl.job import Job
-from razorctl.memory.tracker import saved_bytes
+from razorctl.memory.saved import saved_bytes
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within

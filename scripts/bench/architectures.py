@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers import RazorLayer
+from razorctl.layers.base import RazorLayer
 
 RECIPE = Recipe("razor", 0.5)
 COSINE = 0.999

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.cli.views.common import size
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 RATIO = 0.9
 CASES = {

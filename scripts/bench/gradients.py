@@ -35,7 +35,7 @@ from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
 from razorctl.layers.libraries import swaps
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
 BATCHES = 8

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from razorctl.cli.views.common import size
-from razorctl.recipe import DEFAULT_METHOD, METHODS
+from razorctl.methods import DEFAULT_METHOD, METHODS
 
 # What is run: a name and its flags beside the ratio.
 CASES = {

@@ -26,7 +26,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.cli.views.common import size
 from razorctl.memory.tracker import peak_bytes
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 RATIO = 0.9
 RESULT = Path(__file__).parent / "results" / "memory.json"

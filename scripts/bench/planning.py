@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import razorctl
-from razorctl import models as families
+from razorctl import models
 from razorctl.job import Job
-from razorctl.memory import tracker as memory
+from razorctl.memory import measured
 from razorctl.ops import chunks, topk
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
@@ -118,7 +118,7 @@ class Training:
 
     def __init__(self, point: Point, device: torch.device) -> None:
         job = self.job = point.job
-        family = families.find(job.model)
+        family = models.find(job.model)
         self.logits = family.logits
         self.model = family.bare(CLASSES, job.input_size).to(device).train()
         assert job.batch_size is not None
@@ -152,7 +152,7 @@ def measure_on_cpu(point: Point) -> dict[str, Any]:
     training = Training(point, torch.device("cpu"))
     training.step()
     gc.collect()
-    return {"allocated_bytes": training.resident + memory.allocated_on_cpu(training.step)}
+    return {"allocated_bytes": training.resident + measured.allocated_on_cpu(training.step)}
 
 
 def measure_on_cuda(point: Point) -> dict[str, Any]:

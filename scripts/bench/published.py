@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from razorctl.memory import tracker as memory
+from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
@@ -119,7 +119,7 @@ def _meta(name: str, **options: Any) -> Any:
 def traced(name: str, phase: str, batch: int, **options: Any) -> Trace:
     """A step as benchmark.py takes it."""
     model = _meta(name, **options)
-    with memory.fake(model):
+    with fake.fake(model):
         images = torch.zeros(batch, *model.pretrained_cfg["input_size"])
         labels = torch.zeros(batch, dtype=torch.long)
 
@@ -144,10 +144,10 @@ def traced(name: str, phase: str, batch: int, **options: Any) -> Trace:
 
     with tracing._AsOnCuda():
         if phase == "infer":
-            return memory.trace(model, images, None, infer, forward)
+            return tracker.trace(model, images, None, infer, forward)
         if hasattr(model, "blocks"):
             sparsify(model, Recipe("full", attention="stored"))
-        return memory.trace(model, images, sgd, train, forward)
+        return tracker.trace(model, images, sgd, train, forward)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.memory.tracker import peak_bytes
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 RATIO = 0.9
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}

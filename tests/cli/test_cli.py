@@ -17,12 +17,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from razorctl import models as families
+from razorctl import models
 from razorctl.cli.app import app
 from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as profile_view
 from razorctl.job import Job
-from razorctl.recipe import DEFAULT_METHOD, METHODS, Recipe
+from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.recipe import Recipe
 from razorctl.training import run as trainer
 
 QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
@@ -363,7 +364,7 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 
 def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
-    micro = families.models()["vit-micro"]
+    micro = models.models()["vit-micro"]
     odd = replace(
         micro,
         name="odd",
@@ -372,7 +373,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
         ),
         transform=lambda _, size: micro.transform(micro.build(2)),
     )
-    monkeypatch.setitem(families.models(), "odd", odd)
+    monkeypatch.setitem(models.models(), "odd", odd)
     result = razorctl("finetune", "odd", "digits", *QUICK)
     assert result.exit_code == 2
     assert_ends_with_an_error(result, "error: no layer of Sequential can be pruned by")

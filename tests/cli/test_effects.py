@@ -9,8 +9,9 @@ from torch import Tensor
 from razorctl.cli.effects import without_effect
 from razorctl.job import Job
 from razorctl.layers.linear import RazorLinear
+from razorctl.methods import METHODS
 from razorctl.models import models
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.surgery import sparsify as surgery
 
 GIVEN = {

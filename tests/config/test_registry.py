@@ -1,13 +1,12 @@
 import pytest
 
-from razorctl import data
-from razorctl import models as families
+from razorctl import data, models
 from razorctl.config.registry import unknown
+from razorctl.methods import METHODS
 from razorctl.planning import gpus
-from razorctl.recipe import METHODS
 
 KNOWN = {
-    "model": families.models(),
+    "model": models.models(),
     "data set": data.DATASETS,
     "method": METHODS,
     "GPU": gpus.names(),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.layers.conv import RazorConv2d
-from razorctl.rules.quantized import Columns, Dense
+from razorctl.rules.dense import Dense
+from razorctl.rules.prune import Columns
 
 CASES = 500
 TOLERANCE = 2e-5

@@ -7,8 +7,9 @@ from timm.layers import Attention
 from torch import Tensor
 
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer
-from razorctl.rules.quantized import RULES, Centred
+from razorctl.layers.base import RazorLayer
+from razorctl.rules.prune import Centred
+from razorctl.rules.registry import RULES
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 

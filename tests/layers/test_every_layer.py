@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.libraries import swaps
-from razorctl.rules.quantized import RULES
+from razorctl.rules.registry import RULES
 from tests.cases import CASES, stock
 
 RULE_NAMES = [

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
-from razorctl.rules.quantized import RULES, Centred, Rule
+from razorctl.rules.base import Rule
+from razorctl.rules.prune import Centred
+from razorctl.rules.registry import RULES
 
 SHAPES = [(5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33), (33,)]
 PRECISIONS = [None, torch.bfloat16]

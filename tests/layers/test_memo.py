@@ -11,7 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import sparsify
-from razorctl.layers import Memo, RazorLayer
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.sharing import Memo
 
 WIDTH = 32
 either = pytest.mark.parametrize("reentrant", [False, True])

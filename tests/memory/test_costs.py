@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import razorctl.layers  # noqa: F401  (registers every op)
 from razorctl.memory.costs import Cost, cost
+from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
-from razorctl.memory.tracker import allocated_on_cpu
 from razorctl.ops import quantise, topk
 
 ROWS = (32, 197)  # so that they are cut into several parts

@@ -13,9 +13,10 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.memory.tracker import peak_bytes, saved_by_module, saved_bytes
+from razorctl.memory.saved import saved_by_module, saved_bytes
+from razorctl.memory.tracker import peak_bytes
+from razorctl.methods import METHODS
 from razorctl.models import models
-from razorctl.recipe import METHODS
 
 ROWS, WIDTH, OUT = 40, 96, 32
 

@@ -14,7 +14,7 @@ from transformers import BertForSequenceClassification
 
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import OPTIMIZERS, Job
-from razorctl.memory.tracker import saved_bytes
+from razorctl.memory.saved import saved_bytes
 from razorctl.models import find, models
 from razorctl.models.timm import VIT_MICRO, VIT_MICRO_WEIGHTS
 from razorctl.models.transformers import BERT_BASE

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves
 
-from razorctl import data, saved_bytes
-from razorctl import models as families
+from razorctl import data, models, saved_bytes
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, Kernel, Trace, dump, load
+from razorctl.methods import METHODS
 from razorctl.models import Model, timm, transformers
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
@@ -36,7 +36,7 @@ from razorctl.planning.search import (
     Search,
     seconds,
 )
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench import planning
@@ -68,7 +68,7 @@ def small_models(**changes: float) -> dict[str, Model]:
     }
     vit = timm.from_hub("vit", "small", "test_vit.r160_in1k", 16, {})
     text = transformers.from_hub("bert", "small", "nobody/small", bert | changes, {})
-    return {"vit": vit, "bert": text, "vit-micro": families.models()["vit-micro"]}
+    return {"vit": vit, "bert": text, "vit-micro": models.models()["vit-micro"]}
 
 
 SIZES = {"vit": (32, 64), "bert": (16, 24), "vit-micro": (None, None)}
@@ -99,7 +99,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
     name, method, precision, optimizer, batch, size, accumulate, monkeypatch
 ):
     family = small_models()[name]
-    monkeypatch.setitem(families.models(), name, replace(family, name=name))
+    monkeypatch.setitem(models.models(), name, replace(family, name=name))
     job = Job(
         name,
         "any",
@@ -172,7 +172,7 @@ def test_a_step_allocates_what_was_predicted(point, as_on_a_gpu):
 @pytest.mark.parametrize("name", SIZES)
 def test_evaluation_needs_no_more_than_training(name, monkeypatch):
     family = small_models()[name]
-    monkeypatch.setitem(families.models(), name, replace(family, name=name))
+    monkeypatch.setitem(models.models(), name, replace(family, name=name))
     tracing._blueprint.cache_clear()
     size = SIZES[name][0]
     job = Job(
@@ -207,7 +207,7 @@ def test_on_cuda_autocast_has_probabilities_in_single_precision():
 def test_on_cuda_dropout_keeps_bytes_and_fused_attention_none(monkeypatch):
     def traced(device: str, method: str = "full", **changes: float) -> Trace:
         family = small_models(**changes)["bert"]
-        monkeypatch.setitem(families.models(), "bert", replace(family, name="bert"))
+        monkeypatch.setitem(models.models(), "bert", replace(family, name="bert"))
         tracing._blueprint.cache_clear()
         job = Job(
             "bert", "any", 4, precision="fp32", learning_rate=0.1, weight_decay=0, input_size=16
@@ -381,7 +381,7 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
 
 
 def test_the_closest_job_that_fits(cache, monkeypatch):
-    monkeypatch.setitem(families.models(), "bert", replace(small_models()["bert"], name="bert"))
+    monkeypatch.setitem(models.models(), "bert", replace(small_models()["bert"], name="bert"))
     tracing._blueprint.cache_clear()
     job = Job("bert", "rte", batch_size=2, steps=5, precision="fp32", optimizer="adamw")
     with pytest.raises(NoFitError, match="choose a smaller one") as stop:
@@ -394,7 +394,7 @@ def test_the_closest_job_that_fits(cache, monkeypatch):
 
 
 def test_the_closest_job_may_be_of_smaller_inputs(cache, monkeypatch):
-    monkeypatch.setitem(families.models(), "vit", replace(small_models()["vit"], name="vit"))
+    monkeypatch.setitem(models.models(), "vit", replace(small_models()["vit"], name="vit"))
     tracing._blueprint.cache_clear()
     job = Job("vit", "cifar100", batch_size=1, input_size=1024, precision="bf16")
 

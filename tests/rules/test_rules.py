@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from razorctl.ops.quantise import BITS, packed_bytes
-from razorctl.rules.quantized import (
-    RULES,
-    Centred,
-    Columns,
-    Product,
-    Quantised,
-    Rule,
-    TopK,
-    survivors,
-)
+from razorctl.rules.base import Product, Rule, survivors
+from razorctl.rules.prune import Centred, Columns, TopK
+from razorctl.rules.quantized import Quantised
+from razorctl.rules.registry import RULES
 
 # Every rule that stands for its input, and every one that prunes with the mean correction too.
 NAMES = [name for name in RULES if "derivative" not in name]

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl.sampling.samplers import Bandit, Blocks, Proportional, Sampler
+from razorctl.sampling.joint import Blocks
+from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 SAMPLERS = [Sampler, Bandit, Proportional]
 

@@ -7,8 +7,7 @@ import torch
 from tests.test_methods import MODELS, step
 from torch import nn
 
-from razorctl import Recipe, restore, sparsify
-from razorctl import models as families
+from razorctl import Recipe, models, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning.job_trace import trace
@@ -73,7 +72,7 @@ def test_with_another_attention(attention):
 
 def test_the_peak_is_traced_without_the_gradients_and_states_of_frozen_weights():
     job = Job("vit-micro", "digits", batch_size=8, precision="fp32", optimizer="adamw")
-    job = job.resolved(families.find("vit-micro").defaults, 1437)
+    job = job.resolved(models.find("vit-micro").defaults, 1437)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     full, lora = trace(job, Recipe("full"), 10), trace(job, Recipe("lora"), 10)

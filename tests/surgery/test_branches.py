@@ -27,7 +27,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.libraries import branches
 from razorctl.memory.tracker import peak_bytes
 from razorctl.models import models
-from razorctl.sampling.samplers import draws
+from razorctl.sampling.joint import draws
 from razorctl.surgery.branches import attached
 
 TEXT = {

@@ -13,11 +13,12 @@ from torch import nn
 import razorctl
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer
+from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import swaps
-from razorctl.memory.tracker import saved_bytes
+from razorctl.memory.saved import saved_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
-from razorctl.rules.quantized import RULES, Quantised
+from razorctl.rules.quantized import Quantised
+from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
 
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}

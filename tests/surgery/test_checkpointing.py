@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from razorctl import Recipe, sparsify
-from razorctl.layers import RazorLayer
-from razorctl.memory.tracker import saved_bytes
+from razorctl.layers.base import RazorLayer
+from razorctl.memory.saved import saved_bytes
 
 SIZES = {
     "hidden_size": 32,

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.linear import RazorLinear
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 FEW_BITS = [name for name, method in METHODS.items() if method.ratio != "pruned"]
 every_method = pytest.mark.parametrize("method", FEW_BITS)

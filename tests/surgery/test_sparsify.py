@@ -8,12 +8,12 @@ from timm import layers as stock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from razorctl import Recipe, layers, restore, sparsify
+from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers import RazorLayer
-from razorctl.layers.libraries import swaps
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.libraries import LIBRARIES, swaps
 from razorctl.layers.linear import RazorLinear
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.approximates])
 
@@ -217,7 +217,7 @@ class TestJointBudget:
 
 
 def test_every_swap_is_a_razor_layer_of_its_stock_class():
-    for library in layers.LIBRARIES:
+    for library in LIBRARIES:
         importlib.import_module(f"razorctl.layers.{library}")
     assert len(swaps()) > 20
     for stock_type, razor in swaps().items():

@@ -16,8 +16,9 @@ import pytest
 from razorctl.errors import RazorError, Terminated
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
+from razorctl.methods import METHODS
 from razorctl.planning import search
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.training import grid, signals
 from razorctl.training.grid import Grid
 from tests.comparing import NAMED, assert_refused, compare, write

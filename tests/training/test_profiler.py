@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl import Recipe, restore, saved_bytes, sparsify
-from razorctl import models as families
+from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.layers import WeightLayer
+from razorctl.layers.base import WeightLayer
 from razorctl.models import models
 from razorctl.planning import job_trace as tracing
-from razorctl.rules.quantized import ByPrecision, Dense, TopK
+from razorctl.rules.dense import Dense
+from razorctl.rules.prune import TopK
+from razorctl.rules.quantized import ByPrecision
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import profiler
 from razorctl.training.profiler import CLASSES, OTHER, PHASES, Clock, Profile, _watched, profile
@@ -167,18 +168,18 @@ REFUSED = {
 def test_what_cannot_be_is_refused_before_anything_runs(case, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     options, sentence = REFUSED[case]
-    monkeypatch.setitem(families.models(), "vit-micro", _unbuildable())
+    monkeypatch.setitem(models.models(), "vit-micro", _unbuildable())
     with pytest.raises(UsageError) as error:
         micro(**options)
     assert sentence in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def _unbuildable() -> families.Model:
+def _unbuildable() -> models.Model:
     def bare(*_):
         raise AssertionError("was built")
 
-    return replace(families.find("vit-micro"), bare=bare, example=bare)
+    return replace(models.find("vit-micro"), bare=bare, example=bare)
 
 
 class TestSampling:

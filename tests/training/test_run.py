@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from razorctl import models as families
+from razorctl import models
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
-from razorctl.layers import RazorLayer
+from razorctl.layers.base import RazorLayer
+from razorctl.methods import METHODS
 from razorctl.models import models
-from razorctl.recipe import METHODS, Recipe
+from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
 DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
@@ -114,7 +115,7 @@ def register(monkeypatch, build) -> None:
     odd = replace(
         micro, name="odd", build=build, transform=lambda _, size: micro.transform(micro.build(2))
     )
-    monkeypatch.setitem(families.models(), "odd", odd)
+    monkeypatch.setitem(models.models(), "odd", odd)
 
 
 @pytest.mark.parametrize(

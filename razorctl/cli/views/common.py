@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from razorctl.recipe import METHODS
+from razorctl.methods import METHODS
 
 out = Console()
 err = Console(stderr=True)

@@ -1,0 +1,21 @@
+"""The dtypes of autocast, as stock layers have them."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def to_compute_dtype(x: Tensor) -> Tensor:
+    """`x` in the dtype that stock autocast would compute with."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """For a backward pass: its dtypes are settled, even where a user runs it under autocast."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -1,0 +1,89 @@
+"""The base of every razor layer.
+
+A razor class subclasses its stock class, adds no parameter or buffer, and takes over a module by
+assignment to `__class__`, so parameters, state-dict keys, hooks, deepcopy and pickle stay what they
+were.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.layers.sharing import Memo
+from razorctl.rules.base import Kept, Product, Rule
+from razorctl.sampling.joint import Blocks
+
+
+class RazorLayer(nn.Module):
+    """Base of the razor classes: a layer whose training forward saves by `rule`.
+
+    kind: layer kind, as `Method.rules` names it. memo: shared by the layers of a model, None to
+    keep for oneself.
+    """
+
+    kind: ClassVar[str]
+    rule: Rule
+    memo: Memo | None = None
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        """The number of columns that the rule of `module` will see; 1 if that may vary."""
+        return 1
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        """Whether this class can stand in for a module of its stock type, with that rule."""
+        return True
+
+    @property
+    def saving(self) -> bool:
+        """Whether this forward pass saves for a backward pass; if not, it is the stock one."""
+        return self.training and torch.is_grad_enabled()
+
+
+class WeightLayer(RazorLayer):
+    """A layer with a weight gradient from what `rule` keeps of its input.
+
+    blocks: the draw of weights under a joint budget, of which this layer's weight is number
+    `block`; None if every weight gets a gradient.
+    """
+
+    weight: Tensor
+    blocks: Blocks | None = None
+    block: int = 0
+
+    def keep(
+        self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]
+    ) -> tuple[Tensor, float, Rule, Kept]:
+        """Keeps `rows` of the input, if the weight is to get a gradient in this step; see `Memo`.
+
+        Returns the weight, detached if it is not drawn, its probability, the rule that kept, and
+        what that kept.
+        """
+        weight, p = self.weight, 1.0
+        if self.blocks is not None:
+            p = self.blocks.probability(self.block)
+        if not (p and weight.requires_grad):
+            return weight.detach(), p, self.rule, ()
+        with torch.no_grad():
+            memo = Memo() if self.memo is None else self.memo
+            rule, kept, shared = memo.keep(input, layout, self.rule, rows)
+        if self.blocks is not None:
+            self.blocks.sizes[self.block] = 0 if shared else input.numel()
+        return weight, p, rule, kept
+
+    def weight_grad(
+        self, rule: Rule, product: Product, kept: Kept, shape: torch.Size, p: float
+    ) -> Tensor:
+        """The gradient of the weight as [anything, columns]; teaches the draw of blocks."""
+        if self.memo is not None and not torch.compiler.is_compiling():
+            self.memo.clear()  # the same tensor in another pass is another input
+        grad = rule.weight_grad(product, kept, shape)
+        return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
+
+
+def flat(x: Tensor) -> Tensor:
+    """`x` as [rows, columns]."""
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)

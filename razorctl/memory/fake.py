@@ -1,0 +1,71 @@
+"""Fake copies of models, which have sizes and no values."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+def fake(
+    model: nn.Module, mode: FakeTensorMode | None = None, device: torch.device | str = "cpu"
+) -> FakeTensorMode:
+    """Gives a model, for what it has on the meta device, fake tensors on one that can be.
+
+    Returns their mode, which is a new one if none is given.
+    """
+    mode, known = mode or FakeTensorMode(), dict[int, Tensor]()
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in known:  # tied weights stay tied
+                    stand_in = _fake_like(tensor, mode, device)
+                    if isinstance(tensor, nn.Parameter):
+                        stand_in = nn.Parameter(stand_in, tensor.requires_grad)
+                    known[id(tensor)] = stand_in
+                tensors[name] = known[id(tensor)]  # type: ignore[assignment]
+    return mode
+
+
+def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of a model whose parameters and buffers are fake."""
+    with FakeCopyMode(mode):
+        return copy.deepcopy(model)
+
+
+def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
+    """A fake tensor on `device` of the layout of one on the meta device."""
+    with mode:
+        return torch.empty_strided(
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=device,
+            requires_grad=tensor.requires_grad,
+        )
+
+
+def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
+    """A fake mode, and fake copies of a model in train mode and of its inputs.
+
+    What is on the meta device joins the rest, on the CPU if there is none.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)  # tokenizers give mappings of their own
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    known = [*tensors, *model.parameters(), *model.buffers()]
+    modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))
+    mode = next(modes, None) or FakeTensorMode()
+    device = next((t.device for t in known if not t.is_meta), torch.device("cpu"))
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return _fake_like(tensor, mode, device) if tensor.is_meta else mode.from_tensor(tensor)
+
+    model = copied(model, mode).train()
+    fake(model, mode, device)
+    return mode, model, tree_map_only(Tensor, stand_in, inputs)

@@ -1,0 +1,155 @@
+"""Methods by name: a rule for each kind of layer, and what settings mean by default."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["auto", "stored", "flash", "sparse-flash"]
+WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named set of rules: `rules` maps a layer kind to a name in `rules.registry.RULES`.
+
+    A kind that is not named stays stock. attention: the backend that `Recipe.attention="auto"`
+    means; "auto" leaves the model's own. unbiased, int8: what `Recipe.unbiased=None` and
+    `Recipe.int8_weight_grad=None`, `int8_input_grad=None` mean. checkpoints: whether the model's
+    own activation checkpointing is switched on. adapts: whether LoRA adapters are trained instead
+    of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a promise in
+    `bytes` of all that is saved, which `allocation` finds rules for, or `nothing`.
+    spares_classifier: whether the last linear layer stays stock. close_up_to: the largest ratio at
+    which the cosine of its whole gradient to the exact one was measured, on two models, at 0.98 or
+    more; see scripts/bench/gradients.py.
+    """
+
+    name: str
+    summary: str
+    source: str
+    rules: Mapping[str, str]
+    attention: Attention = "auto"
+    unbiased: bool = False
+    int8: bool = False
+    checkpoints: bool = False
+    adapts: bool = False
+    ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
+    spares_classifier: bool = False
+    close_up_to: float = -1.0
+
+    @property
+    def approximates(self) -> bool:
+        """Whether it keeps less than everything of some layer kinds."""
+        return bool(self.rules) or self.ratio == "bytes"
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether `Recipe.ratio` says anything."""
+        return self.approximates and self.ratio != "nothing"
+
+
+def _paper_rules(weights: str) -> dict[str, str]:
+    """The rules that Back Razor and all that follow it share, but for the layers with weights."""
+    return {
+        "linear": weights,
+        "conv": weights,
+        "norm": "topk",
+        "scale": "topk",
+        "attention": "topk",
+        "activation": "half",
+        "dropout": "dense",  # its mask is kept exactly, in bits
+    }
+
+
+def _one_rule(rule: str) -> dict[str, str]:
+    kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
+    return dict.fromkeys(kinds, rule) | {"dropout": "dense"}
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("full", "every activation dense and exact", "baseline", {}),
+        Method(
+            "checkpoint",
+            "the model's own activation checkpointing, exact",
+            "baseline",
+            {},
+            checkpoints=True,
+        ),
+        Method(
+            "lora",
+            "adapters of rank 8 at the linear layers, and the classifier; all else is frozen",
+            "LoRA, ICLR 2022, through PEFT",
+            {},
+            adapts=True,
+        ),
+        Method(
+            "backrazor",
+            "the largest elements of each input",
+            "Back Razor, NeurIPS 2022",
+            _paper_rules("topk"),
+            attention="stored",
+        ),
+        Method(
+            "prebackrazor-",
+            "the columns of largest norm",
+            "Sheared Backpropagation, CVPR 2024, Tab. 4",
+            _paper_rules("columns-norm"),
+            attention="stored",
+        ),
+        Method(
+            "prebackrazor",
+            "columns drawn before the forward pass by a bandit",
+            "Sheared Backpropagation, CVPR 2024, Alg. 1 and 2",
+            _paper_rules("columns-bandit"),
+            attention="stored",
+        ),
+        Method(
+            "prebackrazor++",
+            "as prebackrazor, with fused attention of pruned q, k, v",
+            "Sheared Backpropagation, CVPR 2024, Tab. 1 and 2",
+            _paper_rules("columns-bandit"),
+            attention="sparse-flash",
+        ),
+        Method(
+            "half",
+            "every input in half precision",
+            "as a mixed-precision copy, in single-precision training",
+            _one_rule("half"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+        ),
+        Method(
+            "int8",
+            "every input in 8 bits",
+            "as Mesa (2021) does, with a scale for each column",
+            _one_rule("8-bit"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+            close_up_to=1.0,
+        ),
+        Method(
+            "int2",
+            "every input in 2 bits, rounded stochastically",
+            "as ActNN (2021) does, with a scale for each column",
+            _one_rule("2-bit-stochastic"),
+            attention="sparse-flash",
+            ratio="nothing",
+            spares_classifier=True,
+        ),
+        Method(
+            "razor",
+            "few bits of each input, as many as the ratio allows; backward GEMMs in int8",
+            "razorctl",
+            {},
+            attention="sparse-flash",
+            int8=True,
+            ratio="bytes",
+            spares_classifier=True,
+            close_up_to=0.9,
+        ),
+    )
+}
+DEFAULT_METHOD = "razor"
