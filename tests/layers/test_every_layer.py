@@ -66,7 +66,7 @@ def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> Non
 def test_every_swap_has_a_case():
     covered = {type(case.build()) for case in CASES.values()}
     names = {stock_type.__name__ for stock_type in set(swaps()) - covered}
-    # The same base class and so the same code as BertSelfAttention; tests/families has models.
+    # The same base class and so the same code as BertSelfAttention; test_libraries.py has models.
     assert all("Attention" in name for name in names), names
 
 

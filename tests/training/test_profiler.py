@@ -17,7 +17,6 @@ from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.layers.base import WeightLayer
-from razorctl.models import models
 from razorctl.planning import job_trace as tracing
 from razorctl.rules.dense import Dense
 from razorctl.rules.prune import TopK
@@ -57,7 +56,7 @@ def saved_of(rows) -> dict[str, int]:
 )
 def test_rows_sum_to_what_the_model_saves(recipe, dense):
     result = micro(recipe).result()
-    model, x = models()["vit-micro"].bare(10, None), torch.zeros(4, 1, 28, 28)
+    model, x = models.models()["vit-micro"].bare(10, None), torch.zeros(4, 1, 28, 28)
     full = saved_bytes(model, x)
     sparsify_within(model, recipe, x)
     saved = saved_bytes(model, x)

@@ -15,7 +15,6 @@ from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.layers.base import RazorLayer
 from razorctl.methods import METHODS
-from razorctl.models import models
 from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
@@ -74,7 +73,7 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
 
 def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):
     run = train(tmp_path)
-    stock = models()["vit-micro"].build(10)
+    stock = models.models()["vit-micro"].build(10)
     stock.load_state_dict(load_file(tmp_path / "run/model.safetensors"), strict=True)
     assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
     run.model = stock
@@ -111,7 +110,7 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 
 
 def register(monkeypatch, build) -> None:
-    micro = models()["vit-micro"]
+    micro = models.models()["vit-micro"]
     odd = replace(
         micro, name="odd", build=build, transform=lambda _, size: micro.transform(micro.build(2))
     )
