@@ -1,0 +1,399 @@
+"""Writes every measured table from results/*.json: scripts/bench/README.md, and one in README.md.
+
+    .venv/bin/python scripts/bench/report.py [--check]
+
+`--check` writes nothing and ends with 1 if a page differs from what the results say.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
+PAGE = HERE / "README.md"
+FRONT = ROOT / "README.md"
+BEGIN, END = "<!-- figures: scripts/bench/report.py -->\n", "<!-- /figures -->\n"
+GIB, MIB = 2**30, 2**20
+
+Row = dict[str, Any]
+Cells = Sequence[object]
+
+# A case of a results file -> how it reads, where its name is not what a reader would type.
+LABELS = {
+    "full": "`full`",
+    "full-stored": "`full`, stored attention",
+    "accumulate 2": "`full`, micro-batches of 2",
+    "accumulate 8": "`full`, 8 micro-batches",
+    "backrazor/mean": "`backrazor`, mean correction",
+    "prebackrazor/mean": "`prebackrazor`, mean correction",
+    "prebackrazor/unbiased": "`prebackrazor`, scaled by 1 / p",
+    "prebackrazor++/flash": "`prebackrazor++`, flash",
+    "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
+}
+# How long a command takes, where its script does not say.
+TAKES = {"whole_step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
+BENCH = ("gradients", "finetuning", "finetuning_razor")  # need the extra of that name
+ORDER = (
+    *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
+    *("prebackrazor++", "half", "int8", "int2", "razor"),
+)
+TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
+
+
+def load(name: str) -> Row:
+    document: Row = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+def label(case: str) -> str:
+    """`method`, variant."""
+    method, _, variant = case.partition(", ")
+    return LABELS.get(case, f"`{method}`" + (variant and f", {variant}"))
+
+
+def ordered(cases: Iterable[str]) -> list[str]:
+    """Each case once: the exact ways, then the other methods, each before its variants."""
+    return sorted(
+        dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,/]", case)[0]), len(case))
+    )
+
+
+def table(head: Cells, rows: Iterable[Cells]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def source(name: str, document: Row) -> str:
+    """What stands over a table: file, date, command, device, versions."""
+    command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
+    notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
+    notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
+    versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
+    return (
+        f"- file: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
+        f"- command: {', '.join([f'`.venv/bin/python {command}`', *filter(None, notes)])}\n"
+        f"- device: {document.get('device', 'none: traced')}; {versions}\n\n"
+    )
+
+
+def memory() -> str:
+    document = load("memory")
+    found = {(r["model"], r["precision"], r["case"]): r for r in document["rows"]}
+    columns = list(dict.fromkeys((r["model"], r["precision"]) for r in document["rows"]))
+    cases = ordered(r["case"] for r in document["rows"])
+    head = ["saved / peak, GiB", *(f"{model}, {precision}" for model, precision in columns)]
+
+    def cell(row: Row) -> str:
+        return f"{row['saved_bytes'] / GIB:.2f} / {row['peak_bytes'] / GIB:.2f}"
+
+    rows = [[label(case), *(cell(found[(*column, case)]) for column in columns)] for case in cases]
+    return (
+        "What a step saves between forward and backward pass, and the peak of a step with SGD and\n"
+        f"momentum, at ratio {document['ratio']}. Peaks are of tensors, without what kernels take "
+        "inside, which\n`plan` adds.\n\n" + source("memory", document) + table(head, rows)
+    )
+
+
+def whole_steps() -> Iterator[str]:
+    for path in sorted(RESULTS.glob("whole_step_*.json")):
+        document = load(path.stem)
+        on_cuda = path.stem.endswith("cuda")
+        # A case that failed its check has a reason in place of a time.
+        cases = ordered(row["case"] for row in document["rows"])
+        for precision in document["precisions"]:
+            rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
+            yield (
+                f"Whole steps of {document['model']}, {document['image_size']} px, batch "
+                f"{document['batch_size']}, {precision}, ratio {document['ratio']}: the median of "
+                f"{document['turns']} turns,\nin which the cases follow one another; peaks are "
+                f"{'measured' if on_cuda else 'traced'}.\n\n"
+                + source(path.stem, document)
+                + table(
+                    ["method", "saved for backward", "peak of a step", "step time vs `full`"],
+                    [whole_step(rows[case]) for case in cases if case in rows],
+                )
+            )
+
+
+def whole_step(row: Row) -> Cells:
+    if row["error"]:
+        return label(row["case"]), row["error"], "", ""
+    saved, peak = (f"{row[name] / MIB:.0f} MiB" for name in ("saved_bytes", "peak_bytes"))
+    return label(row["case"]), saved, peak, f"{row['step_time_vs_full']:.2f}"
+
+
+def gradients() -> str:
+    document = load("gradients")
+    rows = document["rows"]
+    found = {(r["task"], r["method"], r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
+    columns = [*ratios, None]
+
+    def cell(method: str, ratio: float | None) -> str:
+        cosines = [found.get((task, method, ratio)) for task in TASKS]
+        if None not in cosines:
+            return " / ".join(f"{cosine:.3f}" for cosine in cosines)
+        has_ratio = (next(iter(TASKS)), method, None) not in found
+        return "cannot be met" if has_ratio and ratio is not None else ""
+
+    head = ["cosine, ViT-S/14 / BERT", *(f"ratio {ratio}" for ratio in ratios), "no ratio"]
+    return (
+        "How close the whole gradient comes to the exact one, summed over "
+        f"{document['batches']} batches of {document['batch_size']}: cosine on a\npretrained "
+        "ViT-S/14 with Fashion-MNIST and a six-layer BERT with the R8 split of Reuters. The file "
+        "has\nlayer kinds and relative errors too.\n\n"
+        + source("gradients", document)
+        + table(
+            head,
+            [
+                [f"`{method}`", *(cell(method, ratio) for ratio in columns)]
+                for method in dict.fromkeys(r["method"] for r in rows)
+            ],
+        )
+    )
+
+
+def finetuning(name: str) -> str:
+    document = load(name)
+    rows = document["rows"]
+    seeds = len({row["seed"] for row in rows})
+    one = document["settings"]["fashion"]
+    rates = " and ".join(f"{document['settings'][task]['lr']:g}" for task in TASKS)
+
+    def cells(case: str, task: str) -> Cells:
+        mine = [r for r in rows if (r["case"], r["task"]) == (case, task)]
+        if not mine:
+            return "", ""
+        accuracies = [r["accuracy"] for r in mine]
+        spread = f" ({min(accuracies):.4f} to {max(accuracies):.4f})" if seeds > 1 else ""
+        share = mine[0]["saved_bytes"] / mine[0]["full_saved_bytes"]
+        return f"{fmean(accuracies):.4f}{spread}", f"{share:.0%}"
+
+    diverged = sum(row["diverged"] for row in rows)
+    return (
+        f"Test accuracy after {one['steps']} steps of {one['optimizer']}, batch "
+        f"{one['batch_size']}, ratio {one['ratio']}, at one learning rate for all\n({rates}), "
+        + (f"{seeds} seeds: mean (least to most)" if seeds > 1 else "one seed")
+        + f", on {one['test_rows']:,} test examples: ViT-S/14 at {one['pixels']} px, and\nthe BERT "
+        f"at {document['settings']['r8']['tokens']} tokens. "
+        f"{'No loss' if not diverged else f'{diverged} losses'} diverged.\n\n"
+        + source(name, document)
+        + table(
+            ["method", *(text for task in TASKS for text in (TASKS[task], "saved"))],
+            [
+                [label(case), *(cell for task in TASKS for cell in cells(case, task))]
+                for case in ordered(row["case"] for row in rows)
+            ],
+        )
+    )
+
+
+def percent(share: float, digits: int = 2) -> str:
+    return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"  # + 0.0: no -0.00
+
+
+def planned() -> Iterator[str]:
+    for path in sorted(RESULTS.glob("planning_*.json")):
+        document = load(path.stem)
+        on_cpu = path.stem.endswith("cpu")
+        groups: dict[tuple[str, str], list[float]] = {}
+        for row in document["rows"]:
+            case = row["point"].split()[1]
+            groups.setdefault((row["model"], case), []).append(row["over"])
+        yield (
+            f"Predicted peaks against measured ones, over {len(document['rows'])} training steps: "
+            f"from {percent(document['least_over'])} to\n{percent(document['most_over'])}, "
+            f"{percent(document['mean_over'])} in the mean.{ON_A_CPU if on_cpu else ''}\n\n"
+            + source(path.stem, document)
+            + table(
+                ["model", "method", "steps", "least over measured", "most"],
+                [
+                    [model, label(case), len(over), percent(min(over)), percent(max(over))]
+                    for (model, case), over in groups.items()
+                ],
+            )
+        )
+
+
+def published() -> str:
+    document = load("published")
+    document["device"] = f"none: predicted; measured rates: {document['source']}"
+    found = {
+        (r["gpu"], r["phase"], r["model"]): f"{r['predicted']:,.0f} of {r['rate']:,.0f} "
+        f"({percent(r['over'], 1)})"
+        for r in document["rows"]
+    }
+    columns = list(dict.fromkeys((r["gpu"], r["phase"]) for r in document["rows"]))
+    phases = {"train": "training", "infer": "inference"}
+    return (
+        "Predicted rates of stock models, in images a second, of the rates that timm published.\n\n"
+        + source("published", document)
+        + table(
+            ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
+            [
+                [f"`{model}`", *(found.get((*column, model), "") for column in columns)]
+                for model in dict.fromkeys(r["model"] for r in document["rows"])
+            ],
+        )
+    )
+
+
+def architectures() -> str:
+    document = load("architectures")
+    rows = sorted(document["rows"], key=lambda row: row["cosine"])
+    cut = sum(bool(row["options"]) for row in rows)
+    faults = [f"{row['model']}: {', '.join(row['faults'])}" for row in rows if row["faults"]]
+    return (
+        f"`{document['recipe']['method']}` at ratio {document['recipe']['ratio']} on the smallest "
+        f"model of each of timm's {len(rows)} files of models, {cut} of them cut down\nfurther, "
+        "with random weights and images, fp32. "
+        + (f"Faults: {'; '.join(faults)}" if faults else "Every forward pass is stock's to the bit")
+        + f".\nThe cosine of the whole gradient to the exact one is {rows[0]['cosine']:.5f} or "
+        "more.\n\n"
+        + source("architectures", document)
+        + "<details><summary>Every model, lowest cosine first</summary>\n\n"
+        + table(
+            ["model", "pixels", "swapped modules", "cosine"],
+            [[f"`{r['model']}`", r["pixels"], r["swapped"], f"{r['cosine']:.5f}"] for r in rows],
+        )
+        + "\n</details>\n"
+    )
+
+
+def choices() -> str:
+    document = load("choices")
+    rows = document["rows"]
+    found = {(r["model"], r["gpu"], r["memory_gib"], r["prefer"]): r for r in rows}
+    prefers = list(dict.fromkeys(r["prefer"] for r in rows))
+    approximate = sum(row["exact"] is False for row in rows)
+    faults = [fault for row in rows for fault in row["faults"]]
+
+    def cell(row: Row | None) -> str:
+        if row is None:
+            return ""
+        if row["label"] is None:
+            return "nothing fits"
+        return f"{row['label']}, {row['step_seconds']:.2f} s"
+
+    verdict = (
+        "every one fits, none is\ndominated by a listed way, and more memory makes none slower"
+    )
+    return (
+        f"What `plan` chooses, and the predicted time of a step, over {len(rows)} choices: "
+        + (f"{len(faults)} are faulty" if faults else verdict)
+        + f".\nApproximate ones among them: {approximate}.\n\n"
+        + source("choices", document)
+        + "<details><summary>Every choice</summary>\n\n"
+        + table(
+            ["model", "card", "GiB", *(f"`{prefer}`" for prefer in prefers)],
+            [
+                [*place, *(cell(found.get((*place, prefer))) for prefer in prefers)]
+                for place in dict.fromkeys((r["model"], r["gpu"], r["memory_gib"]) for r in rows)
+            ],
+        )
+        + "\n</details>\n"
+    )
+
+
+INTRO = """# Measurements
+
+`report.py` writes this page from the files in [`results/`](results), each made by the script it
+names. Words are those of the [README](../../README.md): *saved* are the bytes that autograd holds
+between forward and backward pass, *peak* is the most that a training step has allocated, *ratio*
+is the share that is pruned and of `razor` a promise in bytes.
+"""
+ON_A_CPU = """ What differs are
+kernels of PyTorch; in half of the steps of the larger models the peak is the optimizer's, with any
+method."""
+CUDA = """## On a GPU
+
+No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh` runs the GPU tests and
+times whole steps of ViT-B/16 with every method, and `scripts/bench/planning.py` holds predictions
+against what steps take. The reserve for context and fragmentation, and times of methods that prune,
+have not been held against a GPU either.
+"""
+
+
+def page() -> str:
+    """scripts/bench/README.md."""
+    sections: dict[str, Iterable[str]] = {
+        "Memory": [memory()],
+        "Whole steps": whole_steps(),
+        "Gradients": [gradients()],
+        "Fine-tuning: razor": [finetuning("finetuning_razor")],
+        "Fine-tuning: the methods of the papers": [finetuning("finetuning")],
+        "Peaks: predicted and measured": planned(),
+        "Rates: predicted and published": [published()],
+        "Architectures": [architectures()],
+        "What plan chooses": [choices()],
+    }
+    parts = [INTRO, *(f"## {title}\n\n" + "\n".join(body) for title, body in sections.items())]
+    if not (RESULTS / "whole_step_cuda.json").exists():
+        parts.append(CUDA)
+    return "\n".join(parts)
+
+
+def front() -> str:
+    """The table of README.md: what an exact way takes and what razor does."""
+    memory, steps, cosines = load("memory"), load("whole_step_cpu"), load("gradients")
+    model = memory["rows"][0]["model"]
+    found = {
+        (r["precision"], r["case"]): r["peak_bytes"] / GIB
+        for r in memory["rows"]
+        if r["model"] == model
+    }
+    times = {r["case"]: r["step_time_vs_full"] for r in steps["rows"]}
+    close = {
+        r["method"]: r["closeness"]["all"]["cosine"]
+        for r in cosines["rows"]
+        if r["task"] == "fashion" and r["ratio"] in (memory["ratio"], None)
+    }
+    ways = dict.fromkeys(("full", "accumulate 8", "checkpoint"), "exact")
+    ways |= {"lora": "of adapters alone"}
+    ways |= {method: f"{close[method]:.3f}" for method in ("backrazor", "razor")}
+    times["accumulate 8"] = times["accumulate 2"]  # micro-batches of an eighth and of a quarter
+    return table(
+        ["ratio 0.9", "peak, fp32", "peak, bf16", "step on a CPU", "gradient"],
+        [
+            [
+                label(case),
+                *(f"{found[precision, case]:.2f} GiB" for precision in ("fp32", "bf16")),
+                f"{times[case]:.2f}" if case in times else "not timed",
+                gradient,
+            ]
+            for case, gradient in ways.items()
+        ],
+    )
+
+
+def with_table(text: str) -> str:
+    """README.md with its table between the marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + front() + END + after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    check = parser.parse_args().check
+    wanted = {PAGE: page(), FRONT: with_table(FRONT.read_text())}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    if not check:
+        for path in stale:
+            path.write_text(wanted[path])
+        return 0
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} is not what the results say; run scripts/bench/report.py.")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
