@@ -15,7 +15,7 @@ from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import swaps
 from razorctl.rules.base import Rule
-from razorctl.rules.prune import Centred
+from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES
 
 
@@ -39,11 +39,11 @@ class Case:
         return razor(module, rule, self.attention)
 
     def rule(self, name: str, density: float = 0.3, unbiased: bool = False) -> Rule:
-        """A rule of the layer's width; "topk, centred" is one with the mean correction."""
+        """A rule of the layer's width; "topk, centered" is one with the mean correction."""
         module = self.build()
-        name, _, centred = name.partition(", ")
+        name, _, centered = name.partition(", ")
         rule = RULES[name](swaps()[type(module)].columns(module), density, unbiased)
-        return Centred(rule) if centred else rule
+        return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:
         """Whether the layer takes that rule."""

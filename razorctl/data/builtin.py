@@ -21,7 +21,7 @@ def _read(file: Path) -> "Dataset":
 
 
 def digits() -> Splits:
-    """1,797 handwritten digits, 8 x 8 grey; every fifth is in the test split."""
+    """1,797 handwritten digits, 8 x 8 gray; every fifth is in the test split."""
     train, test = _read(DIGITS / "train.parquet"), _read(DIGITS / "test.parquet")
     return Splits(train, test, tuple(train.features["label"].names))
 
@@ -29,7 +29,7 @@ def digits() -> Splits:
 DATASETS = (
     Source(
         "digits",
-        "1,797 handwritten digits (UCI), 8 x 8 grey; built in",
+        "1,797 handwritten digits (UCI), 8 x 8 gray; built in",
         "image",
         classes=10,
         train_examples=1437,

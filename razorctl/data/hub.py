@@ -112,7 +112,7 @@ def from_hub(
 DATASETS = (
     from_hub(
         "cifar10",
-        "60,000 photographs of 10 kinds of things, 32 x 32 colour",
+        "60,000 photographs of 10 kinds of things, 32 x 32 color",
         "image",
         "uoft-cs/cifar10",
         {"img": "image", "label": "label"},
@@ -124,7 +124,7 @@ DATASETS = (
     ),
     from_hub(
         "cifar100",
-        "60,000 photographs of 100 kinds of things, 32 x 32 colour",
+        "60,000 photographs of 100 kinds of things, 32 x 32 color",
         "image",
         "uoft-cs/cifar100",
         {"img": "image", "fine_label": "label"},

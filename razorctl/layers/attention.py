@@ -20,7 +20,7 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule
-from razorctl.rules.prune import Centred
+from razorctl.rules.prune import Centered
 
 WIDEST_HEAD = 256  # that fused kernels take
 
@@ -28,7 +28,7 @@ WIDEST_HEAD = 256  # that fused kernels take
 class StoredFunction(torch.autograd.Function):
     """softmax(q k^T scale + mask) v with gradients from pruned q, k, v and probabilities.
 
-    Kept probabilities are normalised again, so that every row of the scores' gradient sums to 0
+    Kept probabilities are normalized again, so that every row of the scores' gradient sums to 0
     as it does in truth; Back Razor leaves them as pruned. A probability that dropout zeroed is
     kept with a minus sign, so the mask costs nothing.
     """
@@ -238,11 +238,11 @@ class Attention(RazorLayer):
         """For q, k, v and the probabilities, which have no columns whose mean meant anything."""
         rule = self.rule
         assert rule is not None
-        return rule, rule, rule, rule.rule if isinstance(rule, Centred) else rule
+        return rule, rule, rule, rule.rule if isinstance(rule, Centered) else rule
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return (rule.rule if isinstance(rule, Centred) else rule).elementwise
+        return (rule.rule if isinstance(rule, Centered) else rule).elementwise
 
     @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm that save their normalised input by a rule."""
+"""LayerNorm and RMSNorm that save their normalized input by a rule."""
 
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ class NormFunction(torch.autograd.Function):
     """y = x_hat w + b, the stock forward, with gradients from what the rule keeps of x_hat.
 
     With g = w dy: dx = (g - mean(g) - x_hat mean(g x_hat)) / std, without mean(g) where the norm
-    does not centre; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat has
+    does not center; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat has
     zero mean, so that what is left out is small, and gives the better gradient at equal size.
     """
 
@@ -57,10 +57,10 @@ class NormFunction(torch.autograd.Function):
 
 
 class Norm(RazorLayer):
-    """Base of razor norms over the last axes: what they normalise by."""
+    """Base of razor norms over the last axes: what they normalize by."""
 
     kind: ClassVar[str] = "norm"
-    centres: ClassVar[bool] = True
+    centers: ClassVar[bool] = True
     normalized_shape: tuple[int, ...]
     weight: Any  # Tensor or None
     eps: Any  # float, or None for that of the dtype that it computes in
@@ -86,11 +86,11 @@ class Norm(RazorLayer):
         """1 / std and what is kept of x_hat, if a gradient needs them."""
         if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
             return None, ()
-        normalised, scale = self.normalise(x.detach())
+        normalized, scale = self.normalize(x.detach())
         # The dense rule keeps what stock autocast keeps: norms run in single precision.
         if not isinstance(self.rule, Dense):
-            normalised = to_compute_dtype(normalised)
-        return scale, self.rule.keep(normalised)
+            normalized = to_compute_dtype(normalized)
+        return scale, self.rule.keep(normalized)
 
     @torch.no_grad()
     def offer(self, y: Tensor, kept: Kept) -> None:
@@ -106,15 +106,15 @@ class Norm(RazorLayer):
         y: Tensor = super().forward(x)
         return y
 
-    def normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x_hat [rows, columns] and 1 / std [rows, 1], in single precision at least."""
         x = x.reshape(-1, self.columns(self))
         dtype = torch.promote_types(x.dtype, torch.float32)
         eps = torch.finfo(dtype).eps if self.eps is None else self.eps
         x = x.to(dtype)
-        if self.centres:
-            normalised, _, scale = torch.native_layer_norm(x, x.shape[1:], None, None, eps)
-            return normalised, scale
+        if self.centers:
+            normalized, _, scale = torch.native_layer_norm(x, x.shape[1:], None, None, eps)
+            return normalized, scale
         mean_square = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
         scale = torch.rsqrt(mean_square + eps)
         return x * scale, scale
@@ -124,7 +124,7 @@ class Norm(RazorLayer):
     ) -> tuple[Tensor | None, Tensor | None]:
         """std dx [rows, columns] and dw [columns], as needed, from dy and x_hat [rows, columns]."""
         g, weight = dy.to(x.dtype), None if weight is None else weight.reshape(-1).to(x.dtype)
-        if self.centres:  # x_hat is its own normalised input, with mean 0 and deviation 1
+        if self.centers:  # x_hat is its own normalized input, with mean 0 and deviation 1
             mean = x.new_zeros(len(x), 1)
             dx, dw, _ = aten.native_layer_norm_backward(
                 g.contiguous(), x, x.shape[1:], mean, mean + 1, weight, None, [*needed, False]
@@ -138,13 +138,13 @@ class Norm(RazorLayer):
 
 
 class RazorLayerNorm(Norm, nn.LayerNorm):
-    """nn.LayerNorm that saves its normalised input by `rule`."""
+    """nn.LayerNorm that saves its normalized input by `rule`."""
 
 
 class RazorRMSNorm(Norm, nn.RMSNorm):
-    """nn.RMSNorm that saves its normalised input by `rule`."""
+    """nn.RMSNorm that saves its normalized input by `rule`."""
 
-    centres: ClassVar[bool] = False
+    centers: ClassVar[bool] = False
 
 
 SWAPS = {nn.LayerNorm: RazorLayerNorm, nn.RMSNorm: RazorRMSNorm}

@@ -71,7 +71,7 @@ class RazorLayerNormFp32(Norm, stock.LayerNormFp32):  # type: ignore[misc]
 class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
     """timm's RMSNorm."""
 
-    centres = False
+    centers = False
 
 
 class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]

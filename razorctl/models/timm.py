@@ -25,7 +25,7 @@ VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
 
 
 def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
-    """A ViT of 1.2 million parameters for 28 x 28 grey images, pretrained on Fashion-MNIST.
+    """A ViT of 1.2 million parameters for 28 x 28 gray images, pretrained on Fashion-MNIST.
 
     The classifier is always fresh. How the weights were made stands beside them, in
     pretraining.json.
@@ -143,7 +143,7 @@ VIT_DEFAULTS = {
 MODELS = (
     Model(
         "vit-micro",
-        "ViT of 1.2 M parameters, 28 x 28 grey, pretrained on Fashion-MNIST; built in",
+        "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
         "image",
         _micro,
         partial(_micro, pretrained=False),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from razorctl.ops.chunks import chunks
 from razorctl.ops.int8 import LEVELS, inverse
-from razorctl.ops.quantise import dequantise_reference
+from razorctl.ops.quantize import dequantize_reference
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def activation_grad_reference(
     dy: Tensor, codes: Tensor, offset: Tensor, step: Tensor, function: str
 ) -> Tensor:
     """See `activation_grad`."""
-    x = dequantise_reference(codes, offset, step, dy.dtype)
+    x = dequantize_reference(codes, offset, step, dy.dtype)
     return FUNCTIONS[function].backward(dy, x)
 
 
@@ -77,7 +77,7 @@ def activation_to_int8_reference(
     levels = torch.arange(2**bits, device=codes.device).view(-1, 1)
     reached = torch.stack([forward(o + s * levels) for o, s in zip(offset, step, strict=True)])
     scale = reached.abs().amax((0, 1)) / LEVELS
-    values = forward(dequantise_reference(codes, offset, step, step.dtype)).flatten(0, 1)
+    values = forward(dequantize_reference(codes, offset, step, step.dtype)).flatten(0, 1)
     return (values * inverse(scale)).round().to(torch.int8), scale.unsqueeze(0)
 
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from razorctl.ops.quantise import pack, packed_bytes, unpack
+from razorctl.ops.quantize import pack, packed_bytes, unpack
 
 FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
 BITS = (4, 3, 2)

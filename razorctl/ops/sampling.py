@@ -65,8 +65,8 @@ def project_reference(log_w: Tensor, total: float, p_min: float) -> Tensor:
 def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     """The KL projection of weights exp(log_w) [size] on {sum p = total, p_min <= p <= 1}, float64.
 
-    The minimiser is p = clip(c w, p_min, 1); log c is found by bisection, 32 ways at a time,
-    without a host synchronisation and without leaving log space. Raises ValueError unless
+    The minimizer is p = clip(c w, p_min, 1); log c is found by bisection, 32 ways at a time,
+    without a host synchronization and without leaving log space. Raises ValueError unless
     size * p_min <= total <= size.
     """
     if not len(log_w) * p_min <= total <= len(log_w):

@@ -54,7 +54,7 @@ def topk_pack_reference(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     keys = magnitude_keys(x)
     rank = keys.numel() - k
     if keys.device.type == "cpu":
-        # numpy's selection is vectorised: 13 times as fast as torch's on half a million keys.
+        # numpy's selection is vectorized: 13 times as fast as torch's on half a million keys.
         smallest = torch.tensor(np.partition(keys.numpy(), rank)[rank], dtype=keys.dtype)
     else:
         smallest = keys.kthvalue(rank + 1).values

@@ -256,7 +256,7 @@ def preset_for(detected: Detected) -> Gpu | None:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 11GB or 11264MiB; as cards are labelled, GB and GiB are both 2^30."""
+    """Bytes of a size such as 11GB or 11264MiB; as cards are labeled, GB and GiB are both 2^30."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")

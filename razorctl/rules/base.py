@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.quantise import dequantise
+from razorctl.ops.quantize import dequantize
 
 Kept = tuple[Tensor, ...]
 
@@ -38,7 +38,7 @@ class Product:
         self, codes: Tensor, bits: int, offset: Tensor, step: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """The product of offset + step * code in `dtype`, for uint8 codes and scales [columns]."""
-        return self(dequantise(codes, offset, step, dtype))
+        return self(dequantize(codes, offset, step, dtype))
 
     def of_function(
         self,
@@ -50,7 +50,7 @@ class Product:
         dtype: torch.dtype,
     ) -> Tensor:
         """The product of f(x) for x of codes [blocks, rows, c] and scales [blocks, c]."""
-        x = dequantise(codes, offset, step, dtype).flatten(0, 1)
+        x = dequantize(codes, offset, step, dtype).flatten(0, 1)
         return self(FUNCTIONS[function].forward(x))
 
 

@@ -70,7 +70,7 @@ class Columns(Rule):
         return grad.new_zeros(grad.shape[0], shape[1]).index_copy_(1, index, grad)
 
 
-class Centred(Rule):
+class Centered(Rule):
     """Another rule, applied to what is left once each column's mean is taken out and kept exactly.
 
     X = 1 m^T + (X - 1 m^T), so dW = product(1) m^T + product(X - 1 m^T): the first part is exact,

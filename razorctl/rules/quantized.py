@@ -5,15 +5,15 @@ from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS, activation_grad
-from razorctl.ops.quantise import codes, dequantise, quantise, scales
+from razorctl.ops.quantize import codes, dequantize, quantize, scales
 from razorctl.rules.allocation import largest
 from razorctl.rules.base import Kept, Product, Rule
 
 
-class Quantised(Rule):
+class Quantized(Rule):
     """All elements, in few bits: codes with a zero and a step for each column.
 
-    Of an activation [blocks, rows, columns] each block has its own. Group quantisation as in ActNN
+    Of an activation [blocks, rows, columns] each block has its own. Group quantization as in ActNN
     (2021) and Mesa (2021), with columns for groups: a GEMM that contracts rows can take the codes,
     and columns of activations differ more than rows do. `rows` cuts columns into blocks of at least
     so many, which come closer but which no GEMM can contract.
@@ -25,13 +25,13 @@ class Quantised(Rule):
         self.bits, self.stochastic, self.rows = bits, stochastic, rows
 
     def keep(self, x: Tensor) -> Kept:
-        packed, zero, step = quantise(x.view(self._tiles(x.shape)), self.bits, self.stochastic)
+        packed, zero, step = quantize(x.view(self._tiles(x.shape)), self.bits, self.stochastic)
         return packed, zero, step, x.new_empty(0)  # the last for its dtype
 
     def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
         packed, _, _, like = kept
         unpacked = codes(packed, self._tiles(shape), self.bits)
-        x: Tensor = dequantise(unpacked, *_scales(kept), like.dtype)
+        x: Tensor = dequantize(unpacked, *_scales(kept), like.dtype)
         return x.view(shape)
 
     def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
@@ -77,7 +77,7 @@ class Quantised(Rule):
 
 
 def _scales(kept: Kept) -> tuple[Tensor, Tensor]:
-    """Offset and step of what `Quantised` has kept, or `affine` has made of it."""
+    """Offset and step of what `Quantized` has kept, or `affine` has made of it."""
     _, zero, step, _ = kept
     return (zero, step) if zero.is_floating_point() else scales(zero, step)
 

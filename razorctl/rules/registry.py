@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from razorctl.ops import buckets
-from razorctl.ops.quantise import BITS
+from razorctl.ops.quantize import BITS
 from razorctl.rules.base import Rule, survivors
 from razorctl.rules.dense import Dense, Half
 from razorctl.rules.derivative import Buckets
 from razorctl.rules.prune import Columns, TopK
-from razorctl.rules.quantized import ByPrecision, Quantised, Unmet
+from razorctl.rules.quantized import ByPrecision, Quantized, Unmet
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 
@@ -20,8 +20,8 @@ def _drawn(sampler: type[Sampler]) -> Callable[[int, float, bool], Rule]:
     return build
 
 
-def _quantised(bits: int, **options: Any) -> Callable[[int, float, bool], Rule]:
-    return lambda columns, density, unbiased: Quantised(bits, **options)
+def _quantized(bits: int, **options: Any) -> Callable[[int, float, bool], Rule]:
+    return lambda columns, density, unbiased: Quantized(bits, **options)
 
 
 def _buckets(bits: int) -> Callable[[int, float, bool], Rule]:
@@ -33,9 +33,9 @@ RULES: dict[str, Callable[[int, float, bool], Rule]] = {
     "dense": lambda columns, density, unbiased: Dense(),
     "half": lambda columns, density, unbiased: Half(),
     "topk": lambda columns, density, unbiased: TopK(density),
-    **{f"{bits}-bit": _quantised(bits) for bits in BITS},
-    **{f"{bits}-bit-stochastic": _quantised(bits, stochastic=True) for bits in BITS},
-    **{f"{bits}-bit-blocks": _quantised(bits, rows=128) for bits in BITS},
+    **{f"{bits}-bit": _quantized(bits) for bits in BITS},
+    **{f"{bits}-bit-stochastic": _quantized(bits, stochastic=True) for bits in BITS},
+    **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
     "columns-norm": lambda columns, density, unbiased: Columns(density),
     "columns-uniform": _drawn(Sampler),

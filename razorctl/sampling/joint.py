@@ -19,7 +19,7 @@ class Blocks:
     their gradient norms (Sheared Backpropagation, Sec. 4), or what `branches.Member` puts in their
     place. The draw decides what is launched, so it lives on the host; norms are fetched from the
     device once per step, before the next draw.
-    With torch.distributed initialised they are averaged first, so that all processes draw the same;
+    With torch.distributed initialized they are averaged first, so that all processes draw the same;
     DistributedDataParallel then needs find_unused_parameters=True.
     A draw depends on seed, step and what was learned before it, all of it in `state_dict` but the
     seed, so a resumed run repeats it.

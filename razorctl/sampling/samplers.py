@@ -66,7 +66,7 @@ class Sampler:
 
 
 class Bandit(Sampler):
-    """The bandit of Sheared Backpropagation, Alg. 2, with normalised gradients.
+    """The bandit of Sheared Backpropagation, Alg. 2, with normalized gradients.
 
     The paper's loss is -|g_d|^2 / p_d^2 + G^2 / p_min^2 for a drawn d and 0 otherwise. Here norms
     are divided by G, a running mean of |g_d| / p_d: the value that it has for every d at the
@@ -100,7 +100,7 @@ class Bandit(Sampler):
 class Proportional(Sampler):
     """p proportional to a running mean of each coordinate's gradient norm, capped.
 
-    This is the optimum that Alg. 2 approaches: it minimises sum |g_d|^2 / p_d, the variance term
+    This is the optimum that Alg. 2 approaches: it minimizes sum |g_d|^2 / p_d, the variance term
     of Sheared Backpropagation, Theorem 1.
     """
 

@@ -18,7 +18,7 @@ from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.rules.base import Rule
-from razorctl.rules.prune import Centred
+from razorctl.rules.prune import Centered
 from razorctl.rules.registry import build
 from razorctl.sampling.joint import Blocks, draws
 from razorctl.surgery import adapters, branches, checkpointing
@@ -173,7 +173,7 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             width = razor.columns(module)
             rule = build(rules[razor.kind], width, 1 - recipe.ratio, recipe.scaled)
             if recipe.mean_correction and rule.prunes:
-                rule = Centred(rule)
+                rule = Centered(rule)
             if not razor.fits(module, rule):
                 continue
         if issubclass(razor, Attention):

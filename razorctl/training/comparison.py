@@ -261,7 +261,7 @@ def finished(directories: Iterable[Path]) -> Comparison:
             )
     if len(parts) == 1 and is_grid(first):
         return start
-    return replace(start, entries=_labelled(_merged(e for _, part in parts for e in part.entries)))
+    return replace(start, entries=_labeled(_merged(e for _, part in parts for e in part.entries)))
 
 
 def _part(directory: Path) -> tuple[Path, Comparison]:
@@ -290,7 +290,7 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
     return list(groups.values())
 
 
-def _labelled(entries: Sequence[Entry]) -> list[Entry]:
+def _labeled(entries: Sequence[Entry]) -> list[Entry]:
     """Entries with labels that say how they differ."""
     settings = [_settings(entry.runs[0]) for entry in entries if entry.runs]
     differing = [
@@ -298,7 +298,7 @@ def _labelled(entries: Sequence[Entry]) -> list[Entry]:
         for name in (settings[0] if settings else ())
         if name not in IN_LABEL and len({known[name] for known in settings}) > 1
     ]
-    labelled = []
+    labeled = []
     for entry in entries:
         if entry.runs:
             known = _settings(entry.runs[0])
@@ -306,8 +306,8 @@ def _labelled(entries: Sequence[Entry]) -> list[Entry]:
             words = [label(recipe, known["accumulate"])]
             words += [f"{name.replace('_', ' ')} {known[name]}" for name in differing]
             entry = replace(entry, recipe=recipe, label=", ".join(words))
-        labelled.append(entry)
-    return labelled
+        labeled.append(entry)
+    return labeled
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:

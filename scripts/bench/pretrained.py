@@ -202,7 +202,7 @@ def build_vit(cache: Path) -> nn.Module:
 
 
 def load_fashion(cache: Path) -> tuple[Rows, Rows]:
-    """Grey images as bytes, 28 px square."""
+    """Gray images as bytes, 28 px square."""
     home = fetch(FASHION_IMAGES, cache) / FASHION
 
     def read(name: str, *shape: int) -> Tensor:
@@ -221,7 +221,7 @@ def load_fashion(cache: Path) -> tuple[Rows, Rows]:
 
 
 def fashion_inputs(rows: Rows) -> Tensor:
-    """Images in colour, of the model's size, with ImageNet's mean and deviation."""
+    """Images in color, of the model's size, with ImageNet's mean and deviation."""
     images = rows["images"].unsqueeze(1) / 255
     images = F.interpolate(images, (PIXELS, PIXELS), mode="bilinear", align_corners=False)
     mean = images.new_tensor([0.485, 0.456, 0.406]).view(3, 1, 1)

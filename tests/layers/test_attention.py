@@ -8,23 +8,23 @@ from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.rules.prune import Centred
+from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 13, 7
-RULE_NAMES = ["dense", "half", "topk", "topk, centred"]
+RULE_NAMES = ["dense", "half", "topk", "topk, centered"]
 BACKENDS = ["stored", "sparse-flash"]
 MASKS = ["none", "bool", "float", "causal"]
 every_rule = pytest.mark.parametrize("rule", RULE_NAMES)
 
 
 def layer(rule: str, backend: str, density: float = 0.4) -> RazorLayer:
-    name, _, centred = rule.partition(", ")
+    name, _, centered = rule.partition(", ")
     built = RULES[name](WIDTH, density, False)
     module = Attention(HEADS * WIDTH, HEADS).train()
-    return razor(module, Centred(built) if centred else built, backend)
+    return razor(module, Centered(built) if centered else built, backend)
 
 
 def inputs(device, dtype=torch.float32) -> list[Tensor]:

@@ -15,7 +15,7 @@ from tests.cases import CASES
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
 CONVS = [name for name in CASES if "conv" in name or name in ("patches", "pointwise")]
-RULE_NAMES = ["topk", "half", "columns-norm", "columns-uniform", "topk, centred"]
+RULE_NAMES = ["topk", "half", "columns-norm", "columns-uniform", "topk, centered"]
 PAIRS = [(case, rule) for case in CONVS for rule in RULE_NAMES if CASES[case].fits(rule)]
 
 
@@ -82,7 +82,7 @@ def test_an_image_without_batch_is_left_to_stock():
         ({"kernel_size": 3, "padding": 1, "padding_mode": "reflect"}, "topk"),
         ({"kernel_size": 2, "padding": "same"}, "topk"),
         ({"kernel_size": 3, "groups": 2}, "columns-norm"),
-        ({"kernel_size": 3, "groups": 2}, "topk, centred"),
+        ({"kernel_size": 3, "groups": 2}, "topk, centered"),
     ],
 )
 def test_what_it_cannot_stand_in_for_is_not_taken(settings, rule):

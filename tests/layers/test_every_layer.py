@@ -16,8 +16,8 @@ from tests.cases import CASES, stock
 RULE_NAMES = [
     # Other widths differ from these but in packing; tests/test_methods.py has stochastic ones.
     *(name for name in RULES if "bit" not in name or name in ("8-bit", "3-bit")),
-    "topk, centred",
-    "columns-bandit, centred",
+    "topk, centered",
+    "columns-bandit, centered",
 ]
 PAIRS = [(case, rule) for case in CASES for rule in RULE_NAMES if CASES[case].fits(rule)]
 # One rule a layer where every rule would take minutes: what its methods give it.

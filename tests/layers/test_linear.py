@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
 from razorctl.rules.base import Rule
-from razorctl.rules.prune import Centred
+from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES
 
 SHAPES = [(5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33), (33,)]
@@ -274,7 +274,7 @@ class TestInt8:
     def test_columns_with_the_mean_kept(self, device):
         """The mean's part does not go through int8 at all."""
         layer = self.layer("columns-norm", True, False, device)
-        layer.rule = Centred(layer.rule)
+        layer.rule = Centered(layer.rule)
         x = torch.full((40, 33), 3.7, device=device)
         x[:, 5] += torch.randn(40, device=device)
         _, _, dw, db = run(layer, x, layer, None)

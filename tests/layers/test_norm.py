@@ -10,7 +10,7 @@ from tests.cases import CASES, razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
 NORMS = [name for name in CASES if "norm" in name and not CASES[name].attention]
-RULE_NAMES = ["topk", "columns-norm", "columns-bandit", "topk, centred", "half"]
+RULE_NAMES = ["topk", "columns-norm", "columns-bandit", "topk, centered", "half"]
 
 
 def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
@@ -21,16 +21,16 @@ def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     """
     columns = layer.columns(layer)
     rows = x.double().reshape(-1, columns)
-    centred = rows - rows.mean(1, keepdim=True) if layer.centres else rows
+    centered = rows - rows.mean(1, keepdim=True) if layer.centers else rows
     eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
-    std = (centred.square().mean(1, keepdim=True) + eps).sqrt()
-    stand_in = centred / std
+    std = (centered.square().mean(1, keepdim=True) + eps).sqrt()
+    stand_in = centered / std
     torch.manual_seed(7)
     stand_in = layer.rule.restore(layer.rule.keep(stand_in.to(x.dtype)), rows.shape).double()
     g = dy.double().reshape(-1, columns)
     weight = None if layer.weight is None else layer.weight.double().reshape(-1)
     gw = g if weight is None else g * weight
-    if layer.centres:
+    if layer.centers:
         gw = gw - gw.mean(1, keepdim=True)
         along = (gw + (g if weight is None else g * weight).mean(1, keepdim=True)) * stand_in
     else:

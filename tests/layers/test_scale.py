@@ -5,7 +5,7 @@ from tests.cases import CASES, stock
 from tests.layers.test_every_layer import assert_close, run
 
 
-@pytest.mark.parametrize("rule", ["topk", "columns-norm", "topk, centred", "half"])
+@pytest.mark.parametrize("rule", ["topk", "columns-norm", "topk, centered", "half"])
 def test_gamma_learns_from_what_is_restored_and_the_input_gradient_is_exact(rule, device):
     layer = CASES["layer scale"].layer(rule, device=device)
     x = torch.randn(4, 5, 33, device=device)

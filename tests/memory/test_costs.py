@@ -14,7 +14,7 @@ import razorctl.layers  # noqa: F401  (registers every op)
 from razorctl.memory.costs import Cost, cost
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
-from razorctl.ops import quantise, topk
+from razorctl.ops import quantize, topk
 
 ROWS = (32, 197)  # so that they are cut into several parts
 WIDE = (*ROWS, 1024)
@@ -26,7 +26,7 @@ def _codes(*shape: int) -> torch.Tensor:
 
 
 def _packed(*shape: int, bits: int) -> torch.Tensor:
-    return torch.zeros(quantise.packed_bytes(torch.Size(shape).numel(), bits), dtype=torch.uint8)
+    return torch.zeros(quantize.packed_bytes(torch.Size(shape).numel(), bits), dtype=torch.uint8)
 
 
 def _scales(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,9 +40,9 @@ def _bitmap() -> torch.Tensor:
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk_pack": lambda: (torch.randn(WIDE), 600_000),
     "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
-    "quantise": lambda: (torch.randn(WIDE), 2),
+    "quantize": lambda: (torch.randn(WIDE), 2),
     "codes": lambda: (_packed(*WIDE, bits=6), list(WIDE), 6),
-    "dequantise": lambda: (_codes(*WIDE), *_scales(32, 1024), torch.bfloat16),
+    "dequantize": lambda: (_codes(*WIDE), *_scales(32, 1024), torch.bfloat16),
     "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
     "from_buckets": lambda: (_packed(*WIDE, bits=3), list(WIDE), "gelu", 3, torch.bfloat16),
     "to_int8": lambda: (torch.randn(ROWS[0] * ROWS[1], 1024), 0),

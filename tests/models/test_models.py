@@ -187,4 +187,4 @@ def test_vit_micro_is_a_stock_timm_model_with_a_fresh_classifier():
     other = find("vit-micro").build(10)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b) != (name == "head.weight"), name
-    assert model.blocks[0].attn.qkv.weight.std() > 0.02  # not timm's initialisation
+    assert model.blocks[0].attn.qkv.weight.std() > 0.02  # not timm's initialization

@@ -11,13 +11,13 @@ from razorctl.ops.activation import (
     activation_to_int8_reference,
 )
 from razorctl.ops.int8 import to_int8
-from razorctl.ops.quantise import BITS, codes, dequantise, quantise, scales
+from razorctl.ops.quantize import BITS, codes, dequantize, quantize, scales
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 
 
 def coded(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    packed, zero, step = quantise(x, bits)
+    packed, zero, step = quantize(x, bits)
     return codes(packed, list(x.shape), bits), *scales(zero, step)
 
 
@@ -57,7 +57,7 @@ def test_int8_operand(shape, bits, function, device, monkeypatch):
     torch.testing.assert_close(scale, want_scale)
     assert (got.int() - want.int()).abs().max() <= 1  # an ulp may decide which way it rounds
     # Both ends of a tile are there, and so is the largest output, but for the dip below zero.
-    exact = FUNCTIONS[function].forward(dequantise(number, offset, step, torch.float32))
+    exact = FUNCTIONS[function].forward(dequantize(number, offset, step, torch.float32))
     exact = exact.flatten(0, 1)
     assert (scale * got - exact).abs().le(0.51 * scale + 1e-6).all()
     assert scale.ge(to_int8(exact, 0)[1] * (1 - 1e-6)).all()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from razorctl.ops.buckets import BITS, FUNCTIONS, from_buckets, table, to_buckets
-from razorctl.ops.quantise import packed_bytes
+from razorctl.ops.quantize import packed_bytes
 
 every_table = pytest.mark.parametrize(
     ("function", "bits"), [(function, bits) for function in FUNCTIONS for bits in BITS]

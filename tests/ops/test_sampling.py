@@ -26,7 +26,7 @@ def test_projection_is_feasible_for_a_thousand_cases():
         assert p.max() <= 1
 
 
-def test_projection_minimises_the_divergence():
+def test_projection_minimizes_the_divergence():
     w = torch.tensor([0.05, 0.4, 1.5, 3.0, 0.2], dtype=torch.float64)
     p = project(w.log(), 2, 0.1)
     # Karush-Kuhn-Tucker: one c for all that touch no bound, below it at 1, above it at p_min.

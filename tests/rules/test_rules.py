@@ -6,24 +6,24 @@ import pickle
 import pytest
 import torch
 
-from razorctl.ops.quantise import BITS, packed_bytes
+from razorctl.ops.quantize import BITS, packed_bytes
 from razorctl.rules.base import Product, Rule, survivors
-from razorctl.rules.prune import Centred, Columns, TopK
-from razorctl.rules.quantized import Quantised
+from razorctl.rules.prune import Centered, Columns, TopK
+from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES
 
 # Every rule that stands for its input, and every one that prunes with the mean correction too.
 NAMES = [name for name in RULES if "derivative" not in name]
-NAMES += [f"{name}, centred" for name in NAMES if RULES[name](1, 0.5, False).prunes]
+NAMES += [f"{name}, centered" for name in NAMES if RULES[name](1, 0.5, False).prunes]
 SHAPES = [(1, 1), (7, 13), (33, 96), (0, 8)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 every_rule = pytest.mark.parametrize("name", NAMES)
 
 
 def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:
-    name, _, centred = name.partition(", ")
+    name, _, centered = name.partition(", ")
     rule = RULES[name](columns, density, unbiased)
-    return Centred(rule) if centred else rule
+    return Centered(rule) if centered else rule
 
 
 def nbytes(kept: tuple[torch.Tensor, ...]) -> int:
@@ -46,7 +46,7 @@ def test_round_trip(name, shape, dtype, unbiased, device):
         assert torch.equal(back, x.half().to(dtype) if dtype == torch.float32 else x)
     elif "bit" in name:
         assert (back - x).double().norm() <= 2 * x.double().norm() / (2 ** int(name[0]) - 1) + 1e-2
-    elif "centred" not in name and not (unbiased and name.startswith("columns")):
+    elif "centered" not in name and not (unbiased and name.startswith("columns")):
         assert ((back == x) | (back == 0)).all()
 
 
@@ -97,7 +97,7 @@ def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     assert not back.isnan().any()
     if name == "half":
         assert torch.equal(back, x.clamp(-65504, 65504))
-    elif (name.endswith("centred") or "bit" in name) and x.isfinite().all():
+    elif (name.endswith("centered") or "bit" in name) and x.isfinite().all():
         tolerance = 2**-11 if "stochastic" in name else 2**-14 if "bit" in name else 0
         torch.testing.assert_close(back, x, rtol=tolerance, atol=0)
     elif "bit" in name:
@@ -131,7 +131,7 @@ def test_exact_bytes(rows, columns, density, dtype):
         assert nbytes(build(name, columns, density, True).keep(x)) == s * (rows * width + 12)
     for bits in BITS:
         # codes, and an offset and a step in single precision for each column
-        assert nbytes(Quantised(bits).keep(x)) == packed_bytes(n, bits) + columns * 4
+        assert nbytes(Quantized(bits).keep(x)) == packed_bytes(n, bits) + columns * 4
         assert packed_bytes(n, bits) == pytest.approx(n * bits / 8, abs=8 * bits)
 
 
@@ -185,7 +185,7 @@ def test_what_the_registry_says_of_itself(name):
     assert rule.elementwise == (name in ("dense", "half", "topk") or "bit" in name)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "centred" in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "centered" in name])
 def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
     x = torch.randn(40, 20) + torch.arange(20)
     dy = torch.randn(40, 7)
@@ -203,7 +203,7 @@ def test_the_mean_correction_comes_closer():
     exact = dy.T @ x
     for name in ("topk", "columns-norm", "columns-uniform"):
         errors = []
-        for rule in (build(name, 30, 0.2, False), build(f"{name}, centred", 30, 0.2, False)):
+        for rule in (build(name, 30, 0.2, False), build(f"{name}, centered", 30, 0.2, False)):
             grad = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
             errors.append((grad - exact).norm())
         assert errors[1] < errors[0]
@@ -216,7 +216,7 @@ def test_half_costs_two_bytes_an_element():
 
 def test_heads_have_steps_of_their_own():
     x = torch.randn(3, 50, 4) * torch.tensor([1.0, 100.0, 1e4]).view(3, 1, 1)
-    rule = Quantised(4)
+    rule = Quantized(4)
     back = rule.restore(rule.keep(x), x.shape)
     for got, want in zip(back, x, strict=True):
         assert (got - want).norm() < 0.15 * want.norm()

@@ -17,7 +17,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import swaps
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
-from razorctl.rules.quantized import Quantised
+from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
 
@@ -211,7 +211,7 @@ class TestWarnings:
 
 @pytest.mark.parametrize("rows", [1, 7, 127, 128, 130, 256, 800])
 def test_blocks_are_equal_and_no_smaller_than_they_may_be(rows):
-    rule, x = Quantised(8, rows=128), torch.randn(rows, 3)
+    rule, x = Quantized(8, rows=128), torch.randn(rows, 3)
     kept = rule.keep(x)
     blocks = len(kept[1])
     assert rows % blocks == 0

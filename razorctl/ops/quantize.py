@@ -1,7 +1,7 @@
 """Few-bit copies: codes of 2 to 8 bits with a zero and a step for each tile.
 
 A tile is one column of one block of rows. A value is step * (code - zero / 8), and the codes reach
-from the least to the greatest value of their tile, with 2 bits not quite. Group-wise quantisation
+from the least to the greatest value of their tile, with 2 bits not quite. Group-wise quantization
 for the backward pass is ActNN's (Chen et al., 2021) and Mesa's (Pan et al., 2021); tiles are
 columns here, because a GEMM that contracts rows can take the codes as they are.
 """
@@ -106,10 +106,10 @@ def _deviation(x: Tensor, mean: Tensor) -> Tensor:
     return (squares / x.shape[1]).sqrt_()
 
 
-def quantise_reference(
+def quantize_reference(
     x: Tensor, bits: int, stochastic: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `quantise`."""
+    """See `quantize`."""
     clip = bits in CLIP and not stochastic
     zero, step, inverse = _scales_of(x, bits, clip)
     scaled = x.to(inverse.dtype) * inverse.unsqueeze(1) + zero.unsqueeze(1) / PARTS
@@ -118,8 +118,8 @@ def quantise_reference(
     return pack(codes.to(torch.uint8), bits), zero.to(torch.int16), step
 
 
-@torch.library.custom_op("razorctl::quantise", mutates_args=())
-def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("razorctl::quantize", mutates_args=())
+def quantize(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """A few-bit copy of `x` [blocks, rows, columns], a tile being a column of a block.
 
     Rounds to the nearest code, or if `stochastic` to one of the two with the mean kept, by the
@@ -149,7 +149,7 @@ def quantise(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Te
     return pack(codes.view(torch.uint8), bits), zero.to(torch.int16), step
 
 
-@quantise.register_fake
+@quantize.register_fake
 def _(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     zero = x.new_empty(x.shape[0], x.shape[2], dtype=torch.int16)
     packed = x.new_empty(packed_bytes(x.numel(), bits), dtype=torch.uint8)
@@ -158,7 +158,7 @@ def _(x: Tensor, bits: int, stochastic: bool = False) -> tuple[Tensor, Tensor, T
 
 @torch.library.custom_op("razorctl::codes", mutates_args=())
 def codes(packed: Tensor, shape: list[int], bits: int) -> Tensor:
-    """The codes that `quantise` packed for an `x` of `shape`, uint8 of that shape."""
+    """The codes that `quantize` packed for an `x` of `shape`, uint8 of that shape."""
     return unpack(packed, bits, torch.Size(shape).numel()).view(shape)
 
 
@@ -173,13 +173,13 @@ def scales(zero: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return -zero / PARTS * step, step
 
 
-def dequantise_reference(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
-    """See `dequantise`."""
+def dequantize_reference(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `dequantize`."""
     return torch.addcmul(offset.unsqueeze(-2), codes.to(step.dtype), step.unsqueeze(-2)).to(dtype)
 
 
-@torch.library.custom_op("razorctl::dequantise", mutates_args=())
-def dequantise(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+@torch.library.custom_op("razorctl::dequantize", mutates_args=())
+def dequantize(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
     """offset + step * code in `dtype`, for codes [..., rows, columns] and scales [..., columns]."""
     values = torch.empty_like(codes, dtype=dtype, memory_format=torch.contiguous_format)
     for part in chunks(codes):
@@ -192,6 +192,6 @@ def dequantise(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) 
     return values
 
 
-@dequantise.register_fake
+@dequantize.register_fake
 def _(codes: Tensor, offset: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
     return codes.new_empty(codes.shape, dtype=dtype)

@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from razorctl.ops.quantise import (
+from razorctl.ops.quantize import (
     BITS,
     codes,
-    dequantise,
-    dequantise_reference,
+    dequantize,
+    dequantize_reference,
     pack,
     packed_bytes,
-    quantise,
-    quantise_reference,
+    quantize,
+    quantize_reference,
     scales,
     unpack,
 )
@@ -19,11 +19,11 @@ every_width = pytest.mark.parametrize("bits", BITS)
 
 
 def round_trip(x: torch.Tensor, bits: int, stochastic: bool = False) -> torch.Tensor:
-    packed, zero, step = quantise(x, bits, stochastic)
+    packed, zero, step = quantize(x, bits, stochastic)
     assert packed.dtype == torch.uint8
     assert packed.shape == (packed_bytes(x.numel(), bits),)
     assert zero.shape == step.shape == (x.shape[0], x.shape[2])
-    return dequantise(codes(packed, list(x.shape), bits), *scales(zero, step), x.dtype)
+    return dequantize(codes(packed, list(x.shape), bits), *scales(zero, step), x.dtype)
 
 
 def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_nearest_is_within_half_a_step(shape, dtype, bits, device):
 @every_width
 def test_naive_twin(bits, device):
     x = torch.randn(2, 9, 4, device=device)
-    packed, zero, step = quantise(x, bits)
+    packed, zero, step = quantize(x, bits)
     got, x = codes(packed, list(x.shape), bits), clipped(x, bits)
     for block in range(2):
         for column in range(4):
@@ -75,11 +75,11 @@ def test_naive_twin(bits, device):
 @pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 11)])
 def test_chunks_change_nothing(shape, bits, device, monkeypatch):
     x = torch.randn(shape, device=device)
-    whole = quantise(x, bits)
+    whole = quantize(x, bits)
     for name in ("ELEMENTS", "CACHED"):
         monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
     for got, want, reference in zip(
-        quantise(x, bits), whole, quantise_reference(x, bits), strict=True
+        quantize(x, bits), whole, quantize_reference(x, bits), strict=True
     ):
         assert torch.equal(got, want)
         assert torch.equal(got, reference)
@@ -93,8 +93,8 @@ def test_restoring_in_parts(shape, dtype, device, monkeypatch):
     offset, step = torch.randn(tile, device=device), torch.rand(tile, device=device)
     for name in ("ELEMENTS", "CACHED"):
         monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
-    got = dequantise(numbers, offset, step, dtype)
-    want = dequantise_reference(numbers, offset, step, dtype)
+    got = dequantize(numbers, offset, step, dtype)
+    want = dequantize_reference(numbers, offset, step, dtype)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=1e-5)
 
@@ -129,8 +129,8 @@ def test_degenerate_tiles(bits, dtype, device):
 @every_width
 def test_registration(bits):
     x = torch.randn(2, 9, 5)
-    torch.library.opcheck(quantise, (x, bits))
-    packed, zero, step = quantise(x, bits)
+    torch.library.opcheck(quantize, (x, bits))
+    packed, zero, step = quantize(x, bits)
     torch.library.opcheck(codes, (packed, [2, 9, 5], bits))
     numbers = codes(packed, [2, 9, 5], bits)
-    torch.library.opcheck(dequantise, (numbers, *scales(zero, step), torch.bfloat16))
+    torch.library.opcheck(dequantize, (numbers, *scales(zero, step), torch.bfloat16))
