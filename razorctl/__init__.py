@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from razorctl.recipe import Recipe
     from razorctl.rules.base import Rule
     from razorctl.surgery.byte_budget import saved_bytes
-    from razorctl.surgery.sparsify import restore, sparsify
+    from razorctl.surgery.sparsify import recipe_of, restore, sparsify
     from razorctl.training.profiler import Profile, profile
     from razorctl.training.run import Step, finetune
 
@@ -28,6 +28,7 @@ _HOMES = {
     "finetune": "training.run",
     "plan": "planning.plan",
     "profile": "training.profiler",
+    "recipe_of": "surgery.sparsify",
     "restore": "surgery.sparsify",
     "saved_bytes": "surgery.byte_budget",
     "sparsify": "surgery.sparsify",
@@ -43,6 +44,7 @@ __all__ = [
     "finetune",
     "plan",
     "profile",
+    "recipe_of",
     "restore",
     "saved_bytes",
     "sparsify",

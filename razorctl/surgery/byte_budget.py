@@ -14,7 +14,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.memory import fake, saved
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
-from razorctl.surgery.sparsify import RECIPE, log_stock, percent, restore, sparsify, swap
+from razorctl.surgery.sparsify import RECIPE, log_stock, percent, recipe_of, restore, sparsify, swap
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     and by what. Raises UsageError, which names the module, if what the model does depends on
     values.
     """
-    recipe: Recipe | None = getattr(model, RECIPE, None)
+    recipe = recipe_of(model)
     if recipe is None or not recipe.promises:
         return saved.saved_bytes(model, inputs, autocast=autocast)
     parts = saved.saved_by_module(model, inputs, autocast=autocast)

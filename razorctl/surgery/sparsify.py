@@ -123,6 +123,12 @@ def _drawn(new: Swap) -> bool:
     return issubclass(new.razor, WeightLayer) and weight is not None and weight.requires_grad
 
 
+def recipe_of(model: nn.Module) -> Recipe | None:
+    """The recipe that a model is sparsified by, None for one that is not."""
+    recipe: Recipe | None = getattr(model, RECIPE, None)
+    return recipe
+
+
 def restore(model: nn.Module) -> None:
     """Makes every razor layer of `model` its stock class again, with the same parameters.
 

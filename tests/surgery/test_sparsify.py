@@ -8,7 +8,7 @@ from timm import layers as stock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from razorctl import Recipe, restore, sparsify
+from razorctl import Recipe, recipe_of, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import LIBRARIES, swaps
@@ -274,3 +274,12 @@ def test_a_joint_budget_is_refused_by_a_whole_graph_and_runs_uncompiled_otherwis
             forward(x).square().sum().backward()
         for a, b in zip(eager.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_model_knows_its_recipe_until_it_is_restored():
+    model, recipe = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), Recipe("backrazor", 0.5)
+    assert recipe_of(model) is None
+    sparsify(model, recipe)
+    assert recipe_of(model) == recipe
+    restore(model)
+    assert recipe_of(model) is None
