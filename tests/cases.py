@@ -11,8 +11,7 @@ from torch import nn
 from transformers import BertConfig, activations
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
-from razorctl.layers.attention import Attention
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.libraries import swaps
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
@@ -53,20 +52,14 @@ class Case:
 
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
-    module.__class__ = swaps()[type(module)]
+    swaps()[type(module)].attach(module, rule, Settings(attention=attention or "auto"))
     assert isinstance(module, RazorLayer)
-    module.rule = rule
-    if isinstance(module, Attention):
-        module.backend = attention
-        module.take_over()
     return module
 
 
 def stock(module: RazorLayer) -> nn.Module:
     """The same module in its stock class again."""
-    if isinstance(module, Attention):
-        module.give_back()
-    module.__class__ = {razor: stock for stock, razor in swaps().items()}[type(module)]
+    module.detach()
     return module
 
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Settings
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
@@ -255,11 +255,15 @@ class Attention(RazorLayer):
             )
         return None
 
-    def take_over(self) -> None:
-        """Called once this class has taken over a module."""
+    @classmethod
+    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+        super().attach(module, rule, settings)
+        assert isinstance(module, Attention)
+        module.backend = settings.attention
 
-    def give_back(self) -> None:
-        """Called before the module becomes its stock class again."""
+    def detach(self) -> None:
+        del self.backend
+        super().detach()
 
     @classmethod
     def head_width(cls, module: nn.Module) -> int:

@@ -6,7 +6,8 @@ were.
 """
 
 from collections.abc import Callable, Hashable
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,25 @@ from razorctl.rules.base import Kept, Product, Rule
 from razorctl.sampling.joint import Blocks
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the razor layers of a model have in common.
+
+    memo: None to keep for oneself. blocks: the draw of weights under a joint budget. attention: the
+    backend, of `Recipe.attention`. int8_weight_grad, int8_input_grad: as in a Recipe, settled.
+    """
+
+    memo: Memo | None = None
+    blocks: Blocks | None = None
+    attention: str = "auto"
+    int8_weight_grad: bool = False
+    int8_input_grad: bool = False
+
+
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward saves by `rule`.
 
-    kind: layer kind, as `Method.rules` names it. memo: shared by the layers of a model, None to
-    keep for oneself.
+    kind: layer kind, as `Method.rules` names it. memo: of `Settings`.
     """
 
     kind: ClassVar[str]
@@ -36,6 +51,18 @@ class RazorLayer(nn.Module):
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         """Whether this class can stand in for a module of its stock type, with that rule."""
         return True
+
+    @classmethod
+    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+        """Takes over a module of the stock type, until `detach`."""
+        module.__class__ = cls
+        module.rule, module.memo = rule, settings.memo  # type: ignore[assignment]
+
+    def detach(self) -> None:
+        """Makes the module its stock class again."""
+        del self.rule, self.memo
+        bases: Any = type(self).__mro__
+        self.__class__ = next(base for base in bases if not issubclass(base, RazorLayer))
 
     @property
     def saving(self) -> bool:
@@ -53,6 +80,24 @@ class WeightLayer(RazorLayer):
     weight: Tensor
     blocks: Blocks | None = None
     block: int = 0
+
+    @classmethod
+    def drawable(cls, module: nn.Module) -> bool:
+        """Whether a joint budget may draw the weight of a stock module."""
+        weight = getattr(module, "weight", None)
+        return weight is not None and weight.requires_grad
+
+    @classmethod
+    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+        super().attach(module, rule, settings)
+        assert isinstance(module, WeightLayer)
+        if settings.blocks is not None and cls.drawable(module):
+            module.blocks, module.block = settings.blocks, settings.blocks.join()
+
+    def detach(self) -> None:
+        for name in ("blocks", "block"):
+            vars(self).pop(name, None)
+        super().detach()
 
     def keep(
         self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]

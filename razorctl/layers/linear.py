@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import WeightLayer, flat
+from razorctl.layers.base import Settings, WeightLayer, flat
 from razorctl.ops.activation import activation_to_int8
 from razorctl.ops.int8 import scaled_gemm, to_int8
 from razorctl.rules.base import Product, Rule
@@ -134,6 +134,17 @@ class RazorLinear(WeightLayer, nn.Linear):
     def columns(cls, module: nn.Module) -> int:
         assert isinstance(module, nn.Linear)
         return module.in_features
+
+    @classmethod
+    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+        super().attach(module, rule, settings)
+        assert isinstance(module, RazorLinear)
+        module.int8_weight_grad = settings.int8_weight_grad
+        module.int8_input_grad = settings.int8_input_grad
+
+    def detach(self) -> None:
+        del self.int8_weight_grad, self.int8_input_grad
+        super().detach()
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:

@@ -21,7 +21,8 @@ from transformers.models.vit import modeling_vit
 
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, masked
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Settings
+from razorctl.rules.base import Rule
 
 PREFIX = "razor_"
 
@@ -62,12 +63,16 @@ class InterfaceAttention(Attention):
             )
         return super().refusal(module, backend)
 
-    def take_over(self) -> None:
-        if not self.config._attn_implementation.startswith(PREFIX):  # layers share it
-            self.config._attn_implementation = PREFIX + self.config._attn_implementation
+    @classmethod
+    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+        super().attach(module, rule, settings)
+        config: Any = module.config
+        if not config._attn_implementation.startswith(PREFIX):  # layers share it
+            config._attn_implementation = PREFIX + config._attn_implementation
 
-    def give_back(self) -> None:
+    def detach(self) -> None:
         self.config._attn_implementation = self.config._attn_implementation.removeprefix(PREFIX)
+        super().detach()
 
 
 def _interface(name: str) -> Any:

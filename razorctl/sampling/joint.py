@@ -29,11 +29,17 @@ class Blocks:
         """`size` is the number of blocks; `budget` the share of them drawn."""
         self.sampler = Bandit(size, max(1, round(budget * size)))
         self.unbiased, self.seed, self.step = unbiased, seed, 0
+        self.joined = 0  # blocks that have a number
         self.drawn: dict[int, float] = {}  # block -> its probability
         self.seen: dict[int, Tensor] = {}  # block -> gradient norm in the last step
         self.sizes: dict[int, int] = {}  # block -> elements it last kept, or bytes of a branch
         self.inside: int | None = None  # the branch that is running
         self.handle: RemovableHandle | None = None
+
+    def join(self) -> int:
+        """The number of one more block."""
+        self.joined += 1
+        return self.joined - 1
 
     def attach(self, model: nn.Module) -> None:
         """Draws before each training forward pass of `model`, until `detach`."""

@@ -21,8 +21,9 @@ class Branch:
     owner: nn.Module
     members: tuple[nn.Module, ...]
 
-    def attach(self, blocks: Blocks, block: int) -> None:
-        """Makes this branch number `block` of a draw, until `detach`."""
+    def attach(self, blocks: Blocks) -> None:
+        """Makes this branch a block of a draw, until `detach`."""
+        block = blocks.join()
         for module in self.members:
             last = module is self.members[-1]
             member = Member(module, self.owner, blocks, block, last)

@@ -36,14 +36,14 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
 def _works(module: nn.Module) -> bool:
     """Whether checkpointing can be switched on; many a timm model has the switch alone."""
     try:
-        switch_on(module)
+        attach(module)
     except (AssertionError, NotImplementedError, ValueError):
         return False
-    switch_back(module)
+    detach(module)
     return True
 
 
-def switch_on(module: nn.Module) -> None:
+def attach(module: nn.Module) -> None:
     """Switches a module's checkpointing on, if it is not on already."""
     if any(getattr(part, flag, False) for part in module.modules() for flag in FLAGS):
         return
@@ -52,14 +52,14 @@ def switch_on(module: nn.Module) -> None:
     setattr(module, MARK, True)
 
 
-def switched(module: nn.Module) -> bool:
-    """Whether `switch_on` has changed this very module."""
+def attached(module: nn.Module) -> bool:
+    """Whether `attach` has changed this very module."""
     return hasattr(module, MARK)
 
 
-def switch_back(module: nn.Module) -> None:
-    """Undoes what `switch_on` changed, if anything."""
-    if switched(module):
+def detach(module: nn.Module) -> None:
+    """Undoes what `attach` changed, if anything."""
+    if attached(module):
         enable, disable = _switches(module)
         getattr(module, disable)(*[False] * (enable == disable))
         delattr(module, MARK)

@@ -11,9 +11,8 @@ from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.layers import libraries
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import RazorLayer, WeightLayer
+from razorctl.layers.base import RazorLayer, Settings, WeightLayer
 from razorctl.layers.libraries import swaps
-from razorctl.layers.linear import RazorLinear
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -83,28 +82,17 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
     linear = adapters.find(model) if method.adapts else ()
 
-    memo, block = Memo(), 0
+    drawn = blocks if recipe.joint == "weights" else None
+    settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
-        module = new.module
-        module.__class__ = new.razor
-        module.rule, module.memo = new.rule, memo  # type: ignore[assignment]
-        if isinstance(module, WeightLayer):
-            module.blocks, module.block = None, block
-            if recipe.joint == "weights" and _drawn(new):
-                module.blocks = blocks
-                block += 1
-        if isinstance(module, RazorLinear):
-            module.int8_weight_grad, module.int8_input_grad = recipe.int8
-        if isinstance(module, Attention):
-            module.backend = recipe.backend
-            module.take_over()
+        new.razor.attach(new.module, new.rule, settings)
     for module in checkpointed.values():
-        checkpointing.switch_on(module)
+        checkpointing.attach(module)
     if linear:
         adapters.attach(model, linear)
     if blocks is not None:
-        for number, branch in enumerate(residual):
-            branch.attach(blocks, number)
+        for branch in residual:
+            branch.attach(blocks)
         blocks.attach(model)
     setattr(model, RECIPE, recipe)
     return *checkpointed, *linear[:-1], *(new.name for new in chosen)
@@ -113,14 +101,13 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
     razor = isinstance(module, RazorLayer)
-    other = checkpointing.switched(module), branches.attached(module), adapters.attached(module)
+    other = checkpointing.attached(module), branches.attached(module), adapters.attached(module)
     return razor or any(other)
 
 
 def _drawn(new: Swap) -> bool:
     """Whether a joint budget draws the weight of a module."""
-    weight = getattr(new.module, "weight", None)
-    return issubclass(new.razor, WeightLayer) and weight is not None and weight.requires_grad
+    return issubclass(new.razor, WeightLayer) and new.razor.drawable(new.module)
 
 
 def recipe_of(model: nn.Module) -> Recipe | None:
@@ -134,24 +121,15 @@ def restore(model: nn.Module) -> None:
 
     Adapters are merged into the weights that they stand beside.
     """
-    stock = {razor: stock for stock, razor in swaps().items()}
     for blocks in draws(model):
         blocks.detach()
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
         adapters.detach(module)
-        checkpointing.switch_back(module)
+        checkpointing.detach(module)
         branches.detach(module)
-        if isinstance(module, WeightLayer):
-            del module.blocks, module.block
-        if isinstance(module, RazorLinear):
-            del module.int8_weight_grad, module.int8_input_grad
-        if isinstance(module, Attention):
-            module.give_back()
-            del module.backend
         if isinstance(module, RazorLayer):
-            del module.rule, module.memo
-            module.__class__ = stock[type(module)]  # type: ignore[assignment]
+            module.detach()
 
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.test_methods import MODELS, step
+from tests.surgery.test_methods import MODELS, step
 from torch import nn
 
 from razorctl import Recipe, models, restore, sparsify
