@@ -11,7 +11,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 from razorctl import devices
-from razorctl.cli import app as cli
+from razorctl.cli import planning
+from razorctl.cli.settings import Settings
 from razorctl.cli.app import app
 from razorctl.config import presets
 from razorctl.config.settings import read_toml
@@ -249,7 +250,7 @@ def on_a_card(monkeypatch):
 
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
-    job, recipe, document = cli._settle(JOB, None)
+    job, recipe, document = planning.settle(Settings(JOB), None)
     assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
     assert document["budget_bytes"] == 20 * 2**30
     said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: full, the fastest exact way that fits."
@@ -258,19 +259,19 @@ def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
 
 @pytest.mark.parametrize("order", [{"method": "razor"}, {"ratio": 0.8}, {"joint_budget": 0.5}])
 def test_a_recipe_is_an_order(on_a_card, order):
-    _, recipe, document = cli._settle(JOB | order, None)
+    _, recipe, document = planning.settle(Settings(JOB | order), None)
     assert recipe == Recipe(**order)
     assert document is None
 
 
 def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, capsys):
-    cli._settle(JOB | {"method": "razor", "prefer": "fast"}, None)
+    planning.settle(Settings(JOB | {"method": "razor", "prefer": "fast"}), None)
     assert "prefer does nothing where nothing is planned." in capsys.readouterr().err
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
     monkeypatch.setattr(gpus, "detect", lambda: (replace(CARD, name="Some Card"),))
-    assert cli._settle(JOB, None) == (Job(**JOB), Recipe(), None)
+    assert planning.settle(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
     assert "no preset is known for" in capsys.readouterr().err
 
 
