@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli import effects, progress
+from razorctl.cli import effects
 from razorctl.cli.options import Device, Json, Option, takes
 from razorctl.cli.settings import Settings, read
 from razorctl.cli.views import common as views
@@ -105,6 +105,7 @@ def _run(
     """Runs the methods, with these options of a Grid, on the job that is given."""
     job = settings.job
     with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
+        from razorctl.cli import progress
         from razorctl.training.grid import Grid
 
         grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli import effects, planning, progress
+from razorctl.cli import effects, planning
 from razorctl.cli.options import (
     JOB,
     PLANNING,
@@ -44,6 +44,8 @@ def finetune(
     --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
     says.
     """
+    from razorctl.cli import progress  # with rich's bars, which --help need not wait for
+
     settings = read(ctx, flags, recipe)
     if plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
