@@ -1,10 +1,48 @@
 """Settings that a user gave and that change nothing, or not what they seem to."""
 
+import os
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 
+import typer
+from typer.core import TyperGroup
+
+from razorctl.cli.settings import PREFIX
+from razorctl.cli.views import common as views
+from razorctl.config.registry import unknown
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
+
+
+def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
+    """Says which settings do nothing in any of these.
+
+    Only of those that the user gave: a default in a file, as a run's config.toml has them, is none.
+    """
+    defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
+    given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
+    for name in ctx.params.keys() & defaults.keys():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            given.add(name)
+    first, *others = (without_effect(given, each) for each in settings)
+    for sentence in first:
+        if all(sentence in other for other in others):
+            views.note(sentence)
+
+
+def note_variables(ctx: typer.Context) -> None:
+    """Says which variables of the environment look like settings and are none."""
+    assert isinstance(ctx.command, TyperGroup)
+    commands = (ctx.command, *ctx.command.commands.values())
+    options = (o for c in commands for o in c.params if o.param_type_name == "option")
+    known = {option.name for option in options if option.name}
+    prefix = f"{PREFIX}_"
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(prefix).lower()
+        if variable.startswith(prefix) and name not in known:
+            views.note(f"{variable} does nothing: {unknown('setting', name, known)}")
 
 
 def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -15,7 +14,8 @@ from rich.progress import (
 )
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import Pulse, against, duration, size
+from razorctl.cli.views import finetune as view
+from razorctl.cli.views.common import Pulse, duration
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -42,43 +42,18 @@ def train(
 
     prepare: makes the run of `job` and `recipe` in `out`, and tells its argument what it is at.
     """
-    known = _settings(job, device)
-    title = f"{job.model} on {job.dataset}: {views.summary(asdict(recipe))}"
-    views.say(", ".join([title, *known]))
-    views.say(f"run directory: {out}")
+    view.header(job, recipe, out, device)
     try:
         with views.waiting("loading PyTorch") as at:
             run = prepare(at)
             from razorctl import devices  # imports torch, as all that prepares does
 
-        settled = [w for w in _settings(run.job, devices.name(run.device)) if w not in known]
-        views.say(", ".join([*settled, f"saves {_saved(run)}"]))
+        view.settled(run, job, device, devices.name(run.device))
         (_bar if views.err.is_interactive else _lines)(run)
     except (KeyboardInterrupt, Terminated) as stop:
         stop.add_note(left(out))
         raise
     return run
-
-
-def _settings(job: Job, device: str | None) -> list[str]:
-    """What is known of batch, steps, precision, learning rate and device, in words."""
-    parts = f" in {job.accumulate:,} micro-batches" if job.accumulate > 1 else ""
-    return [
-        text
-        for text, value in (
-            (f"batch {job.batch_size}{parts}", job.batch_size),
-            (f"{job.steps or 0:,} steps", job.steps),
-            (f"{job.epochs or 0:g} epochs", job.epochs),
-            (job.precision, None if job.precision == "auto" else job.precision),
-            (f"lr {job.learning_rate or 0:g}", job.learning_rate),
-            (f"on {device}", device),
-        )
-        if value is not None
-    ]
-
-
-def _saved(run: "Run") -> str:
-    return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
 
 
 def _bar(run: "Run") -> None:
@@ -87,7 +62,7 @@ def _bar(run: "Run") -> None:
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
-        TextColumn(f"[green]saves {_saved(run)}"),
+        TextColumn(f"[green]saves {view.saved(run)}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )

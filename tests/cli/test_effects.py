@@ -1,10 +1,13 @@
 """What has no effect: held against what sparsify would do with it."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor
+from typer.testing import Result
 
 from razorctl.cli.effects import without_effect
 from razorctl.job import Job
@@ -13,6 +16,8 @@ from razorctl.methods import METHODS
 from razorctl.models import models
 from razorctl.recipe import Recipe
 from razorctl.surgery import sparsify as surgery
+from razorctl.training import run as trainer
+from tests.cli.commands import finetune, razorctl
 
 GIVEN = {
     "ratio": 0.8,
@@ -70,3 +75,49 @@ def test_a_joint_budget_gives_these_something_to_do():
 def test_of_a_job(name, settings, word):
     found = without_effect([name], Job("m", "d", **settings))
     assert [word in sentence for sentence in found] == ([] if word is None else [True])
+
+
+DONE = SimpleNamespace(result=dict)
+
+
+class TestNotes:
+    """What a user is told of settings that do nothing."""
+
+    def notes(self, result: Result) -> list[str]:
+        assert result.exit_code == 0, result.stderr
+        return [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        """Nothing is trained."""
+        monkeypatch.setattr("razorctl.cli.progress.train", lambda *_: DONE)
+
+    def test_a_flag_a_variable_and_a_line_of_a_file(self, monkeypatch):
+        Path("razorctl.toml").write_text("[recipe]\nmethod = 'full'\njoint = 'branches'\n")
+        monkeypatch.setenv("RAZORCTL_RATIO", "0.9")
+        assert self.notes(finetune("--unbiased", "--json")) == [
+            "note: the ratio does nothing: method full has none.",
+            "note: joint branches does nothing without a joint budget below 1.",
+            "note: unbiased does nothing: method full draws nothing.",
+        ]
+
+    def test_a_default_is_not_given(self):
+        Path("razorctl.toml").write_text("[recipe]\nmethod = 'full'\nratio = 0.9\n")
+        assert self.notes(finetune("--json")) == []
+
+    def test_a_warmup_longer_than_the_steps_that_are_the_models(self, monkeypatch):
+        steps = trainer.Job("vit-micro", "digits", warmup_steps=2000).resolved({"steps": 300}, 99)
+        monkeypatch.setattr(trainer, "finetune", lambda *_, **__: SimpleNamespace(job=steps))
+        monkeypatch.setattr(
+            "razorctl.cli.progress.train", lambda prepare, *_: prepare(print) and DONE
+        )
+        result = razorctl("finetune", "vit-micro", "digits", "--warmup-steps", "2000", "--json")
+        (note,) = self.notes(result)
+        assert note.endswith("2,000 steps of warmup are not over after 300.")
+
+    def test_a_variable_that_nothing_reads(self, monkeypatch):
+        monkeypatch.setenv("RAZORCTL_RATOI", "0.5")
+        monkeypatch.setenv("RAZORCTL_SEEDS", "2")  # of another command
+        assert self.notes(finetune("--json")) == [
+            "note: RAZORCTL_RATOI does nothing: unknown setting 'ratoi'; did you mean 'ratio'?"
+        ]

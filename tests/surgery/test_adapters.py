@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from tests.surgery.test_methods import MODELS, step
 from torch import nn
 
 from razorctl import Recipe, models, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning.job_trace import trace
+from tests.surgery.test_methods import MODELS, step
 
 every_model = pytest.mark.parametrize("kind", MODELS)
 

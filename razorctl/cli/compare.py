@@ -1,0 +1,115 @@
+"""`razorctl compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from razorctl.cli import effects
+from razorctl.cli.options import Device, Json, Option, takes
+from razorctl.cli.settings import Settings, read
+from razorctl.cli.views import common as views
+from razorctl.cli.views import comparison as view
+from razorctl.errors import UsageError
+from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from razorctl.training.comparison import Comparison
+
+OF_JOB = (
+    "steps",
+    "epochs",
+    "input_size",
+    "batch_size",
+    "precision",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "evaluate_every",
+)
+OF_VIEW = {"what", "target", "json", "csv"}  # parameters that runs which are finished take too
+
+
+@takes("ratio", *OF_JOB)
+def compare(
+    ctx: typer.Context,
+    what: Annotated[
+        list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
+    ],
+    methods: Annotated[
+        str, Option(help="Names of methods, or full-stored, full-flash, accumulate.")
+    ] = "full,checkpoint,backrazor,prebackrazor++,razor",
+    seeds: Annotated[int, Option(help="Runs of each method.")] = 1,
+    target: Annotated[
+        float | None, Option(help="Accuracy to reach. [default: 99 % of full's best]")
+    ] = None,
+    device: Device = None,
+    out: Annotated[Path | None, Option(help="New directory. [default: under runs/]")] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on in --out; what is finished there is kept.")
+    ] = False,
+    json: Json = False,
+    csv: Annotated[bool, Option("--csv", help="Print the rows as CSV.")] = False,
+    **flags: Any,
+) -> None:
+    """Compare methods on MODEL and DATASET, or what is in directories: finished runs, comparisons.
+
+    Every method and seed runs in a process of its own, as `finetune` would; one that fails has its
+    reason in its row. Of the [recipe] settings only the ratio counts: methods run as they come.
+    """
+    if json and csv:
+        raise UsageError("json and csv are two forms of the same; give one of them.")
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
+    found = _finished(ctx, what)
+    if found is None:
+        if resume and out is None:
+            raise UsageError("there is nothing to resume; name the comparison with --out.")
+        settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
+        grid = {"seeds": seeds, "device": device, "out": out, "resume": resume}
+        found = _run(ctx, settings, methods.split(","), grid)
+    document = found.document(target)
+    if json:
+        views.print_json(document)
+    elif csv:
+        view.print_csv(document["rows"])
+    else:
+        view.show(document)
+    raise typer.Exit(found.exit_code)
+
+
+def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
+    """What is in directories, if that is what is named, and no model and data set."""
+    from razorctl.training import comparison
+
+    there = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
+    if all(there):
+        for name in (name for name in ctx.params if name not in OF_VIEW):
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UsageError(
+                    f"runs that are finished take no other {name.replace('_', ' ')}; leave it out."
+                )
+        return comparison.finished(map(Path, what))
+    if len(what) != 2 or any(there):
+        raise UsageError(
+            f"{what[there.index(False)]} is no directory of a run or of a comparison; name a model "
+            "and a data set, or such directories alone."
+        )
+    return None
+
+
+def _run(
+    ctx: typer.Context, settings: Settings, methods: list[str], options: dict[str, Any]
+) -> "Comparison":
+    """Runs the methods, with these options of a Grid, on the job that is given."""
+    job = settings.job
+    with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
+        from razorctl.cli import progress
+        from razorctl.training.grid import Grid
+
+        grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)
+    effects.note_settings(ctx, *grid.recipes.values())
+    effects.note_settings(ctx, grid.resolved)
+    progress.compare(grid)
+    return grid.comparison

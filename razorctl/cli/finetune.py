@@ -1,0 +1,70 @@
+"""`razorctl finetune`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from razorctl.cli import effects, planning
+from razorctl.cli.options import (
+    JOB,
+    PLANNING,
+    RECIPE,
+    Device,
+    Json,
+    Option,
+    Preset,
+    of_plan,
+    takes,
+)
+from razorctl.cli.settings import read
+from razorctl.cli.views import common as views
+from razorctl.cli.views import finetune as view
+from razorctl.training import rundir
+
+if TYPE_CHECKING:
+    from razorctl.training.run import Run
+
+
+@takes(*PLANNING, *RECIPE, *JOB)
+def finetune(
+    ctx: typer.Context,
+    plan: Annotated[Path | None, of_plan(help="File of `plan --json`: run exactly that.")] = None,
+    recipe: Preset = None,
+    device: Device = None,
+    out: Annotated[Path | None, Option(help="New run directory. [default: under runs/]")] = None,
+    json: Json = False,
+    **flags: Any,
+) -> None:
+    """Fine-tune MODEL on DATASET and write the run to a directory.
+
+    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
+    A setting that is not given has the measured default of the model or method. With --vram or
+    --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
+    says.
+    """
+    from razorctl.cli import progress  # with rich's bars, which --help need not wait for
+
+    settings = read(ctx, flags, recipe)
+    if plan is not None:
+        job, chosen, document = planning.settle_by_file(plan, flags, device)
+    else:
+        job, chosen, document = planning.settle(settings, device, quiet=json)
+    effects.note_settings(ctx, chosen)
+    directory = rundir.choose(out, job.model, job.dataset, chosen.method)
+
+    def prepare(at: Callable[[str], None]) -> "Run":
+        from razorctl.training import run as trainer
+
+        run = trainer.finetune(
+            job, chosen, out=directory, device=device, plan=document, progress=at
+        )
+        effects.note_settings(ctx, run.job)  # whose steps may be the model's
+        return run
+
+    result = progress.train(prepare, job, chosen, directory, device).result()
+    if json:
+        views.print_json(result)
+    else:
+        view.show(result)

@@ -1,0 +1,33 @@
+"""All that a user may name: for `list`, and for a shell that completes what is half typed."""
+
+from collections.abc import Callable
+
+from razorctl.config import presets
+from razorctl.config.settings import read_toml
+from razorctl.methods import METHODS
+
+
+def known() -> dict[str, dict[str, str]]:
+    """Group -> name -> summary."""
+    from razorctl import data, models
+    from razorctl.planning import gpus
+
+    return {
+        "models": {name: model.summary for name, model in models.models().items()},
+        "data sets": {name: source.summary for name, source in data.DATASETS.items()},
+        "methods": {name: f"{m.summary} ({m.source})" for name, m in METHODS.items()},
+        "gpus": {name: gpus.load(name).name for name in gpus.names()},
+        "recipes": {
+            name: str(read_toml(file).get("summary", ""))
+            for name, file in presets.files("recipes").items()
+        },
+    }
+
+
+def completes(group: str) -> Callable[[str], list[str]]:
+    """What a shell offers where a name of that group is half typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in known()[group] if name.startswith(incomplete)]
+
+    return complete

@@ -1,0 +1,50 @@
+"""`razorctl plan`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from razorctl.cli import effects, planning
+from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Option, Preset, takes
+from razorctl.cli.settings import read
+from razorctl.cli.views import common as views
+from razorctl.cli.views import plan as view
+from razorctl.errors import NoFitError
+
+
+@takes(*PLANNING, *RECIPE, *(name for name in JOB if name != "accumulate"))  # a plan chooses that
+def plan(
+    ctx: typer.Context,
+    model: Annotated[str, MODEL] = "vit-b16",
+    recipe: Preset = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Say what was tried, in which order.")
+    ] = False,
+    json: Json = False,
+    **flags: Any,
+) -> None:
+    """Say how MODEL fits a card on DATASET, what that takes, and which way to take.
+
+    Training steps are traced, on no device: the exact ways are listed beside the approximate ones.
+    With a method or any other setting of a recipe, only that recipe is planned.
+    """
+    settings = read(ctx, flags | {"model": model}, recipe)
+    if "dataset" not in settings.given:
+        from razorctl import data
+
+        settings = settings.but(dataset=data.usual(settings.given["model"]))
+    try:
+        planned = planning.plan(settings, quiet=json)
+    except NoFitError as error:
+        if json:
+            views.print_json(error.document)
+        else:
+            view.show_ways(error.document)
+        raise
+    document = planned.document()
+    effects.note_settings(ctx, planned.planned_recipe)
+    effects.note_settings(ctx, planned.planned_job)
+    if json:
+        views.print_json(document)
+    else:
+        view.show(document, explain)

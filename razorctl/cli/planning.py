@@ -1,0 +1,107 @@
+"""What `plan` and `finetune` share: a plan for the card that is given, or for the one found."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.cli.options import PLANNING
+from razorctl.cli.settings import Settings
+from razorctl.cli.views import common as views
+from razorctl.cli.views import plan as view
+from razorctl.errors import UsageError
+from razorctl.job import Job, settle_precision
+from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from razorctl.planning.plan import Plan
+
+Settled = tuple[Job, Recipe, dict[str, Any] | None]  # and the document of a plan, if there is one
+
+
+def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool = False) -> "Plan":
+    """The plan for the card, the memory and the preference that are given, to be run on `place`.
+
+    quiet: whether not to note that a card is assumed.
+    """
+    from razorctl.planning import gpus
+    from razorctl.planning import plan as planner
+
+    given = settings.given
+    index = 0 if place is None else place.index or 0
+    gpu, budget, source, assumed = gpus.target(given.get("gpu"), given.get("vram"), index)
+    if assumed and not quiet:
+        views.note(f"{gpu.name} is assumed from --vram alone; --gpu names another card.")
+    job = settings.job
+    _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
+    search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
+    with view.planning(gpu.name, budget, source) as report:
+        return planner.plan(
+            job,
+            gpu,
+            budget=budget,
+            recipe=settings.recipe if settings.orders else None,
+            report=report,
+            **search,
+        )
+
+
+def _check_place(precision: str, place: "torch.device | None", plan: str) -> None:
+    """Raises UsageError if what is planned cannot run there, before anything is read or built."""
+    if place is not None and place.type != "cuda" and precision == "fp16":
+        raise UsageError(
+            f"the plan for {plan} is in fp16, which cannot be trained on {place.type}; plan with "
+            "--precision bf16 or fp32."
+        )
+
+
+def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Settled:
+    """Job and recipe as they are given, or else planned.
+
+    A recipe, or a part of one, is an order. Without any the job is planned for the card that it
+    runs on, if that is known.
+    """
+    given = settings.given
+    if not {"model", "dataset"} <= given.keys():
+        raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
+    job, recipe = settings.job, settings.recipe
+    from razorctl import data
+    from razorctl.planning import gpus
+
+    data.check(job)  # before torch is loaded, which takes seconds
+    if not {"gpu", "vram"} & given.keys():
+        found = () if device == "cpu" else gpus.detect()
+        if settings.orders or not found:
+            for name in (name for name in PLANNING if name in given):
+                views.note(f"{name.replace('_', ' ')} does nothing where nothing is planned.")
+            return job, recipe, None
+    with views.waiting("looking for the device"):
+        from razorctl import devices
+
+        place = devices.find(device)
+    if not {"gpu", "vram"} & given.keys():
+        cards = found[place.index or 0 :] if place.type == "cuda" else ()
+        if not cards or gpus.preset_for(cards[0]) is None:
+            views.note(f"nothing is planned: no preset is known for {devices.name(place)}.")
+            return job, recipe, None
+    planned = plan(settings, place, quiet=quiet)
+    view.say_choice(planned)
+    return planned.planned_job, planned.planned_recipe, planned.document()
+
+
+def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> Settled:
+    """What a file of `plan --json` says, beside which flags may say no other."""
+    from razorctl.planning.plan import read
+
+    job, recipe, document = read(file)
+    own = Settings({name: value for name, value in flags.items() if value is not None})
+    settled = [*own.of(Job), *own.of(Recipe), *(n for n in PLANNING if n in own.given)]
+    if other := [name for name in settled if getattr(job, name, None) != own.given[name]]:
+        raise UsageError(
+            f"{file} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
+        )
+    from razorctl import devices
+
+    _check_place(job.precision, devices.find(device), str(file))
+    return job, recipe, document

@@ -1,0 +1,59 @@
+"""`razorctl profile`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from razorctl.cli import effects
+from razorctl.cli.options import MODEL, RECIPE, Device, Json, Option, takes
+from razorctl.cli.settings import read
+from razorctl.cli.views import common as views
+from razorctl.cli.views import profile as view
+from razorctl.job import Job
+
+OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # all of it that counts
+
+
+@takes(*RECIPE, *OF_JOB)
+def profile(
+    ctx: typer.Context,
+    model: Annotated[str, MODEL],
+    timed_steps: Annotated[int, Option("--steps", help="Steps that are timed.")] = 5,
+    device: Device = None,
+    trace: Annotated[Path | None, Option(help="File for a chrome trace of two steps.")] = None,
+    snapshot: Annotated[
+        Path | None, Option(help="File for what CUDA allocates in two steps.")
+    ] = None,
+    json: Json = False,
+    **flags: Any,
+) -> None:
+    """Show where the bytes and the time of a training step of MODEL go.
+
+    Saved bytes, and what full fine-tuning would save, are traced; times are of real steps with
+    fresh weights and random batches, so that nothing is downloaded.
+    """
+    from razorctl import models
+
+    settings = read(ctx, flags)
+    recipe = settings.recipe
+    effects.note_settings(ctx, recipe)
+    of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
+    # Refused before torch is loaded, which takes seconds.
+    Job(models.find(model).name, "random", steps=timed_steps, **of_job)
+    with views.waiting(f"profiling {model}"):
+        from razorctl.training.profiler import profile as measure
+
+        result = measure(
+            model,
+            recipe,
+            steps=timed_steps,
+            device=device,
+            trace=trace,
+            snapshot=snapshot,
+            **of_job,
+        ).result()
+    if json:
+        views.print_json(result)
+    else:
+        view.show(result)

@@ -1,0 +1,77 @@
+"""What `finetune` prints: the header, as far as it is known, and the closing table."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from razorctl.cli.views import common as views
+from razorctl.cli.views.common import against, duration, size, summary
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from razorctl.training.run import Run
+
+
+def header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
+    """Two lines of what is known before anything is loaded."""
+    title = f"{job.model} on {job.dataset}: {summary(asdict(recipe))}"
+    views.say(", ".join([title, *_settings(job, device)]))
+    views.say(f"run directory: {out}")
+
+
+def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
+    """A line of what the header of `job`, on the device asked for, could not know."""
+    known = _settings(job, asked)
+    new = [words for words in _settings(run.job, device) if words not in known]
+    views.say(", ".join([*new, f"saves {saved(run)}"]))
+
+
+def _settings(job: Job, device: str | None) -> list[str]:
+    """What is known of batch, steps, precision, learning rate and device, in words."""
+    parts = f" in {job.accumulate:,} micro-batches" if job.accumulate > 1 else ""
+    return [
+        text
+        for text, value in (
+            (f"batch {job.batch_size}{parts}", job.batch_size),
+            (f"{job.steps or 0:,} steps", job.steps),
+            (f"{job.epochs or 0:g} epochs", job.epochs),
+            (job.precision, None if job.precision == "auto" else job.precision),
+            (f"lr {job.learning_rate or 0:g}", job.learning_rate),
+            (f"on {device}", device),
+        )
+        if value is not None
+    ]
+
+
+def saved(run: "Run") -> str:
+    """What a step saves, and how much less that is than in full fine-tuning."""
+    return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
+
+
+def show(result: dict[str, Any]) -> None:
+    """The closing table of `finetune`."""
+    title = f"{result['model']} on {result['dataset']}: {summary(result['recipe'])}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(style="dim")
+    saved, full = result["saved_bytes"], result["full_saved_bytes"]
+    predicted = result["predicted"] or {}
+    table.add_row("saved for backward", size(saved), against(saved, full))
+    table.add_row("full fine-tuning saves", size(full))
+    if result["peak_bytes"] is not None:
+        table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
+    if predicted:
+        table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
+    table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
+    if predicted:
+        table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
+    table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
+    table.add_row("test accuracy", f"{result['accuracy']:.4f}", f"loss {result['loss']:.4f}")
+    views.out.print(table)
+    views.out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,101 @@
+"""What `plan` prints: the ways to run a job and the one to take; and what is said in planning."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from razorctl.cli.views import common as views
+from razorctl.cli.views.common import duration, size
+
+if TYPE_CHECKING:
+    from razorctl.planning.plan import Plan
+
+
+@contextmanager
+def planning(card: str, budget: int, source: str) -> Iterator[Callable[[str], None]]:
+    """Says what is planned while inside it; what it yields is told what is traced."""
+    words = f"planning for {card}, {size(budget)} {source}"
+    with views.waiting(words) as change:
+        yield lambda way: change(f"{words}: tracing {way}")
+
+
+def say_choice(planned: "Plan") -> None:
+    """What `finetune` takes of a plan."""
+    card = f"{planned.gpu.name}, {size(planned.budget)}"
+    views.say(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
+
+
+def show(plan: dict[str, Any], explain: bool) -> None:
+    """The table of `plan`, from its JSON document, with the chosen way marked, and the command."""
+    show_ways(plan)
+    if explain:
+        for i, line in enumerate(plan["explanation"], start=1):
+            views.out.print(f"{i}. {line}", highlight=False)
+        views.out.print()
+    taken = f"{plan['chosen']['label']}: {plan['reason']}."
+    views.out.print(" ".join((">", taken, *_others(plan))), highlight=False)
+    views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
+
+
+def show_ways(document: Mapping[str, Any]) -> None:
+    """A row for each way to run a job, from the JSON document of a plan or of a refusal."""
+    job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
+    title = (
+        f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
+        f"{job['optimizer']}, {job['steps']:,} steps\n{gpu['name']}, {size(budget)}"
+    )
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("  GiB")
+    for name in ("model", "saved", "other", "needs", "room", "step", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    chosen = document.get("chosen")
+    for entry in document["candidates"]:
+        predicted = entry["predicted"]
+        fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
+        needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
+        saved = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+        figures = (fixed, saved, needs - fixed - saved, needs, budget - needs)
+        table.add_row(
+            ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
+            *(f"{figure / 2**30:.2f}" for figure in figures),
+            *(duration(seconds) for seconds in (predicted["step_seconds"], entry["run_seconds"])),
+            style="bold green" if entry == chosen else None if entry["fits"] else "dim",
+        )
+    views.out.print(table)
+    reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
+    borrowed = gpu["achieved"]["borrowed"]
+    times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
+    views.out.print(
+        f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer "
+        f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context "
+        "and fragmentation; room: what is left of the memory.",
+        highlight=False,
+        style="dim",
+    )
+
+
+def _others(plan: dict[str, Any]) -> list[str]:
+    """What the other preferences would have chosen, and what that gains."""
+    chosen, words = plan["chosen"], []
+    if plan["others"] and all(entry == chosen for entry in plan["others"].values()):
+        return ["So it is with every preference."]
+    for prefer, entry in plan["others"].items():
+        what = "the same"
+        if entry is None:
+            what = "nothing fits"
+        elif entry != chosen:
+            gradient = "exact" if entry["exact"] else "approximate"
+            what = f"{entry['label']}, {gradient}, {_faster(entry, chosen)}"
+        words.append(f"--prefer {prefer}: {what}.")
+    return words
+
+
+def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
+    """How much faster or slower one way is than another."""
+    times = other["run_seconds"] / entry["run_seconds"]
+    return f"{times:.2f}x faster" if times >= 1 else f"{1 / times:.2f}x slower"

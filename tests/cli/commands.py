@@ -1,0 +1,24 @@
+"""The commands that the tests of the command line run, and how they end."""
+
+from typer.testing import CliRunner, Result
+
+from razorctl.cli.app import app
+
+SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
+QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
+
+
+def razorctl(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+def finetune(*args: str) -> Result:
+    return razorctl("finetune", "vit-micro", "digits", *QUICK, *args)
+
+
+def assert_ends_with_an_error(result: Result, sentence: str) -> None:
+    """One sentence is all there is below the header, if there is one."""
+    *header, last = result.stderr.splitlines()
+    assert len(header) in (0, 2)
+    assert last.startswith("error: ")
+    assert sentence in last

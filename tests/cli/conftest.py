@@ -1,0 +1,14 @@
+"""Every command runs in an empty directory, without settings of the user's."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("RAZORCTL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "traces"))

@@ -1,0 +1,139 @@
+"""Errors of every command: one sentence, the exit code, and what a stop leaves."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from razorctl import models
+from razorctl.training import run as trainer
+from tests.cli.commands import QUICK, assert_ends_with_an_error, razorctl
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = [sys.executable, "-m", "razorctl", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_another_broken_pipe_is_one(monkeypatch):
+    def target(*_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("razorctl.planning.gpus.target", target)
+    result = razorctl("plan", "vit-micro", "digits")
+    assert result.exit_code == 1
+    assert "Broken pipe" in result.stderr
+
+
+BAD = {
+    "negative seed": (["--seed", "-1"], 2, "seed -1 is outside [0, 2**32)"),
+    "unknown model": (["finetune", "vit-mikro", "digits"], 2, "did you mean 'vit-micro'?"),
+    "unknown data set": (["finetune", "vit-micro", "digit"], 2, "did you mean 'digits'?"),
+    "unknown method": (["--method", "backrazer"], 2, "did you mean 'backrazor'?"),
+    "ratio of one": (["--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
+    "negative ratio": (["--ratio", "-0.1"], 2, "ratio -0.1 is outside [0, 1)"),
+    "no ratio at all": (["--ratio", "nan"], 2, "ratio nan is outside [0, 1)"),
+    "joint budget of zero": (["--joint-budget", "0"], 2, "joint budget 0.0 is outside (0, 1]"),
+    "large joint budget": (["--joint-budget", "1.5"], 2, "joint budget 1.5 is outside (0, 1]"),
+    "unknown attention": (["--attention", "flsh"], 2, "did you mean 'flash'?"),
+    "sparse-flash of full": (
+        ["--method", "full", "--attention", "sparse-flash"],
+        2,
+        "choose attention 'flash'",
+    ),
+    "large batch": (["--batch-size", "1438"], 2, "larger than the 1437 training examples"),
+    "no batch": (["--batch-size", "0"], 2, "not a positive number"),
+    "no pixels": (["--input-size", "0"], 2, "input size 0 is not a positive number"),
+    "other pixels": (["--input-size", "30"], 2, "leave the input size out"),
+    "text of images": (["finetune", "bert-base", "digits"], 2, "data sets of texts: rte"),
+    "no steps": (["--steps", "0"], 2, "not a positive number"),
+    "steps and epochs": (["--steps", "1", "--epochs", "1"], 2, "give one of them"),
+    "unusable device": (["--device", "warp"], 2, "try cpu"),
+    "existing directory": (["--out", "taken"], 2, "taken exists already"),
+    "directory in a file": (["--out", "file/run"], 2, "cannot write file/run"),
+    "profile of an unknown model": (["profile", "vit-mikro"], 2, "did you mean 'vit-micro'?"),
+    **{
+        f"profile, {name}": (["profile", "vit-micro", "--device", "cpu", *args], 2, sentence)
+        for name, (args, sentence) in {
+            "unknown method": (["--method", "backrazer"], "did you mean 'backrazor'?"),
+            "ratio of one": (["--ratio", "1"], "ratio 1.0 is outside [0, 1)"),
+            "ratio beyond reach": (["--ratio", "0.999", "--batch-size", "4"], "cannot be met"),
+            "no batch": (["--batch-size", "0"], "batch size 0 is not a positive number"),
+            "no steps": (["--steps", "0"], "steps 0 is not a positive number"),
+            "unusable device": (["--device", "warp"], "try cpu"),
+            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave out --snapshot"),
+            "trace in a file": (["--trace", "file/trace.json"], "cannot write file/trace.json"),
+            "trace over a directory": (["--trace", "taken"], "name another file with --trace"),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_the_exit_code(case):
+    args, code, sentence = BAD[case]
+    Path("taken").mkdir()
+    Path("file").touch()
+    if args[0].startswith("--"):
+        args = ["finetune", "vit-micro", "digits", *args]
+    result = razorctl(*args)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert_ends_with_an_error(result, sentence)
+    assert sorted(p.name for p in Path().iterdir()) == ["file", "taken"]
+
+
+def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
+    micro = models.models()["vit-micro"]
+    odd = replace(
+        micro,
+        name="odd",
+        build=lambda classes, _: torch.nn.Sequential(
+            torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)
+        ),
+        transform=lambda _, size: micro.transform(micro.build(2)),
+    )
+    monkeypatch.setitem(models.models(), "odd", odd)
+    result = razorctl("finetune", "odd", "digits", *QUICK)
+    assert result.exit_code == 2
+    assert_ends_with_an_error(result, "error: no layer of Sequential can be pruned by")
+    assert "use method 'full'" in result.stderr
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    "args", [["finetune"], ["finetune", "vit-micro", "digits", "--ratio", "much"], ["trainn"]]
+)
+def test_usage_errors_exit_with_2(args):
+    result = razorctl(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), 4, "raise --ratio or lower --batch-size"),
+        (RuntimeError("it broke\nat length"), 1, "it broke (razorctl --debug shows where)"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_failures_in_training(error, code, sentence, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(trainer, "finetune", fail)
+    result = razorctl("finetune", "vit-micro", "digits")
+    assert result.exit_code == code
+    assert_ends_with_an_error(result, sentence)
+    if code not in (4, 130):
+        assert isinstance(
+            razorctl("--debug", "finetune", "vit-micro", "digits").exception, type(error)
+        )

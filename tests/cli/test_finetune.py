@@ -1,0 +1,145 @@
+"""`finetune` as a user meets it: output streams, header and bar, one JSON document, signals."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from razorctl.cli.views import common as views
+from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.training import run as trainer
+from tests.cli.commands import finetune
+
+
+def test_table_goes_to_stdout():
+    result = finetune("--ratio", "0.8")
+    assert result.exit_code == 0, result.stderr
+    assert f"vit-micro on digits: {DEFAULT_METHOD}, ratio 0.8" in result.stdout
+    for row in ("saved for backward", "full fine-tuning saves", "step", "epoch", "test accuracy"):
+        assert row in result.stdout
+    assert "peak" not in result.stdout  # not measured on a CPU, so not shown
+    (run,) = Path("runs").iterdir()
+    assert result.stderr.splitlines()[:3] == [
+        "vit-micro on digits: razor, ratio 0.8, batch 16, 3 steps, on cpu",
+        f"run directory: {run}",
+        "fp32, lr 0.2, saves 2.36 MiB, 82% less",
+    ]
+    assert str(run / "model.safetensors") in result.stdout
+    assert (run / "model.safetensors").exists()
+
+
+def screen(monkeypatch, term: str) -> io.StringIO:
+    """What a terminal of 80 columns gets on stderr."""
+    shown = io.StringIO()
+    monkeypatch.setenv("TERM", term)
+    terminal = Console(file=shown, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(views, "err", terminal)
+    return shown
+
+
+def test_a_terminal_shows_what_is_done_and_then_a_bar_of_80_columns(monkeypatch):
+    shown = screen(monkeypatch, "xterm")
+    finetune("--evaluate-every", "1")
+    lines = [line.strip() for line in re.split(r"[\r\n]", shown.getvalue())]
+    parts = ("run directory", "tracing what a step saves ...", "fp32", "3/3")
+    seen = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
+    assert seen == sorted(seen)
+    frame = [line for line in lines if "3/3" in line][-1]
+    for part in ("loss ", "acc 0.", "saves 1.28 MiB", "90% less", "/s", "00:00"):
+        assert part in frame
+    assert "…" not in frame
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    shown = screen(monkeypatch, "dumb")
+    finetune()
+    assert not {"\x1b", "\r"} & set(shown.getvalue())
+    assert re.match(
+        r"step 3 of 3: loss \d\.\d\d, accuracy 0\.\d{3}", shown.getvalue().split("\n")[-2]
+    )
+
+
+def test_the_header_waits_for_no_library():
+    code = (
+        "import sys; from razorctl.cli.app import app; from razorctl.cli.views import common\n"
+        "def waiting(_):\n"
+        "    sys.exit(3 if {'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules) else 7)\n"
+        "common.waiting = waiting\n"
+        "app(['finetune', 'vit-micro', 'digits', '--steps', '1000'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    title, directory = done.stderr.splitlines()
+    assert title == "vit-micro on digits: razor, ratio 0.9, 1,000 steps"
+    assert directory.startswith("run directory: runs/vit-micro-digits-razor-")
+    assert not Path("runs").exists()
+
+
+def test_json_is_one_document_and_nothing_else():
+    result = finetune("--json", "--out", "here")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["run_dir"] == "here"
+    assert document["recipe"]["method"] == DEFAULT_METHOD
+    assert document["job"]["batch_size"] == 16
+    assert document["steps"] == 3
+    assert "run directory: here" in result.stderr
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_by_name(method):
+    result = finetune("--json", "--method", method)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["recipe"]["method"] == method
+    # An adapter's gradient needs the whole input too.
+    dense = method in ("full", "lora")
+    assert (document["saved_bytes"] < document["full_saved_bytes"]) == (not dense)
+
+
+def test_attention_and_mean_correction_are_settings():
+    result = finetune(
+        "--json", "--method", "backrazor", "--attention", "flash", "--mean-correction"
+    )
+    recipe = json.loads(result.stdout)["recipe"]
+    assert recipe["attention"] == "flash"
+    assert recipe["mean_correction"] is True
+
+
+STOPPED = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), STOPPED, ids=["SIGINT", "SIGTERM"])
+class TestSignals:
+    """That they end a process of its own is tested with a grid's."""
+
+    def test_in_training_they_say_what_is_left(self, number, code, word, monkeypatch):
+        def note_peak(run: trainer.Run) -> None:
+            if len(run.history) == 2:  # in the third step
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
+        result = finetune("--out", "run", "--json")
+        assert (result.exit_code, result.stdout) == (code, "")
+        assert result.stderr.splitlines()[-1] == (
+            f"error: {word}: run holds config.toml and metrics.jsonl up to step 2; "
+            "no weights are saved yet."
+        )
+        assert [path.name for path in sorted(Path("run").iterdir())] == [
+            "config.toml",
+            "metrics.jsonl",
+        ]
+
+    def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
+        monkeypatch.setattr(trainer, "saved_bytes", lambda *_, **__: signal.raise_signal(number))
+        result = finetune("--out", "new/run")
+        assert result.exit_code == code
+        sentence = f"error: {word}: before the first step; nothing was written."
+        assert result.stderr.splitlines()[-1] == sentence
+        assert not list(Path().iterdir())
