@@ -25,12 +25,12 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
 
     quiet: whether not to note that a card is assumed.
     """
-    from razorctl.planning import gpus
+    from razorctl.planning import detect
     from razorctl.planning import plan as planner
 
     given = settings.given
     index = 0 if place is None else place.index or 0
-    gpu, budget, source, assumed = gpus.target(given.get("gpu"), given.get("vram"), index)
+    gpu, budget, source, assumed = detect.target(given.get("gpu"), given.get("vram"), index)
     if assumed and not quiet:
         views.note(f"{gpu.name} is assumed from --vram alone; --gpu names another card.")
     job = settings.job
@@ -67,11 +67,11 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
     job, recipe = settings.job, settings.recipe
     from razorctl import data
-    from razorctl.planning import gpus
+    from razorctl.planning import detect
 
     data.check(job)  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
-        found = () if device == "cpu" else gpus.detect()
+        found = () if device == "cpu" else detect.detect()
         if settings.orders or not found:
             for name in (name for name in PLANNING if name in given):
                 views.note(f"{name.replace('_', ' ')} does nothing where nothing is planned.")
@@ -82,7 +82,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         place = devices.find(device)
     if not {"gpu", "vram"} & given.keys():
         cards = found[place.index or 0 :] if place.type == "cuda" else ()
-        if not cards or gpus.preset_for(cards[0]) is None:
+        if not cards or detect.preset_for(cards[0]) is None:
             views.note(f"nothing is planned: no preset is known for {devices.name(place)}.")
             return job, recipe, None
     planned = plan(settings, place, quiet=quiet)

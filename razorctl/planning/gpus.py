@@ -1,15 +1,11 @@
 """GPUs: what a card can hold and how fast it is, a TOML file a card, and those of this machine."""
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pynvml
+from typing import Any
 
 from razorctl.config import presets
 from razorctl.config.registry import find, unknown
@@ -30,8 +26,6 @@ MEASURED = {
 }
 # Cards clock above the boost clock that their rates are given for, but not by more than this.
 _MOST = 1.5
-# Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
-_SAME_MEMORY = 0.05
 
 
 @dataclass(frozen=True)
@@ -141,7 +135,7 @@ def _of_generation(compute_capability: str) -> Achieved:
     asked = (int(match[1]), int(match[2])) if match else (0, 0)
     older = [capability for capability in MEASURED if version[capability] <= asked]
     nearest = older[-1] if older else next(iter(MEASURED))
-    gpu = _read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
+    gpu = read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
     source = f"none of its own; those of {gpu.name}, capability {nearest}: {gpu.achieved.source}"
     return replace(gpu.achieved, source=source, borrowed=gpu.name)
 
@@ -182,10 +176,11 @@ def load(name: str) -> Gpu:
     Raises UsageError with the nearest name if there is none, and for a file that cannot be read
     or has a field that is missing, unknown or cannot be meant.
     """
-    return _read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
+    return read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
 
 
-def _read(file: Path) -> Gpu:
+def read(file: Path) -> Gpu:
+    """The preset in a file; see `load`."""
     table = read_toml(file)
     known = [field.name for field in fields(Gpu)]
     for name in table:
@@ -199,184 +194,9 @@ def _read(file: Path) -> Gpu:
         raise UsageError(f"{file}: {error}") from None
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process on a card; memory_bytes is None where the driver does not say."""
-
-    pid: int
-    memory_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Detected:
-    """A GPU of this machine as the driver describes it now.
-
-    memory_bytes, free_bytes: in all, and what nobody holds at this moment.
-    compute_capability: such as "8.9". processes: those on the card, this one left out;
-    inside a container the driver may name pids of the host, or none.
-    """
-
-    name: str
-    memory_bytes: int
-    free_bytes: int
-    compute_capability: str
-    processes: tuple[Process, ...]
-
-
-def detect() -> tuple[Detected, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets through; none without a driver, never an error.
-
-    Indices count as nvidia-smi does, which is CUDA's way too under CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    A card that the driver cannot describe (lost, forbidden, without memory of its own) and
-    instances of a card (MIG) are left out.
-    """
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        uuids = [_uuid(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        cards = [_describe(index) for index in _visible(uuids)]
-        return tuple(card for card in cards if card is not None)
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def preset_for(detected: Detected) -> Gpu | None:
-    """The preset of a card that was found, by its name and memory; the user's own come first."""
-    for file in presets.files("gpus").values():
-        gpu = _read(file)
-        distance = abs(gpu.memory_bytes - detected.memory_bytes)
-        if _bare(gpu.name) == _bare(detected.name) and distance < _SAME_MEMORY * gpu.memory_bytes:
-            return gpu
-    return None
-
-
 def memory_size(text: str) -> int:
     """Bytes of a size such as 11GB or 11264MiB; as cards are labeled, GB and GiB are both 2^30."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")
     return round(float(match[1]) * (2**30 if match[2] in "Gg" else 2**20))
-
-
-class Target(NamedTuple):
-    """A card to plan for.
-
-    budget: bytes of it that may be used. source: where that figure is from. assumed: whether the
-    card was guessed from its memory.
-    """
-
-    gpu: Gpu
-    budget: int
-    source: str
-    assumed: bool = False
-
-
-def target(name: str | None = None, vram: str | None = None, index: int = 0) -> Target:
-    """The card to plan for.
-
-    By `name`, a preset's or a preset file's, or else the card of this machine with that index, or
-    else the preset of the memory nearest to `vram`. Of a named card all may be used, of one that is
-    there what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
-    memory than it has.
-    """
-    budget = None if vram is None else memory_size(vram)
-    found = detect() if name is None else ()
-    if name is not None:
-        gpu = load(name)
-        free, source = gpu.memory_bytes, "as its preset says"
-    elif found[index:]:
-        known = preset_for(found[index])
-        if known is None:
-            raise UsageError(
-                f"{found[index].name} has no preset; name one with --gpu, or write one."
-            )
-        gpu, free, source = known, found[index].free_bytes, "free now"
-        if found[index].processes:
-            source += f", beside {len(found[index].processes)} other processes"
-    elif budget is not None:
-        cards = [load(each) for each in names()]
-        gpu = min(
-            cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
-        )
-        return Target(gpu, budget, "as asked for", assumed=True)
-    else:
-        raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
-    if budget is None:
-        return Target(gpu, free, source)
-    if budget > max(free, gpu.memory_bytes):
-        raise UsageError(
-            f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
-        )
-    return Target(gpu, budget, "as asked for")
-
-
-def _bare(name: str) -> str:
-    """A card's name without the brands that come and go with the driver's version."""
-    return name.casefold().removeprefix("nvidia ").removeprefix("tesla ")
-
-
-def _visible(uuids: Sequence[str]) -> list[int]:
-    """Indices of the cards that CUDA_VISIBLE_DEVICES names, as CUDA reads it.
-
-    The first entry that names no card (-1, too high, a prefix of several UUIDs) ends the list;
-    a card named twice empties it.
-    """
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return list(range(len(uuids)))
-    chosen: list[int] = []
-    for entry in map(str.strip, wanted.split(",")):
-        if entry.startswith("GPU-"):
-            matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
-        else:
-            matches = [index for index in range(len(uuids)) if entry == str(index)]
-        if len(matches) != 1:
-            break
-        if matches[0] in chosen:
-            return []
-        chosen += matches
-    return chosen
-
-
-def _uuid(index: int) -> str:
-    try:
-        return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    except pynvml.NVMLError:
-        return ""
-
-
-def _describe(index: int) -> Detected | None:
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        name = _text(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError:
-        return None
-    return Detected(name, memory.total, memory.free, f"{major}.{minor}", _processes(handle))
-
-
-def _processes(handle: Any) -> tuple[Process, ...]:
-    found: dict[int, int | None] = {}
-    for running in (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        try:
-            for process in running(handle):
-                if found.get(process.pid) is None:  # one that computes and draws is in both lists
-                    found[process.pid] = process.usedGpuMemory
-        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-            continue  # not every card or driver lists them
-    found.pop(os.getpid(), None)
-    return tuple(Process(pid, used) for pid, used in sorted(found.items()))
-
-
-def _text(value: str | bytes) -> str:
-    """Text as older versions of the binding (bytes) and newer ones hand it out."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

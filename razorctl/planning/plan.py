@@ -13,8 +13,9 @@ from razorctl.config.registry import unknown
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
+from razorctl.planning.candidates import CONTEXT, Candidate
 from razorctl.planning.gpus import Gpu
-from razorctl.planning.search import CONTEXT, Candidate, Prefer, Search
+from razorctl.planning.search import Prefer, Search
 from razorctl.recipe import Recipe
 
 

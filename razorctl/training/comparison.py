@@ -11,7 +11,7 @@ import razorctl
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.methods import METHODS
-from razorctl.planning.search import label
+from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 
@@ -22,7 +22,7 @@ NAMES = (*METHODS, *OPPONENTS)
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 TARGET = 0.99  # of full's best accuracy
-IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # search.label
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # of a candidate
 # Columns of a row beside its memory: where less is better, and where more is.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")

@@ -28,7 +28,8 @@ from razorctl import data
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning import gpus
-from razorctl.planning.search import Candidate, Prefer, Search
+from razorctl.planning.candidates import Candidate
+from razorctl.planning.search import Prefer, Search
 
 GPUS = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "t4")
 MODELS = ("vit-b16", "vit-l16", "bert-base")

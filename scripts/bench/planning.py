@@ -35,9 +35,9 @@ from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
 from razorctl.ops import chunks, topk
-from razorctl.planning import gpus
+from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
-from razorctl.planning.search import Predicted
+from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, build_optimizer, train_step
 from razorctl.surgery.byte_budget import sparsify_within
@@ -204,8 +204,8 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 def preset() -> gpus.Gpu:
     """That of this machine's first card."""
-    for card in gpus.detect():
-        if known := gpus.preset_for(card):
+    for card in detect.detect():
+        if known := detect.preset_for(card):
             return known
     sys.exit("the driver names no card that has a preset")
 

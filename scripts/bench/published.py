@@ -30,7 +30,7 @@ from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
-from razorctl.planning.search import seconds
+from razorctl.planning.candidates import seconds
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 

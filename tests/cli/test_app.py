@@ -24,7 +24,7 @@ def test_another_broken_pipe_is_one(monkeypatch):
     def target(*_):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("razorctl.planning.gpus.target", target)
+    monkeypatch.setattr("razorctl.planning.detect.target", target)
     result = razorctl("plan", "vit-micro", "digits")
     assert result.exit_code == 1
     assert "Broken pipe" in result.stderr

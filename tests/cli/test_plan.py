@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
-from razorctl.planning import gpus
+from razorctl.planning import detect
 from razorctl.planning import plan as planner
-from razorctl.planning.gpus import Detected, Process
+from razorctl.planning.detect import Detected, Process
 from tests.cli.commands import SMALL, razorctl
 
 
@@ -80,7 +80,7 @@ def test_what_does_not_fit():
     ],
 )
 def test_bad_input_is_one_sentence(args, message, monkeypatch):
-    monkeypatch.setattr(gpus, "detect", lambda: ())
+    monkeypatch.setattr(detect, "detect", lambda: ())
     result = razorctl("plan", *SMALL, *args)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -91,15 +91,15 @@ def test_bad_input_is_one_sentence(args, message, monkeypatch):
 def test_the_card_of_this_machine(monkeypatch):
     others = Process(1, 2**30), Process(2, None)
     card = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 5 * 2**30, "8.9", others)
-    monkeypatch.setattr(gpus, "detect", lambda: (card,))
+    monkeypatch.setattr(detect, "detect", lambda: (card,))
     result = razorctl("plan", *SMALL, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
     assert document["budget_bytes"] == 5 * 2**30
-    assert gpus.target()[2] == "free now, beside 2 other processes"
-    assert gpus.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
-    monkeypatch.setattr(gpus, "detect", lambda: (replace(card, name="Some Card"),))
+    assert detect.target()[2] == "free now, beside 2 other processes"
+    assert detect.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
+    monkeypatch.setattr(detect, "detect", lambda: (replace(card, name="Some Card"),))
     assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *SMALL).stderr
 
 

@@ -11,9 +11,9 @@ from razorctl import devices
 from razorctl.cli import planning
 from razorctl.cli.settings import Settings
 from razorctl.job import Job
-from razorctl.planning import gpus
+from razorctl.planning import detect
 from razorctl.planning import plan as planner
-from razorctl.planning.gpus import Detected
+from razorctl.planning.detect import Detected
 from razorctl.recipe import Recipe
 from razorctl.training import run as trainer
 from tests.cli.commands import SMALL, razorctl
@@ -99,7 +99,7 @@ JOB = {"model": "vit-micro", "dataset": "digits", "batch_size": 1024}
 def on_a_card(monkeypatch):
     monkeypatch.setattr(devices, "find", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(devices, "name", lambda device: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(gpus, "detect", lambda: (CARD,))
+    monkeypatch.setattr(detect, "detect", lambda: (CARD,))
 
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
@@ -123,7 +123,7 @@ def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, c
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
-    monkeypatch.setattr(gpus, "detect", lambda: (replace(CARD, name="Some Card"),))
+    monkeypatch.setattr(detect, "detect", lambda: (replace(CARD, name="Some Card"),))
     assert planning.settle(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
     assert "no preset is known for" in capsys.readouterr().err
 

@@ -22,20 +22,18 @@ from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, Kernel, Trace, dump, load
 from razorctl.methods import METHODS
 from razorctl.models import Model, timm, transformers
-from razorctl.planning import gpus
+from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
-from razorctl.planning.plan import Plan, plan, read
-from razorctl.planning.search import (
-    ALIKE,
+from razorctl.planning.candidates import (
     CONTEXT,
     FRAGMENTATION,
     LAUNCH,
     Candidate,
     Predicted,
-    Prefer,
-    Search,
     seconds,
 )
+from razorctl.planning.plan import Plan, plan, read
+from razorctl.planning.search import ALIKE, Prefer, Search
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery.byte_budget import sparsify_within
@@ -426,7 +424,7 @@ def test_the_closest_may_be_another_way(cache):
 
 
 def test_vit_b16_on_11_gb(cache):
-    gpu, budget, _, assumed = gpus.target(vram="11GB")
+    gpu, budget, _, assumed = detect.target(vram="11GB")
     assert assumed
     assert gpu.name.endswith("RTX 2080 Ti")
     assert "flash" not in gpu.attention

@@ -3,7 +3,7 @@
 import pytest
 
 from razorctl.planning import gpus
-from razorctl.planning.search import seconds
+from razorctl.planning.candidates import seconds
 from scripts.bench import published
 
 

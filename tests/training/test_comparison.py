@@ -12,7 +12,7 @@ from rich.console import Console
 
 from razorctl.cli.views import common as views
 from razorctl.errors import DataError, UsageError
-from razorctl.planning import search
+from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training import comparison
 from razorctl.training.comparison import pareto, read
@@ -74,9 +74,9 @@ class TestFinishedRuns:
             write("d", "full", accumulate=4),
         ]
         labels = [row["label"] for row in rows(*runs)]
-        same = [search.label(Recipe(ratio=ratio), 1) for ratio in (0.9, 0.8, 0.9)]
+        same = [label(Recipe(ratio=ratio), 1) for ratio in (0.9, 0.8, 0.9)]
         sizes = [f"batch size {size}" for size in (16, 16, 32, 16)]
-        names = [*same, search.label(Recipe("full"), 4)]
+        names = [*same, label(Recipe("full"), 4)]
         assert labels == [f"{name}, {size}" for name, size in zip(names, sizes, strict=True)]
 
     def test_full_is_what_has_the_same_settings_and_is_plain(self):

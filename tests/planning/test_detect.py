@@ -1,0 +1,225 @@
+"""The GPUs of this machine, found through a binding that a fake stands in for."""
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from razorctl.config import presets
+from razorctl.planning import detect, gpus
+from razorctl.planning.detect import Detected, Process
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """The folder of the user's own presets, empty at first."""
+    monkeypatch.setattr(presets, "user_config_dir", lambda app: str(tmp_path / app))
+    folder = tmp_path / "razorctl" / "gpus"
+    folder.mkdir(parents=True)
+    return folder
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NotSupportedError(NVMLError):
+    pass
+
+
+class LibraryNotFoundError(NVMLError):
+    pass
+
+
+class LibraryMismatchError(Exception):
+    """The binding's own error for a driver that lacks a function; not an NVMLError."""
+
+
+class FakeNvml:
+    """NVML as its Python binding shows it; a card's value that is an exception is raised."""
+
+    NVMLError = NVMLError
+    NVMLLibraryMismatchError = LibraryMismatchError
+
+    def __init__(self, *cards, init=None):
+        self.cards, self.init, self.open = cards, init, 0
+
+    def nvmlInit(self):  # noqa: N802
+        if self.init is not None:
+            raise self.init
+        self.open += 1
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return self.cards[index]
+
+    def __getattr__(self, function):
+        def get(card):
+            assert self.open == 1
+            value = card[function.removeprefix("nvmlDeviceGet")]
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return get
+
+
+def card(uuid="GPU-a1", **values):
+    return {
+        "UUID": uuid,
+        "Name": "NVIDIA GeForce RTX 4090",
+        "MemoryInfo": SimpleNamespace(total=24564 * MIB, free=20000 * MIB, used=4564 * MIB),
+        "CudaComputeCapability": (8, 9),
+        "ComputeRunningProcesses": [],
+        "GraphicsRunningProcesses": [],
+    } | values
+
+
+def process(pid, used):
+    return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Puts a fake machine in NVML's place."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(*cards, **options):
+        fake = FakeNvml(*cards, **options)
+        monkeypatch.setattr(detect, "pynvml", fake)
+        return fake
+
+    return install
+
+
+def test_detects_what_the_driver_says(nvml):
+    fake = nvml(card(ComputeRunningProcesses=[process(7, 3 * MIB)]), card("GPU-b2"))
+    first, second = detect.detect()
+    seven = Process(7, 3 * MIB)
+    assert first == Detected("NVIDIA GeForce RTX 4090", 24564 * MIB, 20000 * MIB, "8.9", (seven,))
+    assert second.processes == ()
+    assert detect.preset_for(first) == gpus.load("rtx-4090")
+    assert fake.open == 0
+
+
+@pytest.mark.parametrize("error", [LibraryNotFoundError(), NVMLError()])
+def test_no_driver_no_gpus(nvml, error):
+    nvml(init=error)
+    assert detect.detect() == ()
+
+
+def test_nvml_that_fails_later(nvml, monkeypatch):
+    fake = nvml(card())
+
+    def fail():
+        raise NVMLError
+
+    monkeypatch.setattr(fake, "nvmlDeviceGetCount", fail)
+    assert detect.detect() == ()
+    assert fake.open == 0
+
+
+def test_the_real_binding_has_what_detect_calls():
+    pynvml = detect.pynvml
+    assert issubclass(pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError)
+    assert issubclass(pynvml.NVMLError_NotSupported, pynvml.NVMLError)
+    used = re.findall(r"pynvml\.(\w+)", Path(detect.__file__).read_text())
+    assert {"nvmlInit", "nvmlDeviceGetName", "NVMLLibraryMismatchError"} <= set(used)
+    for name in used:
+        assert hasattr(pynvml, name)
+    assert isinstance(detect.detect(), tuple)
+
+
+@pytest.mark.parametrize("field", ["MemoryInfo", "Name", "CudaComputeCapability"])
+def test_a_card_the_driver_cannot_describe_is_left_out(nvml, field):
+    nvml(card(**{field: NotSupportedError()}), card("GPU-b2", Name="NVIDIA H200"))
+    assert [gpu.name for gpu in detect.detect()] == ["NVIDIA H200"]
+
+
+def test_names_may_be_bytes(nvml, monkeypatch):
+    nvml(card(b"GPU-a1", Name=b"Tesla T4"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1")
+    assert [gpu.name for gpu in detect.detect()] == ["Tesla T4"]
+
+
+def test_processes(nvml):
+    computing = [process(os.getpid(), 5), process(9, 2 * MIB), process(3, None)]
+    drawing = [process(9, None), process(4, MIB)]
+    nvml(
+        card(ComputeRunningProcesses=computing, GraphicsRunningProcesses=drawing),
+        card(ComputeRunningProcesses=NotSupportedError(), GraphicsRunningProcesses=drawing),
+        card(
+            ComputeRunningProcesses=LibraryMismatchError(),
+            GraphicsRunningProcesses=NotSupportedError(),
+        ),
+    )
+    both, one, none = detect.detect()
+    assert both.processes == (Process(3, None), Process(4, MIB), Process(9, 2 * MIB))
+    assert one.processes == (Process(4, MIB), Process(9, None))
+    assert none.processes == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, "abc"),
+        ("", ""),
+        ("-1", ""),
+        ("NoDevFiles", ""),
+        ("1", "b"),
+        ("2, 0", "ca"),
+        ("0,-1,1", "a"),
+        ("1,3,0", "b"),
+        ("0,0", ""),
+        ("GPU-c3000000-0000", "c"),
+        ("GPU-c3,GPU-a1", "ca"),
+        ("GPU-", ""),  # says which of three?
+        ("GPU-b2,GPU-zz,GPU-a1", "b"),
+        ("GPU-b2,GPU-b2", ""),
+        ("MIG-b2", ""),
+    ],
+)
+def test_cuda_visible_devices(nvml, monkeypatch, visible, found):
+    nvml(*(card(f"GPU-{name}{i}000000-0000", Name=name) for i, name in enumerate("abc", 1)))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert "".join(gpu.name for gpu in detect.detect()) == found
+
+
+def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
+    nvml(card(NotSupportedError(), Name="a"), card("GPU-b2", Name="b"))
+    assert [gpu.name for gpu in detect.detect()] == ["a", "b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert [gpu.name for gpu in detect.detect()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81559, "h100-80gb"),
+        ("NVIDIA H100 PCIe", 81559, None),
+        ("NVIDIA H200 NVL", 143771, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, None),
+        ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
+        ("NVIDIA GeForce RTX 4060 Ti", 8188, None),
+        ("NVIDIA GeForce RTX 3060", 12288, "rtx-3060"),
+        ("NVIDIA GeForce RTX 3060", 8192, None),
+        ("GeForce RTX 2080 Ti", 11019, "rtx-2080-ti"),  # as older drivers say
+        ("Tesla V100-SXM2-16GB", 16160, "v100-16gb"),
+        ("Tesla V100-PCIE-16GB", 16160, None),
+        ("NVIDIA T4", 15109, "t4"),
+        ("A100-SXM4-40GB", 40536, "a100-40gb"),
+    ],
+)
+def test_preset_for(name, mib, preset):
+    found = detect.preset_for(Detected(name, mib * MIB, 0, "0.0", ()))
+    assert found == (gpus.load(preset) if preset else None)
