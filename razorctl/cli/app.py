@@ -12,7 +12,7 @@ from razorctl.cli import effects, settings
 from razorctl.cli.compare import compare
 from razorctl.cli.finetune import finetune
 from razorctl.cli.list import list_names
-from razorctl.cli.options import Option
+from razorctl.cli.options import option
 from razorctl.cli.plan import plan
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
@@ -97,11 +97,11 @@ def main(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        Option(help="Settings in TOML, such as a run's config.toml. [default: razorctl.toml]"),
+        option(help="Settings in TOML, such as a run's config.toml. [default: razorctl.toml]"),
     ] = None,
-    debug: Annotated[bool, Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Fine-tune whole pretrained models on consumer GPUs.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from razorctl.cli import effects
-from razorctl.cli.options import Device, Json, Option, takes
+from razorctl.cli.options import Device, Json, option, takes
 from razorctl.cli.settings import Settings, read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
@@ -37,25 +37,27 @@ def compare(
         list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
     ],
     methods: Annotated[
-        str, Option(help="Names of methods, or full-stored, full-flash, accumulate.")
+        str, option(help="Names of methods, or full-stored, full-flash, accumulate.")
     ] = "full,checkpoint,backrazor,prebackrazor++,razor",
-    seeds: Annotated[int, Option(help="Runs of each method.")] = 1,
+    seeds: Annotated[int, option(help="Runs of each method.")] = 1,
     target: Annotated[
-        float | None, Option(help="Accuracy to reach. [default: 99 % of full's best]")
+        float | None, option(help="Accuracy to reach. [default: 99 % of full's best]")
     ] = None,
     device: Device = None,
-    out: Annotated[Path | None, Option(help="New directory. [default: under runs/]")] = None,
+    out: Annotated[Path | None, option(help="New directory. [default: under runs/]")] = None,
     resume: Annotated[
-        bool, Option("--resume", help="Go on in --out; what is finished there is kept.")
+        bool, option("--resume", help="Go on in --out; what is finished there is kept.")
     ] = False,
     json: Json = False,
-    csv: Annotated[bool, Option("--csv", help="Print the rows as CSV.")] = False,
+    csv: Annotated[bool, option("--csv", help="Print the rows as CSV.")] = False,
     **flags: Any,
 ) -> None:
     """Compare methods on MODEL and DATASET, or what is in directories: finished runs, comparisons.
 
     Every method and seed runs in a process of its own, as `finetune` would; one that fails has its
-    reason in its row. Of the [recipe] settings only the ratio counts: methods run as they come.
+    reason in its row. Of the settings of a recipe only the ratio counts: methods run as they come.
+    full-stored and full-flash are full with that attention; accumulate is full in as few
+    micro-batches as need at most the peak of razor.
     """
     if json and csv:
         raise UsageError("json and csv are two forms of the same; give one of them.")

@@ -13,14 +13,15 @@ from razorctl.cli.options import (
     RECIPE,
     Device,
     Json,
-    Option,
     Preset,
     of_plan,
+    option,
     takes,
 )
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
+from razorctl.errors import UsageError
 from razorctl.training import rundir
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def finetune(
     plan: Annotated[Path | None, of_plan(help="File of `plan --json`: run exactly that.")] = None,
     recipe: Preset = None,
     device: Device = None,
-    out: Annotated[Path | None, Option(help="New run directory. [default: under runs/]")] = None,
+    out: Annotated[Path | None, option(help="New run directory. [default: under runs/]")] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
@@ -42,11 +43,14 @@ def finetune(
     The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
     A setting that is not given has the measured default of the model or method. With --vram or
     --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
-    says.
+    says. Without any of these, and without a recipe, it is planned for the CUDA card that it runs
+    on, if any. Precision is bf16 or, on older cards, fp16 where CUDA is.
     """
     from razorctl.cli import progress  # with rich's bars, which --help need not wait for
 
     settings = read(ctx, flags, recipe)
+    if plan is not None and recipe is not None:
+        raise UsageError(f"{plan} settles the recipe; leave --recipe out, or plan again.")
     if plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:

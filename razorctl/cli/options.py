@@ -12,16 +12,24 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal, get_origin
 
 import typer
+from rich.markup import escape
 
 from razorctl.cli.names import completes
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
 Command = Callable[..., None]
-Option = partial(typer.Option, show_envvar=False)
-_of_job = partial(Option, rich_help_panel="Job")
-_of_recipe = partial(Option, rich_help_panel="Recipe")
-of_plan = partial(Option, rich_help_panel="Planning")
+
+
+def option(*flags: str, help: str, **settings: Any) -> Any:
+    """An option of typer whose help is shown as it is written."""
+    # Or rich would take "[default: 1]" for markup, and show nothing of it.
+    return typer.Option(*flags, help=escape(help), show_envvar=False, **settings)
+
+
+_of_job = partial(option, rich_help_panel="Job")
+_of_recipe = partial(option, rich_help_panel="Recipe")
+of_plan = partial(option, rich_help_panel="Planning")
 
 
 def _typed(kind: type[Any], **infos: Any) -> dict[str, Any]:
@@ -99,8 +107,8 @@ Preset = Annotated[
         autocompletion=completes("recipes"),
     ),
 ]
-Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
-Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
+Device = Annotated[str | None, option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
+Json = Annotated[bool, option("--json", help="Print one JSON document.")]
 
 
 def takes(*names: str) -> Callable[[Command], Command]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli import effects, planning
-from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Option, Preset, takes
+from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import plan as view
@@ -18,7 +18,7 @@ def plan(
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
     explain: Annotated[
-        bool, Option("--explain", help="Say what was tried, in which order.")
+        bool, option("--explain", help="Say what was tried, in which order.")
     ] = False,
     json: Json = False,
     **flags: Any,

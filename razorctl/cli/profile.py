@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli import effects
-from razorctl.cli.options import MODEL, RECIPE, Device, Json, Option, takes
+from razorctl.cli.options import MODEL, RECIPE, Device, Json, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as view
@@ -19,11 +19,11 @@ OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # all of it tha
 def profile(
     ctx: typer.Context,
     model: Annotated[str, MODEL],
-    timed_steps: Annotated[int, Option("--steps", help="Steps that are timed.")] = 5,
+    timed_steps: Annotated[int, option("--steps", help="Steps that are timed.")] = 5,
     device: Device = None,
-    trace: Annotated[Path | None, Option(help="File for a chrome trace of two steps.")] = None,
+    trace: Annotated[Path | None, option(help="File for a chrome trace of two steps.")] = None,
     snapshot: Annotated[
-        Path | None, Option(help="File for what CUDA allocates in two steps.")
+        Path | None, option(help="File for what CUDA allocates in two steps.")
     ] = None,
     json: Json = False,
     **flags: Any,

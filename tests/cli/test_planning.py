@@ -48,6 +48,9 @@ def test_finetune_runs_what_was_planned(tmp_path):
     assert "p.json settles ratio; leave it out, or plan again." in other.stderr
     other = razorctl("finetune", "--plan", "p.json", "--vram", "8GB", "--device", "cpu")
     assert "p.json settles vram; leave it out, or plan again." in other.stderr
+    other = razorctl("finetune", "--plan", "p.json", "--recipe", "sheared-tab1-full")
+    assert other.exit_code == 2
+    assert "p.json settles the recipe; leave --recipe out, or plan again." in other.stderr
     short = json.loads(
         razorctl(
             "finetune",
