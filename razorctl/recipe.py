@@ -20,7 +20,7 @@ class Recipe:
 
     ratio: share of an activation that is pruned, in [0, 1); for `razor` a promise: it saves at
         most 1 - ratio of the bytes that `full` saves. `sparsify` keeps it on models like those
-        that were measured, `promise.sparsify_within` on any.
+        that were measured, `byte_budget.sparsify_within` on any.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
     joint: what a block is; `weights` are the weight tensors of the pruned layers, `branches` the
         residual branches, which skip the whole backward pass, with any method, in steps where

@@ -69,7 +69,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _prunes(rule: str) -> bool:
-    """Whether a rule of that name in `rules.RULES` drops elements or columns."""
+    """Whether a rule of that name in `rules.registry.RULES` drops elements or columns."""
     return rule.startswith(("topk", "columns-"))
 
 

@@ -33,7 +33,7 @@ def largest(width: str) -> float:
 
 
 def allocate(ratio: float) -> dict[str, str]:
-    """Layer kind -> "WIDE/NARROW", the names of its rules in `rules.RULES`.
+    """Layer kind -> "WIDE/NARROW", the names of its rules in `rules.registry.RULES`.
 
     NARROW is "unmet" where the ratio can be met in wide activations alone. Raises UsageError if
     it cannot be met at all.

@@ -40,15 +40,6 @@ THROUGHPUT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
-    """The folder of the user's own presets, empty at first."""
-    monkeypatch.setattr(presets, "user_config_dir", lambda app: str(tmp_path / app))
-    folder = tmp_path / "razorctl" / "gpus"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def text(name):
     return (presets.SHIPPED / "gpus" / f"{name}.toml").read_text()
 
