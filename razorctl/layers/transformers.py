@@ -5,7 +5,6 @@ While a model is sparsified that is `razor_eager` or `razor_sdpa`, after what it
 send a module of a razor class to its own `attend`, and any other to the stock function.
 """
 
-import inspect
 import sys
 from typing import Any
 
@@ -115,39 +114,73 @@ for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
     AttentionMaskInterface.register(PREFIX + name, mask)
 
 
-def _calls_the_interface(candidate: object) -> bool:
-    if not (isinstance(candidate, type) and "forward" in vars(candidate)):
-        return False
-    code: Any = inspect.unwrap(vars(candidate)["forward"])
-    return "ALL_ATTENTION_FUNCTIONS" in code.__code__.co_names
+class RazorBertSelfAttention(InterfaceAttention, modeling_bert.BertSelfAttention):  # type: ignore[misc]
+    """transformers' BertSelfAttention."""
 
 
-def _razor(stock_type: type[nn.Module], base: type[RazorLayer], **members: Any) -> None:
-    """Defines the razor class of a stock type in this module, so that pickles find it."""
-    name = f"Razor{stock_type.__name__}"
-    members |= {"__doc__": f"transformers' {stock_type.__name__}.", "__module__": __name__}
-    globals()[name] = SWAPS[stock_type] = type(name, (base, stock_type), members)
+class RazorBertCrossAttention(InterfaceAttention, modeling_bert.BertCrossAttention):  # type: ignore[misc]
+    """transformers' BertCrossAttention."""
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}
-for modeling, softmax_dtype in (
-    (modeling_bert, None),
-    (modeling_roberta, None),
-    (modeling_distilbert, None),
-    (modeling_vit, torch.float32),
-):
-    for stock_type in vars(modeling).values():
-        if _calls_the_interface(stock_type):
-            _razor(stock_type, InterfaceAttention, softmax_dtype=softmax_dtype)
-for stock_type, base in (
-    (stock.GELUActivation, activation.ExactGELU),
-    (stock.GELUTanh, activation.TanhGELU),
-    (stock.NewGELUActivation, activation.TanhGELU),
-    (stock.FastGELUActivation, activation.TanhGELU),
-    (stock.QuickGELUActivation, activation.QuickGELU),
-    (stock.SiLUActivation, activation.SiLU),
-):
-    _razor(stock_type, base)
+class RazorRobertaSelfAttention(InterfaceAttention, modeling_roberta.RobertaSelfAttention):  # type: ignore[misc]
+    """transformers' RobertaSelfAttention."""
+
+
+class RazorRobertaCrossAttention(InterfaceAttention, modeling_roberta.RobertaCrossAttention):  # type: ignore[misc]
+    """transformers' RobertaCrossAttention."""
+
+
+class RazorDistilBertSelfAttention(InterfaceAttention, modeling_distilbert.DistilBertSelfAttention):  # type: ignore[misc]
+    """transformers' DistilBertSelfAttention."""
+
+
+class RazorViTAttention(InterfaceAttention, modeling_vit.ViTAttention):  # type: ignore[misc]
+    """transformers' ViTAttention."""
+
+    softmax_dtype = torch.float32
+
+
+class RazorGELUActivation(activation.ExactGELU, stock.GELUActivation):  # type: ignore[misc]
+    """transformers' GELUActivation."""
+
+
+class RazorGELUTanh(activation.TanhGELU, stock.GELUTanh):  # type: ignore[misc]
+    """transformers' GELUTanh."""
+
+
+class RazorNewGELUActivation(activation.TanhGELU, stock.NewGELUActivation):  # type: ignore[misc]
+    """transformers' NewGELUActivation."""
+
+
+class RazorFastGELUActivation(activation.TanhGELU, stock.FastGELUActivation):  # type: ignore[misc]
+    """transformers' FastGELUActivation."""
+
+
+class RazorQuickGELUActivation(activation.QuickGELU, stock.QuickGELUActivation):  # type: ignore[misc]
+    """transformers' QuickGELUActivation."""
+
+
+class RazorSiLUActivation(activation.SiLU, stock.SiLUActivation):  # type: ignore[misc]
+    """transformers' SiLUActivation."""
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    razor.__bases__[1]: razor
+    for razor in (
+        RazorBertSelfAttention,
+        RazorBertCrossAttention,
+        RazorRobertaSelfAttention,
+        RazorRobertaCrossAttention,
+        RazorDistilBertSelfAttention,
+        RazorViTAttention,
+        RazorGELUActivation,
+        RazorGELUTanh,
+        RazorNewGELUActivation,
+        RazorFastGELUActivation,
+        RazorQuickGELUActivation,
+        RazorSiLUActivation,
+    )
+}
 
 _BERT_BRANCHES = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
