@@ -43,7 +43,7 @@ def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
     """
     known: dict[str, Any] | None = cache.get("facts", job.model, job.dataset)
     if known is None:
-        from razorctl import data  # imports the libraries that models come from
+        from razorctl import data
 
         family, source = data.pair(job.model, job.dataset)
         known = {
@@ -213,7 +213,7 @@ class Search:
     ) -> Candidate | None:
         """Of the ways of these recipes that fit, the fastest; of equals the least approximate.
 
-        None if none takes less than `limit` seconds.
+        None if all take more than `limit` seconds.
         """
         best: Candidate | None = None
         for recipe in recipes:
@@ -221,7 +221,7 @@ class Search:
                 continue
             whole = self.predict(recipe)
             if whole.seconds > limit:  # in micro-batches it is slower
-                self._reasons.append(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.")
+                self._note(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.", budget)
             else:
                 way = next(self._fitting(recipe, budget or self.budget), None)
                 best = min(filter(None, (best, way)), key=_speed, default=None)
@@ -233,7 +233,8 @@ class Search:
         whole = {known: way.seconds for (known, n), way in self.looked_at.items() if n == 1}
         if recipe in whole:
             return whole[recipe]  # micro-batches are slower
-        alike = (seconds for known, seconds in whole.items() if known.method == recipe.method)
+        others = whole.items()
+        alike = (taken for known, taken in others if replace(known, ratio=recipe.ratio) == recipe)
         return ALIKE * max(alike, default=0.0)
 
     def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:
@@ -245,10 +246,15 @@ class Search:
                 way = self.predict(recipe, accumulate)
                 over = way.predicted.needed_bytes - budget
                 if over <= 0:
-                    self._reasons.append(f"{way.label}: fits, {way.seconds:.3g} s a step.")
+                    self._note(f"{way.label}: fits, {way.seconds:.3g} s a step.", budget)
                     yield way
                 else:
-                    self._reasons.append(f"{way.label}: needs {_gib(over)} more than there is.")
+                    self._note(f"{way.label}: needs {_gib(over)} more than there is.", budget)
+
+    def _note(self, reason: str, budget: int | None) -> None:
+        """Keeps a reason once, and none of less memory than there is."""
+        if budget in (None, self.budget) and reason not in self._reasons:
+            self._reasons.append(reason)
 
     @property
     def _counts(self) -> list[int]:

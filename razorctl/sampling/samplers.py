@@ -1,7 +1,7 @@
 """Which coordinates get a gradient: inclusion probabilities, draws and their updates.
 
 JointSpar and the bandit of Sheared Backpropagation (CVPR 2024, Alg. 1 and 2). Coordinates are
-the columns of an activation, or whole parameter blocks (`Blocks`). Two changes to the paper:
+the columns of an activation, or whole parameter blocks (`joint.Blocks`). Two changes to the paper:
 
 - Bernoulli draws become systematic sampling with the same inclusion probabilities, so that the
   number drawn, and with it every saved size, never varies.
