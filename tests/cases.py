@@ -13,9 +13,9 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.libraries import swaps
-from razorctl.rules.base import Rule
+from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import RULES
+from razorctl.rules.registry import RULES, Wanted
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Case:
         """A rule of the layer's width; "topk, centered" is one with the mean correction."""
         module = self.build()
         name, _, centered = name.partition(", ")
-        rule = RULES[name](swaps()[type(module)].columns(module), density, unbiased)
+        kind = swaps()[type(module)]
+        function = kind.function_of(module) or "gelu"
+        rule = RULES[name](Wanted(kind.columns(module), density, unbiased, function))
         return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:
@@ -52,9 +54,15 @@ class Case:
 
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
-    swaps()[type(module)].attach(module, rule, Settings(attention=attention or "auto"))
+    rules = None if rule is None else both(rule)
+    swaps()[type(module)].attach(module, rules, Settings(attention=attention or "auto"))
     assert isinstance(module, RazorLayer)
     return module
+
+
+def both(rule: Rule) -> Rules:
+    """One rule for activations of every width."""
+    return Rules(rule, rule)
 
 
 def stock(module: RazorLayer) -> nn.Module:

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat
+from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.sharing import Copy
 from razorctl.ops.topk import pack_bits, unpack_bits
-from razorctl.rules.base import Kept, Rule
-from razorctl.rules.quantized import Through
+from razorctl.rules.base import Rule, Shareable
 
 
 class ActivationFunction(torch.autograd.Function):
-    """y = f(x), dx = f'(x') dy, with x' what the rule restores; f is the stock forward."""
+    """y = f(x), dx = f'(x') dy, with x' what the rule unpacks; f is the stock forward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "Activation", *kept: Tensor) -> Tensor:
-        ctx.layer = layer
-        ctx.save_for_backward(*kept)
+    def forward(ctx: Any, x: Tensor, layer: "Activation", copy: Copy) -> Tensor:
+        ctx.layer, ctx.rule = layer, copy.rule
+        save(ctx, copy.packed)
         y = layer.stock(x)
         if y is x:  # an in-place function
             ctx.mark_dirty(x)
@@ -32,18 +32,15 @@ class ActivationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kept = ctx.saved_tensors
-        return ctx.layer.gradient(dy, kept), None, *[None] * len(kept)
+        (packed,) = saved(ctx)
+        function = ctx.layer.function_of(ctx.layer)
+        return ctx.rule.function_grad(function, flat(dy), packed).view(dy.shape), None, None
 
 
 class Activation(RazorLayer):
-    """Base of razor activations.
-
-    function: its name in `ops.activation.FUNCTIONS`.
-    """
+    """Base of razor activations."""
 
     kind: ClassVar[str] = "activation"
-    function: str
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -54,82 +51,100 @@ class Activation(RazorLayer):
         if not (self.saving and x.requires_grad):
             return self.stock(x)
         with torch.no_grad():
-            kept = self.keep(x.detach())
-        y: Tensor = ActivationFunction.apply(x, self, *kept)
-        self.offer(y, kept)
+            # A rule may keep the very tensor that the function is about to overwrite.
+            rows = flat(x.detach().clone() if getattr(self, "inplace", False) else x.detach())
+            rule = self.rules.of(rows)
+            copy = Copy(rule, rule.pack(rows))
+        y: Tensor = ActivationFunction.apply(x, self, copy)
+        self.offer(y, copy)
         return y
 
-    def offer(self, y: Tensor, kept: Kept) -> None:
+    def offer(self, y: Tensor, copy: Copy) -> None:
         """What tells x tells y = f(x) too, which the linear layers that it feeds can take."""
-        if self.memo is not None and self.rule.lends(kept):
+        rule, function = copy.rule, self.function_of(self)
+        if self.memo is not None and isinstance(rule, Shareable) and function is not None:
             dtype = to_compute_dtype(y.detach()[:0]).dtype
             if dtype == y.dtype:
-                self.memo.offer(y, ("linear", dtype), Through(self.function, self.rule), kept)
+                copy = Copy(rule, rule.of_function(copy.packed, function))
+                self.memo.offer(y, ("linear", dtype), copy)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
         y: Tensor = super().forward(x)
         return y
 
-    def keep(self, x: Tensor) -> Kept:
-        """What is saved of the input."""
-        # A rule may keep the very tensor that the function is about to overwrite.
-        x = flat(x.clone() if getattr(self, "inplace", False) else x)
-        return self.rule.of_function(self.function).keep(x)
-
-    def gradient(self, dy: Tensor, kept: Kept) -> Tensor:
-        """dx from dy and what was kept."""
-        rule = self.rule.of_function(self.function)
-        return rule.function_grad(self.function, flat(dy), kept).view(dy.shape)
-
 
 class ExactGELU(Activation):
     """x Phi(x)."""
 
-    function = "gelu"
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "gelu"
 
 
 class TanhGELU(Activation):
     """The tanh approximation of GELU."""
 
-    function = "gelu-tanh"
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "gelu-tanh"
 
 
 class QuickGELU(Activation):
     """x sigmoid(1.702 x)."""
 
-    function = "quick-gelu"
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "quick-gelu"
 
 
 class SiLU(Activation):
     """x sigmoid(x)."""
 
-    function = "silu"
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "silu"
+
+
+class ReLUFunction(torch.autograd.Function):
+    """y = max(x, 0); exact from a bit for each element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "ReLU") -> Tensor:
+        save(ctx, pack_bits((x > 0).reshape(-1)))
+        y = layer.stock(x)
+        if y is x:
+            ctx.mark_dirty(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (bits,) = saved(ctx)
+        return torch.where(unpack_bits(bits, dy.numel()).view(dy.shape), dy, 0), None
 
 
 class ReLU(Activation):
     """max(x, 0): one bit per element is all its derivative needs, whatever the rule."""
 
-    def offer(self, y: Tensor, kept: Kept) -> None:
-        pass  # but y needs more
-
-    def keep(self, x: Tensor) -> Kept:
-        return (pack_bits((x > 0).reshape(-1)),)
-
-    def gradient(self, dy: Tensor, kept: Kept) -> Tensor:
-        return torch.where(unpack_bits(kept[0], dy.numel()).view(dy.shape), dy, 0)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x = args[0] if args else next(iter(kwargs.values()))
+        if not (self.saving and x.requires_grad):
+            return self.stock(x)
+        y: Tensor = ReLUFunction.apply(x, self)
+        return y
 
 
 class RazorGELU(Activation, nn.GELU):
-    """nn.GELU, exact or tanh, that saves its input by `rule`."""
+    """nn.GELU, exact or tanh, that saves its input by a rule."""
 
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return "gelu" if self.approximate == "none" else "gelu-tanh"
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "gelu" if module.approximate == "none" else "gelu-tanh"
 
 
 class RazorSiLU(SiLU, nn.SiLU):
-    """nn.SiLU that saves its input by `rule`."""
+    """nn.SiLU that saves its input by a rule."""
 
 
 class RazorReLU(ReLU, nn.ReLU):

@@ -5,7 +5,7 @@ stock fused attention, which keeps q, k, v dense; `sparse-flash` prunes them and
 pass again in the backward pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.base import RazorLayer, Settings, save, saved
 from razorctl.ops.dropout import dropout
-from razorctl.rules.base import Rule
+from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 
 WIDEST_HEAD = 256  # that fused kernels take
@@ -56,8 +56,7 @@ class StoredFunction(torch.autograd.Function):
             signed = torch.where(on, probabilities, -probabilities)
         ctx.layer, ctx.scale, ctx.dropout_p = layer, scale, dropout_p
         ctx.mask_shape = None if mask is None else mask.shape
-        kept = _keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)], join=False)
-        ctx.save_for_backward(*kept)
+        _save(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)], join=False)
         return attended @ v
 
     @staticmethod
@@ -65,7 +64,7 @@ class StoredFunction(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         dq = dk = dv = dmask = None
         with no_autocast(dout.device):
-            q, k, v, signed = _restore(ctx, ctx.saved_tensors)
+            q, k, v, signed = _saved(ctx)
             dtype = dout.dtype
             probabilities = signed.abs()
             wide = torch.promote_types(probabilities.dtype, torch.float32)
@@ -92,20 +91,21 @@ class StoredFunction(torch.autograd.Function):
         return dq, dk, dv, dmask, None, None, None
 
 
-def _keep(ctx: Any, tensors: list[Tensor], join: bool) -> list[Tensor]:
-    """What the rules of `ctx.layer` keep of q, k, v and maybe the probabilities, as one list.
+def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -> None:
+    """Saves `others`, and what the rules of `ctx.layer` pack of q, k, v and maybe probabilities.
 
     join: show them [batch, tokens, columns of all heads] where they lie so, without a copy.
     """
-    rules = ctx.layer.rules[: len(tensors)]
-    ctx.shapes = [t.shape for t in tensors]
+    rule = ctx.layer.rules.of(tensors[0])
+    # Probabilities have no columns whose mean meant anything.
+    of_scores = rule.rule if isinstance(rule, Centered) else rule
+    ctx.rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     ctx.joined = [join and _heads_adjoin(t) for t in tensors]
-    kept = [
-        rule.keep(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
-        for rule, t, joined in zip(rules, tensors, ctx.joined, strict=True)
+    packed = [
+        rule.pack(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
+        for rule, t, joined in zip(ctx.rules, tensors, ctx.joined, strict=False)
     ]
-    ctx.counts = [len(part) for part in kept]
-    return [t for part in kept for t in part]
+    save(ctx, *others, *packed)
 
 
 def _heads_adjoin(t: Tensor) -> bool:
@@ -113,21 +113,18 @@ def _heads_adjoin(t: Tensor) -> bool:
     return t.dim() == 4 and t.stride(1) == t.shape[3] and t.stride(3) == 1
 
 
-def _restore(ctx: Any, saved: Sequence[Tensor]) -> list[Tensor]:
-    """The stand-ins for what `_keep` was given, from the list that it gave."""
-    restored, start = [], 0
-    layouts = zip(ctx.layer.rules, ctx.shapes, ctx.joined, ctx.counts, strict=False)
-    for rule, shape, joined, count in layouts:
-        kept = tuple(saved[start : start + count])
+def _saved(ctx: Any) -> list[Any]:
+    """What `_save` was given, but for the order: `others` first."""
+    parts = saved(ctx)
+    others = len(parts) - len(ctx.shapes)
+    for i, (rule, shape, joined) in enumerate(zip(ctx.rules, ctx.shapes, ctx.joined, strict=False)):
+        t = rule.unpack(parts[others + i])
         if joined:
             batch, heads, tokens, columns = shape
-            t = rule.restore(kept, torch.Size((batch, tokens, heads * columns)))
-            restored.append(t.view(batch, tokens, heads, columns).transpose(1, 2))
+            parts[others + i] = t.view(batch, tokens, heads, columns).transpose(1, 2)
         else:
-            heads_first = torch.Size((shape[:-2].numel(), *shape[-2:]))
-            restored.append(rule.restore(kept, heads_first).view(shape))
-        start += count
-    return restored
+            parts[others + i] = t.view(shape)
+    return parts
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -157,15 +154,15 @@ class SparseFlashFunction(torch.autograd.Function):
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
         ctx.layer, ctx.options = layer, options
         state = _random_state(q.device) if options["dropout_p"] else None
-        ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v], join=True))
+        _save(ctx, [q, k, v], mask, state, join=True)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        mask, state, *saved = ctx.saved_tensors
         with no_autocast(dout.device):
-            q, k, v = (t.to(dout.dtype) for t in _restore(ctx, saved))
+            mask, state, *unpacked = _saved(ctx)
+            q, k, v = (t.to(dout.dtype) for t in unpacked)
             grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
         dmask = grads[3] if ctx.needs_input_grad[3] else None
         return *grads[:3], dmask, None, None
@@ -182,6 +179,9 @@ def _attention_gradient(
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, and of a mask that needs one, from the same attention run again."""
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
+        # Or what the forward pass made of the mask, four times as large, would be saved instead.
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     if mask is not None and mask.requires_grad:
         mask = mask.detach().requires_grad_()
         inputs.append(mask)
@@ -216,7 +216,7 @@ def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
 class Attention(RazorLayer):
     """Base of razor attentions, whose forward calls `attend` in place of the stock function.
 
-    backend: of `Recipe.attention`, "auto" settled. rule: None under `flash`, and where a method
+    backend: of `Recipe.attention`, "auto" settled. rules: None under `flash`, and where a method
     has no rule for attention; then the backend alone decides what is saved.
     scales_query: whether the stock eager attention scales q, not the scores.
     softmax_dtype: of the probabilities in the stock eager attention, None for that of the scores.
@@ -225,20 +225,13 @@ class Attention(RazorLayer):
     kind: ClassVar[str] = "attention"
     scales_query: ClassVar[bool] = True
     softmax_dtype: ClassVar[torch.dtype | None] = None
-    rule: Rule | None  # type: ignore[assignment]
+    rules: Rules | None  # type: ignore[assignment]
     backend: str
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # No decorator: it loads torch._dynamo, as a library that has attention has done anyway.
         torch.compiler.allow_in_graph(_attention_gradient)  # type: ignore[no-untyped-call]
-
-    @property
-    def rules(self) -> tuple[Rule, Rule, Rule, Rule]:
-        """For q, k, v and the probabilities, which have no columns whose mean meant anything."""
-        rule = self.rule
-        assert rule is not None
-        return rule, rule, rule, rule.rule if isinstance(rule, Centered) else rule
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -256,8 +249,8 @@ class Attention(RazorLayer):
         return None
 
     @classmethod
-    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
-        super().attach(module, rule, settings)
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        super().attach(module, rules, settings)
         assert isinstance(module, Attention)
         module.backend = settings.attention
 
@@ -295,7 +288,7 @@ class Attention(RazorLayer):
             "enable_gqa": enable_gqa,
         }
         gradient = any(t.requires_grad for t in (query, key, value))
-        if self.rule is None or not (self.saving and gradient):
+        if self.rules is None or not (self.saving and gradient):
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
         if self.backend == "sparse-flash":
             out: Tensor = SparseFlashFunction.apply(query, key, value, attn_mask, self, options)

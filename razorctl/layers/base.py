@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.sharing import Memo
-from razorctl.rules.base import Kept, Product, Rule
+from razorctl.layers.sharing import Copy, Memo
+from razorctl.rules.base import Product, Rule, Rules
+from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 
 
@@ -21,7 +22,7 @@ from razorctl.sampling.joint import Blocks
 class Settings:
     """What the razor layers of a model have in common.
 
-    memo: None to keep for oneself. blocks: the draw of weights under a joint budget. attention: the
+    memo: None to pack for oneself. blocks: the draw of weights under a joint budget. attention: the
     backend, of `Recipe.attention`. int8_weight_grad, int8_input_grad: as in a Recipe, settled.
     """
 
@@ -33,13 +34,13 @@ class Settings:
 
 
 class RazorLayer(nn.Module):
-    """Base of the razor classes: a layer whose training forward saves by `rule`.
+    """Base of the razor classes: a layer whose training forward saves by one of its `rules`.
 
     kind: layer kind, as `Method.rules` names it. memo: of `Settings`.
     """
 
     kind: ClassVar[str]
-    rule: Rule
+    rules: Rules
     memo: Memo | None = None
 
     @classmethod
@@ -48,19 +49,24 @@ class RazorLayer(nn.Module):
         return 1
 
     @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        """Of an activation function its name in `ops.activation.FUNCTIONS`, else None."""
+        return None
+
+    @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
         """Whether this class can stand in for a module of its stock type, with that rule."""
         return True
 
     @classmethod
-    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
         """Takes over a module of the stock type, until `detach`."""
         module.__class__ = cls
-        module.rule, module.memo = rule, settings.memo  # type: ignore[assignment]
+        module.rules, module.memo = rules, settings.memo  # type: ignore[assignment]
 
     def detach(self) -> None:
         """Makes the module its stock class again."""
-        del self.rule, self.memo
+        del self.rules, self.memo
         bases: Any = type(self).__mro__
         self.__class__ = next(base for base in bases if not issubclass(base, RazorLayer))
 
@@ -71,7 +77,7 @@ class RazorLayer(nn.Module):
 
 
 class WeightLayer(RazorLayer):
-    """A layer with a weight gradient from what `rule` keeps of its input.
+    """A layer with a weight gradient from what a rule packs of its input.
 
     blocks: the draw of weights under a joint budget, of which this layer's weight is number
     `block`; None if every weight gets a gradient.
@@ -88,8 +94,8 @@ class WeightLayer(RazorLayer):
         return weight is not None and weight.requires_grad
 
     @classmethod
-    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
-        super().attach(module, rule, settings)
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        super().attach(module, rules, settings)
         assert isinstance(module, WeightLayer)
         if settings.blocks is not None and cls.drawable(module):
             module.blocks, module.block = settings.blocks, settings.blocks.join()
@@ -99,34 +105,56 @@ class WeightLayer(RazorLayer):
             vars(self).pop(name, None)
         super().detach()
 
-    def keep(
+    def pack(
         self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]
-    ) -> tuple[Tensor, float, Rule, Kept]:
-        """Keeps `rows` of the input, if the weight is to get a gradient in this step; see `Memo`.
+    ) -> tuple[Tensor, float, Copy | None]:
+        """Packs `rows` of the input, if the weight is to get a gradient in this step; see `Memo`.
 
-        Returns the weight, detached if it is not drawn, its probability, the rule that kept, and
-        what that kept.
+        Returns the weight, detached if it is not drawn, its probability, and the copy.
         """
         weight, p = self.weight, 1.0
         if self.blocks is not None:
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
-            return weight.detach(), p, self.rule, ()
+            return weight.detach(), p, None
         with torch.no_grad():
             memo = Memo() if self.memo is None else self.memo
-            rule, kept, shared = memo.keep(input, layout, self.rule, rows)
+            copy, shared = memo.pack(input, layout, self.rules, rows)
         if self.blocks is not None:
             self.blocks.sizes[self.block] = 0 if shared else input.numel()
-        return weight, p, rule, kept
+        return weight, p, copy
 
-    def weight_grad(
-        self, rule: Rule, product: Product, kept: Kept, shape: torch.Size, p: float
-    ) -> Tensor:
+    def weight_grad(self, rule: Rule, product: Product, packed: Packed, p: float) -> Tensor:
         """The gradient of the weight as [anything, columns]; teaches the draw of blocks."""
-        if self.memo is not None and not torch.compiler.is_compiling():
+        if self.memo is not None:
             self.memo.clear()  # the same tensor in another pass is another input
-        grad = rule.weight_grad(product, kept, shape)
+        grad = rule.weight_grad(product, packed)
         return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
+
+
+def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
+    """Saves for backward. `ctx` itself holds no tensor: autograd's hooks see saved ones alone."""
+    tensors: list[Tensor | None] = []
+    forms: list[Packed | None] = []
+    for part in parts:
+        if isinstance(part, Packed):
+            forms.append(part.holding([None] * len(part.tensors)))
+            tensors.extend(part.tensors)
+        else:
+            forms.append(None)
+            tensors.append(part)
+    ctx.forms = forms
+    ctx.save_for_backward(*tensors)
+
+
+def saved(ctx: Any) -> list[Any]:
+    """What `save` was given."""
+    tensors, parts = list(ctx.saved_tensors), []
+    for form in ctx.forms:
+        count = 1 if form is None else len(form.tensors)
+        own, tensors = tensors[:count], tensors[count:]
+        parts.append(own[0] if form is None else form.holding(own))
+    return parts
 
 
 def flat(x: Tensor) -> Tensor:

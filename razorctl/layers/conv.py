@@ -13,12 +13,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import WeightLayer, flat
+from razorctl.layers.base import WeightLayer, flat, save, saved
+from razorctl.layers.sharing import Copy
 from razorctl.rules.base import Product, Rule
 
 
 class Conv2dFunction(torch.autograd.Function):
-    """The stock convolution with dW from what `rule` kept of x."""
+    """The stock convolution with dW from what was packed of x."""
 
     @staticmethod
     def forward(
@@ -27,37 +28,37 @@ class Conv2dFunction(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         layer: "RazorConv2d",
-        rule: Rule,
         p: float,
-        *kept: Tensor,
+        copy: Copy | None,
     ) -> Tensor:
-        ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
+        ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
+        ctx.rule, packed = copy or (None, None)
         # As stock, the backward pass has the input's own layout: not every kernel takes any.
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         ctx.memory_format = torch.channels_last if last else torch.contiguous_format
-        ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
+        save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         y: Tensor = layer._conv_forward(x, weight, bias)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *kept = ctx.saved_tensors
+        weight, packed = saved(ctx)
         layer = ctx.layer
         dx = dw = db = None
         with no_autocast(dy.device):
             if ctx.needs_input_grad[1]:
-                product, rows = layer.products(dy, ctx.shape, ctx.memory_format)
-                dw = layer.fold(layer.weight_grad(ctx.rule, product, tuple(kept), rows, ctx.p))
+                product = layer.product(dy, ctx.shape, ctx.memory_format)
+                dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = dy.sum((0, 2, 3))
             if ctx.needs_input_grad[0]:
                 dx = conv2d_input(ctx.shape, weight.to(dy.dtype), dy, *layer.geometry)  # type: ignore[no-untyped-call]
-        return dx, dw, db, *[None] * (3 + len(kept))
+        return dx, dw, db, None, None, None
 
 
 class RazorConv2d(WeightLayer, nn.Conv2d):
-    """nn.Conv2d that saves its input by `rule`, or nothing of it while its block is not drawn."""
+    """nn.Conv2d that saves its input by a rule, or nothing of it while its block is not drawn."""
 
     kind: ClassVar[str] = "conv"
 
@@ -84,8 +85,8 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
             return super().forward(input)
         x = to_compute_dtype(input)
         layout = self.kind, x.dtype, self.kernel_size if _by_patches(self) else None
-        weight, p, rule, kept = self.keep(input, layout, lambda: self.rows(x.detach()))
-        y: Tensor = Conv2dFunction.apply(x, weight, self.bias, self, rule, p, *kept)
+        weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
+        y: Tensor = Conv2dFunction.apply(x, weight, self.bias, self, p, copy)
         return y
 
     def rows(self, x: Tensor) -> Tensor:
@@ -100,19 +101,17 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
-    def products(
-        self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format
-    ) -> tuple[Product, torch.Size]:
-        """For an input of `shape`: columns of `rows` -> theirs of dW; and the shape of `rows`.
+    def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
+        """For an input of `shape`: columns of `rows` -> theirs of dW.
 
         memory_format: of the images that the stock kernel is given.
         """
-        batch, channels, height, width = shape
+        batch, _, height, width = shape
         if _by_patches(self):
             outputs = flat(dy.movedim(1, -1))
-            return Product(lambda x: outputs.T @ x), torch.Size((len(outputs), self.columns(self)))
+            return Product(lambda x: outputs.T @ x)
 
-        def product(x: Tensor) -> Tensor:
+        def multiply(x: Tensor) -> Tensor:
             image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
             image = image.contiguous(memory_format=memory_format)
             # Viewed anew, or the strides of a lone channel say channels-last whatever the format.
@@ -121,10 +120,10 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
             dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
             return dw.movedim(1, -1).flatten(0, 2)
 
-        return Product(product), torch.Size((batch * height * width, channels))
+        return Product(multiply)
 
     def fold(self, dw: Tensor) -> Tensor:
-        """dW as `products` lays it out -> in the shape of the weight."""
+        """dW as `product` lays it out -> in the shape of the weight."""
         if _by_patches(self):
             return dw.view_as(self.weight)
         return dw.view(self.out_channels, *self.kernel_size, -1).movedim(-1, 1)

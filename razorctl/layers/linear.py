@@ -11,19 +11,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import Settings, WeightLayer, flat
-from razorctl.ops.activation import activation_to_int8
+from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
+from razorctl.layers.sharing import Copy
 from razorctl.ops.int8 import scaled_gemm, to_int8
-from razorctl.rules.base import Product, Rule
+from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.quantize import quantize
+from razorctl.ops.weight_grad import linear_weight_grad
+from razorctl.rules.base import Product, Rules
+from razorctl.rules.packed import PackedCodes
 
 
-class Gemm(Product):
-    """x -> dy^T x for dy [rows, out], in int8 or in the precision of dy."""
+class Gemms(Product):
+    """The GEMMs of a linear layer's backward pass, for dy [rows, out]: the product is x -> dy^T x.
 
-    def __init__(self, dy: Tensor, int8: bool) -> None:
+    weight_int8, input_int8: whether dW and dX run in int8, from one copy of dy for both.
+    """
+
+    def __init__(self, dy: Tensor, weight_int8: bool, input_int8: bool) -> None:
         super().__init__(lambda x: dy.T @ x)
-        self.dy, self.int8 = dy, int8
+        self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
+        # Made when asked for; torch.compile cannot trace functools.cached_property.
         self._total: Tensor | None = None
+        self._int8: tuple[Tensor, Tensor] | None = None
 
     @property
     def total(self) -> Tensor:
@@ -32,45 +41,57 @@ class Gemm(Product):
             self._total = self.dy.sum(0)
         return self._total
 
+    @property
+    def int8(self) -> tuple[Tensor, Tensor]:
+        """dy in int8, with a scale for each row [rows, 1]."""
+        if self._int8 is None:
+            self._int8 = to_int8(self.dy, 1)
+        return self._int8
+
     def __call__(self, x: Tensor) -> Tensor:
-        if self.int8:
-            return self._of_int8(*to_int8(x, 0))
-        return super().__call__(x)
+        if not self.weight_int8:
+            return super().__call__(x)
+        packed, zero_point, scale = quantize(x.unsqueeze(0), 8)
+        return self._int8_grad(packed, zero_point, scale, None, 8, None)
 
     def of_ones(self, like: Tensor, rows: int) -> Tensor:
         return self.total.unsqueeze(1)
 
-    def of_codes(
-        self, codes: Tensor, bits: int, offset: Tensor, step: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        if not self.int8:
-            return super().of_codes(codes, bits, offset, step, dtype)
-        # Around their middle, where the rounding of dy does least, codes fit int8.
-        middle = 2 ** (bits - 1)
-        grad = self._of_int8((codes - middle).view(torch.int8), step.unsqueeze(0))
-        return grad.addr_(self.total.to(grad.dtype), offset + middle * step)
-
-    def of_function(
-        self,
-        function: str,
-        codes: Tensor,
-        bits: int,
-        offset: Tensor,
-        step: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        if not self.int8:
-            return super().of_function(function, codes, bits, offset, step, dtype)
-        return self._of_int8(*activation_to_int8(codes, bits, offset, step, function))
-
-    def _of_int8(self, codes: Tensor, scale: Tensor) -> Tensor:
-        dy, dy_scale = to_int8(self.dy, 0)
-        grad: Tensor = scaled_gemm(dy.T, codes, dy_scale.T, scale, scale.dtype)
+    def of_codes(self, packed: PackedCodes) -> Tensor:
+        codes = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
+        if self.weight_int8:
+            return self._int8_grad(*codes, packed.function)
+        grad: Tensor = linear_weight_grad(self.dy, *codes, packed.function)
         return grad
+
+    def _int8_grad(
+        self,
+        packed: Tensor,
+        zero_point: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        bits: int,
+        function: str | None,
+    ) -> Tensor:
+        rows, row_scale = self.int8
+        operand, column_scale, center = int8_operand(
+            packed, zero_point, scale, bias, bits, row_scale, function
+        )
+        dtype = column_scale.dtype
+        grad: Tensor = scaled_gemm(rows.T, operand.T, None, column_scale.unsqueeze(0), dtype)
+        return grad.addr_(self.total.to(dtype), center)
+
+    def input_grad(self, weight: Tensor) -> Tensor:
+        """dX = dy W, [rows, in]."""
+        if not self.input_int8:
+            return self.dy @ weight.to(self.dy.dtype)
+        (rows, row_scale), (columns, column_scale) = self.int8, to_int8(weight, 0)
+        dx: Tensor = scaled_gemm(rows, columns, row_scale, column_scale, self.dy.dtype)
+        return dx
 
 
 class LinearFunction(torch.autograd.Function):
-    """y = x W^T + b with dW from what `rule` kept of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1)."""
+    """y = x W^T + b with dW from what was packed of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1)."""
 
     @staticmethod
     def forward(
@@ -79,47 +100,36 @@ class LinearFunction(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         layer: "RazorLinear",
-        rule: Rule,
         p: float,
-        *kept: Tensor,
+        copy: Copy | None,
     ) -> Tensor:
-        ctx.layer, ctx.rule, ctx.p, ctx.shape = layer, rule, p, x.shape
+        ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
+        ctx.rule, packed = copy or (None, None)
         # Autocast saves a low-precision copy of the weight; the parameter itself costs nothing.
-        ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, *kept)
+        save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *kept = ctx.saved_tensors
-        rows = torch.Size((ctx.shape[:-1].numel(), ctx.shape[-1]))
-        dy = flat(dy)
-        product = Gemm(dy, int8=ctx.int8[0])
+        weight, packed = saved(ctx)
+        product = Gemms(flat(dy), *ctx.int8)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
-            # First, so that a restored input is gone before dX, which is as large, is made.
+            # First, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.weight_grad(ctx.rule, product, tuple(kept), rows, ctx.p)
+                dw = ctx.layer.weight_grad(ctx.rule, product, packed, ctx.p)
             if ctx.needs_input_grad[2]:
                 db = product.total
             if ctx.needs_input_grad[0]:
-                dx = input_grad(dy, weight, int8=ctx.int8[1]).view(ctx.shape)
-        return dx, dw, db, *[None] * (3 + len(kept))
-
-
-def input_grad(dy: Tensor, weight: Tensor, int8: bool) -> Tensor:
-    """dX = dy W, with int8 in the dtype of dy too."""
-    if not int8:
-        return dy @ weight.to(dy.dtype)
-    (rows, dy_scale), (columns, w_scale) = to_int8(dy, 1), to_int8(weight, 0)
-    dx: Tensor = scaled_gemm(rows, columns, dy_scale, w_scale, dy.dtype)
-    return dx
+                dx = product.input_grad(weight).view(ctx.shape)
+        return dx, dw, db, None, None, None
 
 
 class RazorLinear(WeightLayer, nn.Linear):
-    """nn.Linear that saves its input by `rule`, or nothing of it while its block is not drawn.
+    """nn.Linear that saves its input by a rule, or nothing of it while its block is not drawn.
 
     int8_weight_grad, int8_input_grad: whether those GEMMs of the backward pass run in int8 where
     they have SMALLEST multiplications at least; below, what comes with them takes longer.
@@ -136,8 +146,8 @@ class RazorLinear(WeightLayer, nn.Linear):
         return module.in_features
 
     @classmethod
-    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
-        super().attach(module, rule, settings)
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        super().attach(module, rules, settings)
         assert isinstance(module, RazorLinear)
         module.int8_weight_grad = settings.int8_weight_grad
         module.int8_input_grad = settings.int8_input_grad
@@ -150,8 +160,8 @@ class RazorLinear(WeightLayer, nn.Linear):
         if not self.saving:
             return super().forward(input)
         x = to_compute_dtype(input)
-        weight, p, rule, kept = self.keep(input, (self.kind, x.dtype), lambda: flat(x.detach()))
-        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, rule, p, *kept)
+        weight, p, copy = self.pack(input, (self.kind, x.dtype), lambda: flat(x.detach()))
+        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy)
         return y
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:

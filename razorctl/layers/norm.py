@@ -7,15 +7,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer
-from razorctl.rules.base import Kept
+from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.sharing import Copy
+from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
 
 aten = torch.ops.aten
 
 
 class NormFunction(torch.autograd.Function):
-    """y = x_hat w + b, the stock forward, with gradients from what the rule keeps of x_hat.
+    """y = x_hat w + b, the stock forward, with gradients from what the rule packs of x_hat.
 
     With g = w dy: dx = (g - mean(g) - x_hat mean(g x_hat)) / std, without mean(g) where the norm
     does not center; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat has
@@ -30,16 +31,17 @@ class NormFunction(torch.autograd.Function):
         bias: Tensor | None,
         layer: "Norm",
         scale: Tensor | None,
-        *kept: Tensor,
+        copy: Copy | None,
     ) -> Tensor:
         ctx.layer, ctx.shape = layer, x.shape
-        ctx.save_for_backward(weight, scale, *kept)
+        ctx.rule, packed = copy or (None, None)
+        save(ctx, weight, scale, packed)
         return layer.stock(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, scale, *kept = ctx.saved_tensors
+        weight, scale, packed = saved(ctx)
         dx = dw = db = None
         columns = ctx.layer.columns(ctx.layer)
         dy = dy.reshape(-1, columns)
@@ -47,13 +49,13 @@ class NormFunction(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 db = dy.sum(0).view(ctx.layer.normalized_shape)
             if any(ctx.needs_input_grad[:2]):
-                x = ctx.layer.rule.restore(tuple(kept), dy.shape).to(scale.dtype)
+                x = ctx.rule.unpack(packed).to(scale.dtype)
                 dx, dw = ctx.layer.gradients(dy, x, weight, ctx.needs_input_grad[:2])
                 if dw is not None:
                     dw = dw.view(weight.shape)
                 if dx is not None:
                     dx = dx.mul_(scale).view(ctx.shape)
-        return dx, dw, db, *[None] * (2 + len(kept))
+        return dx, dw, db, None, None, None
 
 
 class Norm(RazorLayer):
@@ -73,33 +75,36 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        scale, kept = self.keep(x)
-        y: Tensor = NormFunction.apply(
-            x, self.weight, getattr(self, "bias", None), self, scale, *kept
-        )
-        if kept:
-            self.offer(y, kept)
+        scale, copy = self.pack(x)
+        bias = getattr(self, "bias", None)
+        y: Tensor = NormFunction.apply(x, self.weight, bias, self, scale, copy)
+        if copy is not None:
+            self.offer(y, copy)
         return y
 
     @torch.no_grad()
-    def keep(self, x: Tensor) -> tuple[Tensor | None, Kept]:
-        """1 / std and what is kept of x_hat, if a gradient needs them."""
+    def pack(self, x: Tensor) -> tuple[Tensor | None, Copy | None]:
+        """1 / std and the copy of x_hat, if a gradient needs them."""
         if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
-            return None, ()
+            return None, None
         normalized, scale = self.normalize(x.detach())
+        narrow = to_compute_dtype(normalized)
+        rule = self.rules.of(narrow)
         # The dense rule keeps what stock autocast keeps: norms run in single precision.
-        if not isinstance(self.rule, Dense):
-            normalized = to_compute_dtype(normalized)
-        return scale, self.rule.keep(normalized)
+        return scale, Copy(rule, rule.pack(normalized if isinstance(rule, Dense) else narrow))
 
     @torch.no_grad()
-    def offer(self, y: Tensor, kept: Kept) -> None:
+    def offer(self, y: Tensor, copy: Copy) -> None:
         """Codes of x_hat are codes of y too, which the linear layers that it feeds can take."""
-        if self.memo is not None and len(self.normalized_shape) == 1:
+        rule = copy.rule
+        if (
+            self.memo is not None
+            and isinstance(rule, Shareable)
+            and len(self.normalized_shape) == 1
+        ):
             like = to_compute_dtype(y.new_empty(0))
-            of_y = self.rule.affine(kept, self.weight, getattr(self, "bias", None), like)
-            if of_y is not None:
-                self.memo.offer(y, ("linear", like.dtype), self.rule, of_y)
+            of_y = rule.of_affine(copy.packed, self.weight, getattr(self, "bias", None), like)
+            self.memo.offer(y, ("linear", like.dtype), Copy(rule, of_y))
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
@@ -138,11 +143,11 @@ class Norm(RazorLayer):
 
 
 class RazorLayerNorm(Norm, nn.LayerNorm):
-    """nn.LayerNorm that saves its normalized input by `rule`."""
+    """nn.LayerNorm that saves its normalized input by a rule."""
 
 
 class RazorRMSNorm(Norm, nn.RMSNorm):
-    """nn.RMSNorm that saves its normalized input by `rule`."""
+    """nn.RMSNorm that saves its normalized input by a rule."""
 
     centers: ClassVar[bool] = False
 

@@ -7,29 +7,30 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
-from razorctl.layers.base import RazorLayer, flat
+from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.rules.base import Rule
 
 
 class ScaleFunction(torch.autograd.Function):
-    """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' what the rule restores."""
+    """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' what the rule unpacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:
-        kept = layer.rule.keep(flat(x)) if ctx.needs_input_grad[1] else ()
-        ctx.layer = layer
-        ctx.save_for_backward(gamma, *kept)
+        packed = None
+        if ctx.needs_input_grad[1]:
+            ctx.rule = layer.rules.of(x)
+            packed = ctx.rule.pack(flat(x))
+        save(ctx, gamma, packed)
         return layer.stock(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gamma, *kept = ctx.saved_tensors
+        gamma, packed = saved(ctx)
         dx = dgamma = None
         with no_autocast(dy.device):
             if ctx.needs_input_grad[1]:
-                rows = flat(dy)
-                dgamma = (rows * ctx.layer.rule.restore(tuple(kept), rows.shape)).sum(0)
+                dgamma = (flat(dy) * ctx.rule.unpack(packed)).sum(0)
             if ctx.needs_input_grad[0]:
                 dx = dy * gamma
         return dx, dgamma, None

@@ -9,60 +9,82 @@ without an offer the first of q, k, v packs y, and the others find its copy
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from razorctl.rules.base import Kept, Rule
+from razorctl.rules.base import Rule, Rules
+from razorctl.rules.packed import Packed
+
+
+class Copy(NamedTuple):
+    """What was packed of an activation, and the rule that did."""
+
+    rule: Rule
+    packed: Packed
 
 
 class Memo:
-    """What was last kept, and of which tensor, so that an activation is kept once.
+    """The last copy, and of which tensor, so that an activation is packed once.
 
-    One that feeds several layers of one kind (separate q, k and v) is kept by the rule of the
-    first. What a norm or an activation function keeps of its input may tell its output as well:
+    One that feeds several layers of one kind (separate q, k and v) is packed by the rule of the
+    first. What a norm or an activation function packs of its input may tell its output as well:
     then it offers that to the layer which the output feeds. What is saved elsewhere is another
     matter (`_place`): a checkpointed region runs again by itself, so it must share with nothing
-    outside. Under torch.compile every layer keeps for itself: identity means nothing to a traced
-    program.
+    outside. torch.compile traces through no weak reference; there a copy is an attribute of its
+    tensor instead (`traced`).
     """
 
     def __init__(self) -> None:
-        self._entry: tuple[weakref.ref[Tensor], Hashable, Rule, Kept] | None = None
+        self._entry: tuple[weakref.ref[Tensor], Hashable, Copy] | None = None
 
-    def keep(
-        self, x: Tensor, layout: Hashable, rule: Rule, rows: Callable[[], Tensor]
-    ) -> tuple[Rule, Kept, bool]:
-        """What is kept of `x`, the rule that kept it, and whether that was here already.
+    def pack(
+        self, x: Tensor, layout: Hashable, rules: Rules, rows: Callable[[], Tensor]
+    ) -> tuple[Copy, bool]:
+        """The copy of `x`, and whether it was here already.
 
         `x` is the activation as the layer received it; a change in place makes it another. `rows`
-        makes of it, detached, what the rule is to see; `layout` is the same where `rows` is.
+        makes of it, detached, what a rule is to see; `layout` is the same where `rows` is.
         """
-        if torch.compiler.is_compiling():
-            return rule, rule.keep(rows()), False
-        state = layout, x._version, _place()
-        if self._entry is not None:
-            known, known_state, first, kept = self._entry
-            if known() is x and known_state == state:
-                return first, kept, True
-        kept = rule.keep(rows())
-        self.offer(x, layout, rule, kept)
-        return rule, kept, False
+        copy = self._find(x, layout)
+        if copy is not None:
+            return copy, True
+        activation = rows()
+        rule = rules.of(activation)
+        copy = Copy(rule, rule.pack(activation))
+        self.offer(x, layout, copy)
+        return copy, False
 
-    def offer(self, x: Tensor, layout: Hashable, rule: Rule, kept: Kept) -> None:
-        """Says that `kept`, by `rule`, is what there is to keep of `x` in that layout."""
-        if not torch.compiler.is_compiling():
+    def offer(self, x: Tensor, layout: Hashable, copy: Copy) -> None:
+        """Says that `copy` is what there is to save of `x` in that layout."""
+        if torch.compiler.is_compiling():
+            from razorctl.layers import traced
+
+            traced.offer(x, layout, copy)
+        else:
             state = layout, x._version, _place()
-            self._entry = weakref.ref(x, self._forget), state, rule, kept
+            self._entry = weakref.ref(x, self._forget), state, copy
+
+    def _find(self, x: Tensor, layout: Hashable) -> Copy | None:
+        if torch.compiler.is_compiling():
+            from razorctl.layers import traced
+
+            return traced.find(x, layout)
+        if self._entry is not None:
+            known, state, copy = self._entry
+            if known() is x and state == (layout, x._version, _place()):
+                return copy
+        return None
 
     def _forget(self, dead: Any) -> None:
         if self._entry is not None and self._entry[0] is dead:
             self._entry = None
 
     def clear(self) -> None:
-        """Forgets; a backward pass ends what was kept before it."""
-        self._entry = None
+        """Forgets; a backward pass ends what was packed before it."""
+        if not torch.compiler.is_compiling():
+            self._entry = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, ()  # copies and pickles start empty

@@ -30,7 +30,7 @@ class TimmAttention(Attention):
         setting: bool = vars(self)["fused_attn"]
         if not self.saving:
             return setting
-        return self.backend != "stored" or self.rule is not None
+        return self.backend != "stored" or self.rules is not None
 
     @fused_attn.setter
     def fused_attn(self, setting: bool) -> None:
@@ -46,7 +46,7 @@ class TimmAttention(Attention):
         return cls.head_width(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.saving or self.rule is None:
+        if not self.saving or self.rules is None:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         with Diverted(self):
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from transformers.models.vit import modeling_vit
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, masked
 from razorctl.layers.base import RazorLayer, Settings
-from razorctl.rules.base import Rule
+from razorctl.rules.base import Rules
 
 PREFIX = "razor_"
 
@@ -63,8 +63,8 @@ class InterfaceAttention(Attention):
         return super().refusal(module, backend)
 
     @classmethod
-    def attach(cls, module: nn.Module, rule: Rule | None, settings: Settings) -> None:
-        super().attach(module, rule, settings)
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        super().attach(module, rules, settings)
         config: Any = module.config
         if not config._attn_implementation.startswith(PREFIX):  # layers share it
             config._attn_implementation = PREFIX + config._attn_implementation
@@ -86,7 +86,7 @@ def _interface(name: str) -> Any:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         razor = module if isinstance(module, InterfaceAttention) and module.saving else None
-        if razor and (razor.backend != "stored" or razor.rule is not None):
+        if razor and (razor.backend != "stored" or razor.rules is not None):
             causal = razor.is_causal and attention_mask is None and query.shape[2] > 1
             out = razor.attend(
                 query,

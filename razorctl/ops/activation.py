@@ -1,8 +1,4 @@
-"""Activation functions by name, and what a backward pass makes of few-bit codes of their input.
-
-The codes become values, and the values a gradient or the int8 operand of the next layer's GEMM,
-part by part: the input, the widest activation of a transformer, is never there as a whole.
-"""
+"""Activation functions by name, and their gradient from a few-bit copy of their input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,105 +7,69 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops.chunks import chunks
-from razorctl.ops.int8 import LEVELS, inverse
-from razorctl.ops.quantize import dequantize_reference
+from razorctl.ops.packing import unpacked
+from razorctl.ops.quantize import affine, dequantize_reference, widened
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Function:
-    """x -> f(x), and (dy, x) -> f'(x) dy."""
+    """x -> f(x), and (dy, x) -> f'(x) dy. lowest: where f is least; it rises on either side."""
 
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
+    lowest: float
+
+    def reach(self, low: Tensor, high: Tensor) -> Tensor:
+        """The largest |f(x)| for x from `low` to `high`."""
+        between = torch.full_like(low, self.lowest).clamp(low, high)
+        return torch.stack([self.forward(x).abs() for x in (low, between, high)]).amax(0)
 
 
 FUNCTIONS = {
-    "gelu": Function(F.gelu, aten.gelu_backward),
+    "gelu": Function(F.gelu, aten.gelu_backward, -0.7517915),
     "gelu-tanh": Function(
         lambda x: F.gelu(x, approximate="tanh"),
         lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh"),
+        -0.7524614,
     ),
-    "silu": Function(F.silu, aten.silu_backward),
+    "silu": Function(F.silu, aten.silu_backward, -1.2784645),
     "quick-gelu": Function(
-        lambda x: F.silu(1.702 * x) / 1.702, lambda dy, x: aten.silu_backward(dy, 1.702 * x)
+        lambda x: F.silu(1.702 * x) / 1.702,
+        lambda dy, x: aten.silu_backward(dy, 1.702 * x),
+        -1.2784645 / 1.702,
     ),
 }
 
 
 def activation_grad_reference(
-    dy: Tensor, codes: Tensor, offset: Tensor, step: Tensor, function: str
+    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
 ) -> Tensor:
     """See `activation_grad`."""
-    x = dequantize_reference(codes, offset, step, dy.dtype)
+    x = dequantize_reference(packed, zero_point, scale, None, bits, dy.shape[1], dy.dtype)
     return FUNCTIONS[function].backward(dy, x)
 
 
 @torch.library.custom_op("razorctl::activation_grad", mutates_args=())
 def activation_grad(
-    dy: Tensor, codes: Tensor, offset: Tensor, step: Tensor, function: str
+    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
 ) -> Tensor:
-    """f'(x) dy for x = offset + step * code, dy and uint8 codes [blocks, rows, columns].
+    """f'(x) dy for the x that `quantize` made a copy of, dy [blocks, rows, columns].
 
-    Offset and step are those of each column of a block, [blocks, columns]. Computes in the dtype of
-    dy, which the result has.
+    Computes in the dtype of dy, which the result has, part by part: x, the widest activation of a
+    transformer, is never there as a whole.
     """
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     backward = FUNCTIONS[function].backward
-    for part in chunks(codes):
-        x = _values(codes, offset, step, part)
-        dx[part] = backward(dy[part], x.to(dy.dtype))
+    offset, scale = affine(zero_point, scale, None)
+    for part, codes in unpacked(packed, bits, (len(dy), dy.shape[1], dy.shape[2])):
+        dx[part] = backward(dy[part], widened(codes, offset, scale, part).to(dy.dtype))
     return dx
 
 
 @activation_grad.register_fake
-def _(dy: Tensor, codes: Tensor, offset: Tensor, step: Tensor, function: str) -> Tensor:
-    return dy.new_empty(dy.shape)
-
-
-def activation_to_int8_reference(
-    codes: Tensor, bits: int, offset: Tensor, step: Tensor, function: str
-) -> tuple[Tensor, Tensor]:
-    """See `activation_to_int8`."""
-    forward = FUNCTIONS[function].forward
-    levels = torch.arange(2**bits, device=codes.device).view(-1, 1)
-    reached = torch.stack([forward(o + s * levels) for o, s in zip(offset, step, strict=True)])
-    scale = reached.abs().amax((0, 1)) / LEVELS
-    values = forward(dequantize_reference(codes, offset, step, step.dtype)).flatten(0, 1)
-    return (values * inverse(scale)).round().to(torch.int8), scale.unsqueeze(0)
-
-
-@torch.library.custom_op("razorctl::activation_to_int8", mutates_args=())
-def activation_to_int8(
-    codes: Tensor, bits: int, offset: Tensor, step: Tensor, function: str
-) -> tuple[Tensor, Tensor]:
-    """`int8.to_int8` of f(x) [all rows, columns] with a scale for each column; x as above.
-
-    What the codes can reach gives the scale, so that no value is looked at twice.
-    """
-    forward = FUNCTIONS[function].forward
-    levels = torch.arange(2**bits, device=codes.device, dtype=step.dtype).view(-1, 1, 1)
-    scale = forward(torch.addcmul(offset, levels, step)).abs_().amax((0, 1)) / LEVELS
-    factor = inverse(scale)
-    values = torch.empty_like(codes, dtype=torch.int8)
-    for part in chunks(codes):
-        values[part] = forward(_values(codes, offset, step, part)).mul_(factor).round_()
-    return values.flatten(0, 1), scale.unsqueeze(0)
-
-
-@activation_to_int8.register_fake
 def _(
-    codes: Tensor, bits: int, offset: Tensor, step: Tensor, function: str
-) -> tuple[Tensor, Tensor]:
-    columns = codes.shape[-1]
-    values = codes.new_empty(codes.shape[0] * codes.shape[1], columns, dtype=torch.int8)
-    return values, step.new_empty(1, columns)
-
-
-def _values(codes: Tensor, offset: Tensor, step: Tensor, part: tuple[slice, ...]) -> Tensor:
-    """Of one part: offset + step * code."""
-    tile = part[:1]
-    o, s = offset[tile].unsqueeze(1), step[tile].unsqueeze(1)
-    return torch.addcmul(o, codes[part].to(s.dtype), s)
+    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
+) -> Tensor:
+    return dy.new_empty(dy.shape)

@@ -13,7 +13,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from razorctl.ops.quantize import pack, packed_bytes, unpack
+from razorctl.ops.packing import pack, packed_bytes, unpack
 
 FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
 BITS = (4, 3, 2)
@@ -34,12 +34,13 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     """The packed numbers of the intervals that `x`, of any shape, lies in, uint8."""
     ends = torch.tensor(table(function, bits)[0], dtype=x.dtype, device=x.device)
-    return pack(torch.bucketize(x, ends, out_int32=True).to(torch.uint8), bits)
+    numbers = torch.bucketize(x, ends, out_int32=True).to(torch.uint8)
+    return pack(numbers.view(1, 1, -1), bits)
 
 
 @to_buckets.register_fake
 def _(x: Tensor, function: str, bits: int) -> Tensor:
-    return x.new_empty(packed_bytes(x.numel(), bits), dtype=torch.uint8)
+    return x.new_empty(packed_bytes((1, 1, x.numel()), bits), dtype=torch.uint8)
 
 
 @torch.library.custom_op("razorctl::from_buckets", mutates_args=())
@@ -48,8 +49,8 @@ def from_buckets(
 ) -> Tensor:
     """The stand-ins for an `x` of `shape` that `to_buckets` packed."""
     stand_ins = torch.tensor(table(function, bits)[1], dtype=dtype, device=packed.device)
-    numbers = unpack(packed, bits, torch.Size(shape).numel())
-    return stand_ins.index_select(0, numbers.int()).view(shape)
+    numbers = unpack(packed, bits, (1, 1, torch.Size(shape).numel()))
+    return stand_ins.index_select(0, numbers.view(-1).int()).view(shape)
 
 
 @from_buckets.register_fake

@@ -4,16 +4,19 @@ import torch
 from torch import Tensor
 
 ELEMENTS = 2**22  # of a part: the bound on temporaries
-CACHED = 2**17  # of a thread's share of a part on a CPU, where it stays in a core's cache
+CACHED = {"cpu": 2**17}  # of a thread's share of a part, where it is to stay in a core's cache
 
 
-def chunks(x: Tensor) -> list[tuple[slice, ...]]:
+def chunks(x: Tensor, width: int | None = None) -> list[tuple[slice, ...]]:
     """Indices that cover `x` [..., rows, columns], along its first dimension if it has three.
 
-    A part holds about ELEMENTS, on a CPU about CACHED elements a thread, and whole rows.
+    A part holds about ELEMENTS, where threads have a cache of their own about CACHED elements a
+    thread, and whole rows. width: columns that an operation makes of those of x, if others.
     """
-    most = CACHED * torch.get_num_threads() if x.device.type == "cpu" else ELEMENTS
+    cached = CACHED.get(x.device.type)
+    most = ELEMENTS if cached is None else cached * torch.get_num_threads()
     *blocks, rows, columns = x.shape
+    columns = width or columns
     if not blocks:
         return _slices(rows, most // max(1, columns))
     whole = _slices(x.shape[0], most // max(1, rows * columns))

@@ -10,11 +10,21 @@ def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
     Returns the output and the bool mask of what was kept. Uses the default generator of x's device.
     """
-    if x.device.type != "cpu":
-        return torch.native_dropout(x, p, True)
-    # The fused op draws differently from what nn.Dropout runs on a CPU, which is this product.
+    return KERNELS.get(x.device.type, _fused)(x, p)
+
+
+def _fused(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    return torch.native_dropout(x, p, True)
+
+
+def _product(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     noise = F.dropout(torch.ones_like(x), p)
     return x * noise, noise > 0
+
+
+# The fused op draws differently from what nn.Dropout runs on a CPU, which is a product. No
+# registered op, which a compiler could neither fuse nor run again on the same draw.
+KERNELS = {"cpu": _product}
 
 
 def dropout_backward(dy: Tensor, mask: Tensor, p: float) -> Tensor:

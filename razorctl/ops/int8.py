@@ -1,8 +1,10 @@
 """GEMMs of int8 copies, for a backward pass: their scales are the operands' largest values.
 
 Contracted dimensions cannot have scales of their own, so each operand has one for each slice along
-the other: dW = dy^T x for each output and each column, dX = dy W for each token and each column.
+the other: dX = dy W for each token and each column. `int8_operand` makes the other of dW = dy^T x.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -66,77 +68,98 @@ def _(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def scaled_gemm_reference(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+    a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """See `scaled_gemm`."""
-    return ((a.double() @ b.double()).to(a_scale.dtype) * a_scale * b_scale).to(dtype)
+    product = (a.double() @ b.double()).to(b_scale.dtype)
+    return (product * b_scale if a_scale is None else product * a_scale * b_scale).to(dtype)
 
 
 @torch.library.custom_op("razorctl::scaled_gemm", mutates_args=())
 def scaled_gemm(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+    a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """a_scale (a b) b_scale in `dtype`, for int8 a [m, k], b [k, n] and scales [m, 1], [1, n].
 
-    The int8 product is exact: by `torch._int_mm` where the device has int8 GEMMs, anywhere else in
-    single precision over parts of k that it can sum exactly.
+    a_scale None is 1. The int8 product is exact: by `torch._int_mm` where the device has int8
+    GEMMs, anywhere else in single precision over parts of k that it can sum exactly.
     """
-    gemm = int8_gemm if has_int8_gemm(a.device) else exact_gemm
-    if a.device.type != "cpu":  # the layout that every int8 GEMM of cuBLASLt takes
-        b = b.t().contiguous().t()
+    return _in_parts(
+        cublas_gemm if has_int8_gemm(a.device) else exact_gemm, a, b, a_scale, b_scale, dtype
+    )
+
+
+@scaled_gemm.register_kernel("cpu")
+def _(a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    gemm = torch._int_mm if torch.cpu._is_vnni_supported() else exact_gemm
+    return _in_parts(gemm, a, b, a_scale, b_scale, dtype)
+
+
+def _in_parts(
+    gemm: Callable[[Tensor, Tensor], Tensor],
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`scaled_gemm` by an int8 GEMM; the int32 product is as a whole only if it is as wide."""
+    if not (a.numel() and b.numel()):
+        return a.new_zeros(a.shape[0], b.shape[1], dtype=dtype)
     if dtype == torch.float32:
         return _scaled(gemm(a, b), a_scale, b_scale)
     out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-    step = max(17, ELEMENTS // max(1, b.shape[1]))
-    for start in range(0, len(a), step):
-        rows = slice(start, start + step)
-        out[rows] = _scaled(gemm(a[rows], b), a_scale[rows], b_scale)
+    most = max(17, ELEMENTS // b.shape[1])
+    for start in range(0, len(a), most):
+        rows = slice(start, start + most)
+        part = None if a_scale is None else a_scale[rows]
+        out[rows] = _scaled(gemm(a[rows], b), part, b_scale)
     return out
 
 
-def _scaled(product: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
+def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
     """The int32 product times its scales, in single precision and in its own memory."""
     values = product.view(torch.float32)
     for (rows,) in chunks(values):
-        values[rows].copy_(product[rows]).mul_(b_scale).mul_(a_scale[rows])
+        part = values[rows].copy_(product[rows]).mul_(b_scale)
+        if a_scale is not None:
+            part.mul_(a_scale[rows])
     return values
 
 
 @scaled_gemm.register_fake
-def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _(a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
 
 
 def has_int8_gemm(device: torch.device) -> bool:
-    """Whether `torch._int_mm` is there and fast: tensor cores from Turing on, VNNI on a CPU.
+    """Whether an accelerator has `torch._int_mm`, and tensor cores for it: from Turing on.
 
-    The meta device stands for a GPU that has it; others take some tens of MiB more.
+    The meta device stands for a GPU that does; others take some tens of MiB more.
     """
-    if device.type == "meta":
-        return True
     if device.type == "cuda":
         return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
-    vnni: bool = device.type == "cpu" and torch.cpu._is_vnni_supported()
-    return vnni
+    return device.type == "meta"
 
 
-def int8_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] times b [k, n], int8, as int32 [m, n] by `torch._int_mm`."""
+def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] times b [k, n], int8, as int32 [m, n] by `torch._int_mm` on CUDA.
+
+    cuBLASLt takes more than 16 rows and multiples of 8 for the other sizes, and on every card the
+    layout in which both operands lie along k.
+    """
     (m, k), n = a.shape, b.shape[1]
-    if not (m and k and n):
-        return a.new_zeros(m, n, dtype=torch.int32)
-    if a.device.type != "cpu":  # cuBLASLt: more than 16 rows, the other sizes multiples of 8
-        if k % 8 or m < 17:
-            a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m)))
-        a = a.contiguous()
-        if k % 8 or n % 8:
-            b = F.pad(b.t(), (0, -k % 8, 0, -n % 8)).t()
-    product: Tensor = torch._int_mm(a, b)
+    if k % 8 or m < 17:
+        a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m)))
+    b = b.t().contiguous()
+    if k % 8 or n % 8:
+        b = F.pad(b, (0, -k % 8, 0, -n % 8))
+    product: Tensor = torch._int_mm(a.contiguous(), b.t())
     return product[:m, :n]
 
 
 def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """The same numbers as `int8_gemm`, where there is none."""
+    """The same numbers where there is no int8 GEMM."""
     total = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.int32)
     for start in range(0, a.shape[1], EXACT_TERMS):
         terms = slice(start, start + EXACT_TERMS)

@@ -6,16 +6,17 @@ shows them [heads, tokens, columns] or [batch, tokens, columns of all heads]. `r
 all; a method of `methods.py` says which rule each kind of layer gets.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.quantize import dequantize
-
-Kept = tuple[Tensor, ...]
+from razorctl.rules.allocation import largest
+from razorctl.rules.packed import Packed, PackedCodes
 
 
 class Product:
@@ -34,74 +35,79 @@ class Product:
         """The product of one column of ones."""
         return self(like.new_ones(rows, 1))
 
-    def of_codes(
-        self, codes: Tensor, bits: int, offset: Tensor, step: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        """The product of offset + step * code in `dtype`, for uint8 codes and scales [columns]."""
-        return self(dequantize(codes, offset, step, dtype))
-
-    def of_function(
-        self,
-        function: str,
-        codes: Tensor,
-        bits: int,
-        offset: Tensor,
-        step: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """The product of f(x) for x of codes [blocks, rows, c] and scales [blocks, c]."""
-        x = dequantize(codes, offset, step, dtype).flatten(0, 1)
-        return self(FUNCTIONS[function].forward(x))
+    def of_codes(self, packed: PackedCodes) -> Tensor | None:
+        """The product of what codes stand for; None if it takes nothing but values."""
+        return None
 
 
-def survivors(total: int, density: float) -> int:
-    """How many of `total` elements or columns a density keeps: the nearest number, at least 1."""
-    return min(total, max(1, round(density * total)))
+class Rule(ABC):
+    """How one activation is packed for backward. The saved bytes depend on its shape alone.
 
-
-class Rule(Protocol):
-    """How one activation is kept for backward. The kept sizes depend on its shape alone.
-
-    prunes: whether less than everything is kept. elementwise: whether elements are kept whatever
-    the number of columns.
+    prunes: whether elements are left out. elementwise: whether elements are packed whatever the
+    number of columns.
     """
 
     prunes: bool = True
     elementwise: bool = True
 
-    def keep(self, x: Tensor) -> Kept:
+    @abstractmethod
+    def pack(self, x: Tensor) -> Packed:
         """What to save of `x` [rows, columns] or, if elementwise, of any shape."""
-        ...
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        """The stand-in for `x`, of `shape`, that the gradient is computed from."""
-        ...
+    @abstractmethod
+    def unpack(self, packed: Any) -> Tensor:
+        """The stand-in for x, of its shape and dtype, that the gradient is computed from."""
 
-    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
-        """dW = product(restore(kept)), [anything, columns]."""
-        return product(self.restore(kept, shape))
+    def weight_grad(self, product: Product, packed: Any) -> Tensor:
+        """dW = product(unpack(packed)), [anything, columns]."""
+        return product(self.unpack(packed))
 
-    def lends(self, kept: Kept) -> bool:
-        """Whether what was kept of x stands for functions of x too, close enough for a GEMM."""
-        return False
+    def function_grad(self, function: str, dy: Tensor, packed: Any) -> Tensor:
+        """f'(x) dy for the activation function f by that name and dy of the shape of x."""
+        return FUNCTIONS[function].backward(dy, self.unpack(packed).to(dy.dtype))
 
-    def of_function(self, function: str) -> "Rule":
-        """The rule for inputs of that activation function, one in `ops.activation.FUNCTIONS`."""
-        return self
 
-    def function_grad(self, function: str, dy: Tensor, kept: Kept) -> Tensor:
-        """f'(x) dy for dy [rows, columns]."""
-        x = self.restore(kept, dy.shape)
-        return FUNCTIONS[function].backward(dy, x.to(dy.dtype))
+class Shareable(ABC):
+    """A rule whose copy of x also serves the linear layers that a function of x feeds."""
 
-    def function_weight_grad(
-        self, function: str, product: Product, kept: Kept, shape: torch.Size
-    ) -> Tensor:
-        """`weight_grad` of a layer whose input is f(x)."""
-        return product(FUNCTIONS[function].forward(self.restore(kept, shape)))
+    @abstractmethod
+    def of_affine(
+        self, packed: Any, weight: Tensor | None, bias: Tensor | None, like: Tensor
+    ) -> Packed:
+        """What was packed of x, as packed of x weight + bias [columns] in the dtype of `like`."""
 
-    def affine(
-        self, kept: Kept, weight: Tensor | None, bias: Tensor | None, like: Tensor
-    ) -> Kept | None:
-        """What was kept of x as kept of x weight + bias in the dtype of `like`; None for no way."""
-        return None
+    @abstractmethod
+    def of_function(self, packed: Any, function: str) -> Packed:
+        """What was packed of x, as packed of f(x), f by its name in `ops.activation`."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Those of one layer: `wide` for activations of more than 16 bits, `narrow` for those of 16.
+
+    narrow is None where no rule would save as little of them as the ratio promises.
+    """
+
+    wide: Rule
+    narrow: Rule | None
+
+    def of(self, x: Tensor) -> Rule:
+        """The rule for an activation of the dtype of `x`; raises UsageError if there is none."""
+        if x.element_size() > 2:
+            return self.wide
+        if self.narrow is None:
+            raise UsageError(
+                "the ratio cannot be met with activations of 16 bits; the largest that can is "
+                f"{largest('narrow'):g}."
+            )
+        return self.narrow
+
+    @property
+    def each(self) -> tuple[Rule, ...]:
+        """All that there are."""
+        return (self.wide,) if self.narrow in (None, self.wide) else (self.wide, self.narrow)
+
+
+def survivors(total: int, density: float) -> int:
+    """How many of `total` elements or columns a density keeps: the nearest number, at least 1."""
+    return min(total, max(1, round(density * total)))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from razorctl.rules.base import Kept, Rule
+from razorctl.rules.base import Rule
+from razorctl.rules.packed import PackedValues
 
 
 class Dense(Rule):
@@ -11,11 +12,11 @@ class Dense(Rule):
 
     prunes = False
 
-    def keep(self, x: Tensor) -> Kept:
-        return (x,)
+    def pack(self, x: Tensor) -> PackedValues:
+        return PackedValues(x.shape, x.dtype, x)
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        return kept[0]
+    def unpack(self, packed: PackedValues) -> Tensor:
+        return packed.values
 
 
 class Half(Rule):
@@ -27,11 +28,12 @@ class Half(Rule):
 
     prunes = False
 
-    def keep(self, x: Tensor) -> Kept:
-        if x.element_size() <= 2:
-            return (x,)
-        limit = torch.finfo(torch.float16).max
-        return x.clamp(-limit, limit).half(), x.new_empty(0)  # the second for its dtype
+    def pack(self, x: Tensor) -> PackedValues:
+        values = x
+        if x.element_size() > 2:
+            limit = torch.finfo(torch.float16).max
+            values = x.clamp(-limit, limit).half()
+        return PackedValues(x.shape, x.dtype, values)
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        return kept[0].to(kept[-1].dtype)
+    def unpack(self, packed: PackedValues) -> Tensor:
+        return packed.values.to(packed.dtype)

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.topk import topk_pack, topk_unpack
-from razorctl.rules.base import Kept, Product, Rule, survivors
+from razorctl.rules.base import Product, Rule, survivors
+from razorctl.rules.packed import PackedCentered, PackedColumns, PackedElements
 from razorctl.sampling.samplers import Sampler
 
 
@@ -18,16 +19,15 @@ class TopK(Rule):
     def __init__(self, density: float) -> None:
         self.density = density
 
-    def keep(self, x: Tensor) -> Kept:
+    def pack(self, x: Tensor) -> PackedElements:
         if x.numel() == 0:
-            return (x, x.new_empty(0, dtype=torch.uint8))
+            return PackedElements(x.shape, x.dtype, x, x.new_empty(0, dtype=torch.uint8))
         values, bitmap = topk_pack(x, survivors(x.numel(), self.density))
-        return values, bitmap
+        return PackedElements(x.shape, x.dtype, values, bitmap)
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        values, bitmap = kept
-        dense: Tensor = topk_unpack(values, bitmap, shape)
-        return dense
+    def unpack(self, packed: PackedElements) -> Tensor:
+        x: Tensor = topk_unpack(packed.values, packed.bitmap, packed.shape)
+        return x
 
 
 class Columns(Rule):
@@ -47,27 +47,28 @@ class Columns(Rule):
     ) -> None:
         self.density, self.sampler, self.unbiased = density, sampler, unbiased
 
-    def keep(self, x: Tensor) -> Kept:
+    def pack(self, x: Tensor) -> PackedColumns:
+        p = None
         if self.sampler is not None:
             index, p = self.sampler.draw(x.device)
-            return gather_columns(x, index), index, p
-        index = _column_norms(x).topk(survivors(x.shape[1], self.density)).indices.sort().values
-        return gather_columns(x, index), index
+        else:
+            norms = _column_norms(x)
+            index = norms.topk(survivors(len(norms), self.density)).indices.sort().values
+        return PackedColumns(x.shape, x.dtype, gather_columns(x, index), index, p)
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        columns, index, *p = kept
-        if self.unbiased and p:
-            columns = (columns / p[0]).to(columns.dtype)
-        return columns.new_zeros(shape).index_copy_(1, index, columns)
+    def unpack(self, packed: PackedColumns) -> Tensor:
+        columns = self._scaled(packed.columns, packed.probability)
+        return columns.new_zeros(packed.shape).index_copy_(1, packed.index, columns)
 
-    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
-        columns, index, *p = kept
-        grad = product(columns)
-        if self.sampler is not None:
-            self.sampler.update(index, p[0], _column_norms(grad))
-            if self.unbiased:
-                grad = (grad / p[0]).to(grad.dtype)
-        return grad.new_zeros(grad.shape[0], shape[1]).index_copy_(1, index, grad)
+    def weight_grad(self, product: Product, packed: PackedColumns) -> Tensor:
+        grad, index, p = product(packed.columns), packed.index, packed.probability
+        if self.sampler is not None and p is not None:
+            self.sampler.update(index, p, _column_norms(grad))
+        grad = self._scaled(grad, p)
+        return grad.new_zeros(grad.shape[0], packed.shape[1]).index_copy_(1, index, grad)
+
+    def _scaled(self, columns: Tensor, p: Tensor | None) -> Tensor:
+        return (columns / p).to(columns.dtype) if self.unbiased and p is not None else columns
 
 
 class Centered(Rule):
@@ -82,21 +83,19 @@ class Centered(Rule):
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
 
-    def keep(self, x: Tensor) -> Kept:
+    def pack(self, x: Tensor) -> PackedCentered:
         # In double precision, whose sum cannot overflow. No rows have the mean NaN, and taking away
         # an infinite one would make NaN.
         mean = x.mean(-2, keepdim=True, dtype=torch.float64).to(x.dtype)
         mean = torch.where(mean.isfinite(), mean, 0)
-        return mean, *self.rule.keep(x - mean)
+        return PackedCentered(x.shape, x.dtype, mean, self.rule.pack(x - mean))
 
-    def restore(self, kept: Kept, shape: torch.Size) -> Tensor:
-        mean, *rest = kept
-        return self.rule.restore(tuple(rest), shape) + mean
+    def unpack(self, packed: PackedCentered) -> Tensor:
+        return self.rule.unpack(packed.rest) + packed.mean
 
-    def weight_grad(self, product: Product, kept: Kept, shape: torch.Size) -> Tensor:
-        mean, *rest = kept
-        grad = self.rule.weight_grad(product, tuple(rest), shape)
-        return grad.addcmul(product.of_ones(mean, shape[0]), mean)
+    def weight_grad(self, product: Product, packed: PackedCentered) -> Tensor:
+        grad = self.rule.weight_grad(product, packed.rest)
+        return grad.addcmul(product.of_ones(packed.mean, packed.shape[0]), packed.mean)
 
 
 def _column_norms(x: Tensor) -> Tensor:

@@ -1,55 +1,68 @@
 """Rules by name, and how each is built."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from razorctl.ops import buckets
-from razorctl.ops.quantize import BITS
-from razorctl.rules.base import Rule, survivors
+from razorctl.ops.packing import BITS
+from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.dense import Dense, Half
 from razorctl.rules.derivative import Buckets
 from razorctl.rules.prune import Columns, TopK
-from razorctl.rules.quantized import ByPrecision, Quantized, Unmet
+from razorctl.rules.quantized import Quantized
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 
-def _drawn(sampler: type[Sampler]) -> Callable[[int, float, bool], Rule]:
-    def build(columns: int, density: float, unbiased: bool) -> Rule:
-        return Columns(density, sampler(columns, survivors(columns, density)), unbiased)
+@dataclass(frozen=True)
+class Wanted:
+    """What a rule is built for: the columns of the activation, and the density of a recipe.
+
+    unbiased: whether drawn columns are scaled. function: of `ops.activation.FUNCTIONS`, of the
+    activation function whose input it is.
+    """
+
+    columns: int
+    density: float
+    unbiased: bool = False
+    function: str = "gelu"
+
+
+def _drawn(sampler: type[Sampler]) -> Callable[[Wanted], Rule]:
+    def build(wanted: Wanted) -> Rule:
+        drawn = sampler(wanted.columns, survivors(wanted.columns, wanted.density))
+        return Columns(wanted.density, drawn, wanted.unbiased)
 
     return build
 
 
-def _quantized(bits: int, **options: Any) -> Callable[[int, float, bool], Rule]:
-    return lambda columns, density, unbiased: Quantized(bits, **options)
+def _quantized(bits: int, **options: Any) -> Callable[[Wanted], Rule]:
+    return lambda wanted: Quantized(bits, **options)
 
 
-def _buckets(bits: int) -> Callable[[int, float, bool], Rule]:
-    return lambda columns, density, unbiased: Buckets(bits)
+def _buckets(bits: int) -> Callable[[Wanted], Rule]:
+    return lambda wanted: Buckets(bits, wanted.function)
 
 
-# Name -> builder from (columns of the activation, density, unbiased).
-RULES: dict[str, Callable[[int, float, bool], Rule]] = {
-    "dense": lambda columns, density, unbiased: Dense(),
-    "half": lambda columns, density, unbiased: Half(),
-    "topk": lambda columns, density, unbiased: TopK(density),
+RULES: dict[str, Callable[[Wanted], Rule]] = {
+    "dense": lambda wanted: Dense(),
+    "half": lambda wanted: Half(),
+    "topk": lambda wanted: TopK(wanted.density),
     **{f"{bits}-bit": _quantized(bits) for bits in BITS},
     **{f"{bits}-bit-stochastic": _quantized(bits, stochastic=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
-    "columns-norm": lambda columns, density, unbiased: Columns(density),
+    "columns-norm": lambda wanted: Columns(wanted.density),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),
     "columns-proportional": _drawn(Proportional),
 }
 
 
-def build(name: str, columns: int, density: float, unbiased: bool = False) -> Rule:
-    """The rule of a name in RULES, or of two as `ByPrecision`: "WIDE/NARROW"."""
+def build(name: str, wanted: Wanted) -> Rules:
+    """The rule of a name in RULES, or of "WIDE/NARROW" one for each width, NARROW maybe "unmet"."""
     wide, _, narrow = name.partition("/")
-    rule = RULES[wide](columns, density, unbiased)
-    if narrow in ("", wide):
-        return rule
+    rule = RULES[wide](wanted)
     if narrow == "unmet":
-        return ByPrecision(rule, Unmet())
-    return ByPrecision(rule, RULES[narrow](columns, density, unbiased))
+        return Rules(rule, None)
+    return Rules(rule, rule if narrow in ("", wide) else RULES[narrow](wanted))

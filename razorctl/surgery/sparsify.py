@@ -16,9 +16,9 @@ from razorctl.layers.libraries import swaps
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.base import Rule
+from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import build
+from razorctl.rules.registry import Wanted, build
 from razorctl.sampling.joint import Blocks, draws
 from razorctl.surgery import adapters, branches, checkpointing
 
@@ -36,7 +36,7 @@ class Swap:
     name: str
     module: nn.Module
     razor: type[RazorLayer]
-    rule: Rule | None
+    rules: Rules | None
 
 
 def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     drawn = blocks if recipe.joint == "weights" else None
     settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
-        new.razor.attach(new.module, new.rule, settings)
+        new.razor.attach(new.module, new.rules, settings)
     for module in checkpointed.values():
         checkpointing.attach(module)
     if linear:
@@ -134,9 +134,9 @@ def restore(model: nn.Module) -> None:
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     """What to swap; raises UsageError if the model's attention cannot run on the backend."""
-    known, chosen, rules = swaps(), [], recipe.rules
+    known, chosen, kinds = swaps(), [], recipe.rules
     attention = recipe.backend != "auto"
-    if recipe.backend == "sparse-flash" and "attention" not in rules:
+    if recipe.backend == "sparse-flash" and "attention" not in kinds:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
@@ -147,25 +147,22 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     for name, module in model.named_modules():
         razor = known.get(type(module))
         if razor is None or not (
-            razor.kind in rules or (issubclass(razor, Attention) and attention)
+            razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
             continue
         if module is spared:
             continue
-        rule = None
-        if razor.kind in rules:
-            width = razor.columns(module)
-            rule = build(rules[razor.kind], width, 1 - recipe.ratio, recipe.scaled)
-            if recipe.mean_correction and rule.prunes:
-                rule = Centered(rule)
-            if not razor.fits(module, rule):
+        rules = None
+        if razor.kind in kinds:
+            rules = _rules(module, razor, recipe)
+            if not all(razor.fits(module, rule) for rule in rules.each):
                 continue
         if issubclass(razor, Attention):
             refusal = razor.refusal(module, recipe.backend)
             if refusal is not None:
                 raise UsageError(f"{name or type(model).__name__} {refusal}")
-            rule = None if recipe.backend == "flash" else rule
-        chosen.append(Swap(name, module, razor, rule))
+            rules = None if recipe.backend == "flash" else rules
+        chosen.append(Swap(name, module, razor, rules))
     if recipe.attention != "auto":
         swapped = {new.module for new in chosen if issubclass(new.razor, Attention)}
         strange = _unknown_attention(model, swapped)
@@ -177,6 +174,17 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
                 "choose attention 'auto'."
             )
     return chosen
+
+
+def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
+    """Those of a recipe for a module that `razor` is to take over."""
+    function = razor.function_of(module)
+    wanted = Wanted(razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu")
+    rules = build(recipe.rules[razor.kind], wanted)
+    if recipe.mean_correction and rules.wide.prunes:
+        centered = Centered(rules.wide)
+        return Rules(centered, centered)
+    return rules
 
 
 def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, nn.Module]:

@@ -197,9 +197,9 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
 
 def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     """Has razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""
-    assign(chunks, "CACHED", chunks.ELEMENTS // torch.get_num_threads())
-    assign(topk, "topk_pack_reference", topk.topk_pack_chunked)
-    assign(topk, "topk_unpack_reference", topk.topk_unpack_chunked)
+    assign(chunks, "CACHED", {})
+    for op in (topk.topk_pack, topk.topk_unpack):
+        assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
 
 
 def preset() -> gpus.Gpu:

@@ -49,7 +49,7 @@ def stand_ins(attention: RazorLayer, tensors: list[Tensor]) -> list[Tensor]:
     restored = []
     for rule, t in zip(attention.rules, tensors, strict=False):
         heads = t.detach().flatten(0, -3)
-        restored.append(rule.restore(rule.keep(heads), heads.shape).view(t.shape))
+        restored.append(rule.unpack(rule.pack(heads)).view(t.shape))
     return restored
 
 
@@ -222,7 +222,7 @@ def test_frozen_parts_get_no_gradient(backend):
     assert k.grad is None
     assert q.grad.any()
     frozen = [t.detach() for t in (q, k, v)]
-    attention.rule = object()  # whoever asks it fails
+    attention.rules = object()  # whoever asks it fails
     assert not attention.attend(*frozen).requires_grad
 
 

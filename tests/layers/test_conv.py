@@ -38,8 +38,8 @@ def test_weight_gradients_equal_the_oracle(case, rule, device):
         x = torch.randn(shape, device=device)
         rows = layer.rows(x)
         assert rows.shape[1] == layer.columns(layer)
-        rule = copy.deepcopy(layer.rule)
-        stand_in = images(layer, rule.restore(rule.keep(rows), rows.shape), shape)
+        rule = copy.deepcopy(layer.rules.wide)
+        stand_in = images(layer, rule.unpack(rule.pack(rows)), shape)
         y, _, dw, *_ = run(layer, x)
         weight = layer.weight.detach().clone().requires_grad_()
         layer_output = layer._conv_forward(stand_in, weight, None)
@@ -71,7 +71,7 @@ def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatc
 
 def test_an_image_without_batch_is_left_to_stock():
     layer = CASES["conv"].layer("topk")
-    layer.rule = None
+    layer.rules = None
     layer(torch.randn(6, 7, 5)).sum().backward()
     assert layer.weight.grad.any()
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.libraries import swaps
 from razorctl.rules.registry import RULES
-from tests.cases import CASES, stock
+from tests.cases import CASES, both, stock
 
 RULE_NAMES = [
     # Other widths differ from these but in packing; tests/test_methods.py has stochastic ones.
@@ -123,15 +123,15 @@ def test_degenerate_inputs_give_finite_gradients(case, rule, value, device):
 def test_accumulation_adds(case, rule):
     layer = CASES[case].layer(rule)
     x = torch.randn(2, *CASES[case].shapes[0])
-    rules = [copy.deepcopy(layer.rule) for _ in "ab"]
+    rules = [copy.deepcopy(layer.rules.wide) for _ in "ab"]
     grads = []
-    layer.rule = rules[0]
+    layer.rules = both(rules[0])
     torch.manual_seed(0)
     for part in x:
         layer.zero_grad()
         first(layer(part.detach().requires_grad_())).square().sum().backward()
         grads.append([p.grad.clone() for p in layer.parameters()])
-    layer.rule = rules[1]
+    layer.rules = both(rules[1])
     layer.zero_grad()
     torch.manual_seed(0)
     for part in x:
@@ -147,12 +147,12 @@ def test_a_layer_used_twice_and_tied_parameters_get_the_sum(case, rule, how):
     other = layer
     if how == "tied":  # another layer with the same parameters
         other = copy.deepcopy(layer)
-        other.rule = layer.rule
+        other.rules = layer.rules
         for name, module in layer.named_modules():
             other.get_submodule(name)._parameters = module._parameters
     inputs = [*torch.randn(2, *CASES[case].shapes[0])]
     twins = [copy.deepcopy(layer) for _ in inputs]
-    twins[1].rule = twins[0].rule
+    twins[1].rules = twins[0].rules
     torch.manual_seed(0)
     outputs = [first(m(x.detach().requires_grad_())) for m, x in zip(twins, inputs, strict=True)]
     for y in outputs:
@@ -236,7 +236,7 @@ def test_on_the_meta_device(case, rule):
 @every_pair
 def test_evaluation_and_no_grad_are_stock(case, rule):
     layer = CASES[case].layer(rule)
-    layer.rule = None  # whoever asks it fails
+    layer.rules = None  # whoever asks it fails
     x = torch.randn(CASES[case].shapes[0], requires_grad=True)
     with torch.no_grad():
         assert not first(layer(x)).requires_grad
@@ -351,4 +351,4 @@ def test_copies_and_pickles_keep_working(case, method):
             assert p is not q
         restore(twin)
         assert type(twin[0]) is original
-        assert not {"rule", "memo", "blocks", "block", "backend"} & set(vars(twin[0]))
+        assert not {"rules", "memo", "blocks", "block", "backend"} & set(vars(twin[0]))

@@ -13,7 +13,8 @@ from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import RULES
+from razorctl.rules.registry import RULES, Wanted
+from tests.cases import both
 
 SHAPES = [(5, 33), (3, 7, 33), (1, 33), (2, 3, 5, 33), (33,)]
 PRECISIONS = [None, torch.bfloat16]
@@ -24,7 +25,7 @@ every_rule = pytest.mark.parametrize("name", [n for n in RULES if "derivative" n
 def razor(rule: Rule, bias: bool = True, device: torch.device | str = "cpu") -> RazorLinear:
     layer = nn.Linear(33, 17, bias=bias, device=device)
     layer.__class__ = RazorLinear
-    layer.rule, layer.blocks, layer.block = rule, None, 0
+    layer.rules, layer.blocks, layer.block = both(rule), None, 0
     return layer
 
 
@@ -32,7 +33,7 @@ def oracle(x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor
     """Exact output, with the weight's gradient from what `rule` restores."""
     y = F.linear(x, weight.detach(), bias)
     rows = x.detach().reshape(-1, x.shape[-1])
-    stand_in = rule.restore(rule.keep(rows), rows.shape).view(x.shape)
+    stand_in = rule.unpack(rule.pack(rows)).view(x.shape)
     g = F.linear(stand_in, weight)
     return y + (g - g.detach())
 
@@ -58,7 +59,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
-    rule = RULES[name](33, 0.3, unbiased)
+    rule = RULES[name](Wanted(33, 0.3, unbiased))
     layer, x = razor(copy.deepcopy(rule), device=device), torch.randn(shape, device=device)
 
     def reference(x: Tensor) -> Tensor:
@@ -80,7 +81,10 @@ def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_forward_input_and_bias_gradients_are_bitwise_stock(name, shape, precision, device):
-    layer, x = razor(RULES[name](33, 0.2, False), device=device), torch.randn(shape, device=device)
+    layer, x = (
+        razor(RULES[name](Wanted(33, 0.2, False)), device=device),
+        torch.randn(shape, device=device),
+    )
     y, dx, _, db = run(layer, x, layer, precision)
     layer.__class__ = nn.Linear
     stock_y, stock_dx, _, stock_db = run(layer, x, layer, precision)
@@ -101,14 +105,14 @@ def test_ratio_zero_is_bitwise_stock(method):
 
 @every_rule
 def test_without_bias(name):
-    layer, x = razor(RULES[name](33, 0.3, False), bias=False), torch.randn(4, 33)
+    layer, x = razor(RULES[name](Wanted(33, 0.3, False)), bias=False), torch.randn(4, 33)
     layer(x).sum().backward()
     assert layer.weight.grad.any()
 
 
 @every_rule
 def test_frozen_parts_save_nothing_and_get_no_gradient(name):
-    layer = razor(RULES[name](33, 0.3, False))
+    layer = razor(RULES[name](Wanted(33, 0.3, False)))
     layer.weight.requires_grad_(False)
     x = torch.randn(4, 33, requires_grad=True)
     saved = []
@@ -129,7 +133,9 @@ def test_frozen_parts_save_nothing_and_get_no_gradient(name):
 @every_rule
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_compiled_steps_equal_eager_ones(name, unbiased, device):
-    eager = nn.Sequential(*(razor(RULES[name](33, 0.3, unbiased), device=device) for _ in range(2)))
+    eager = nn.Sequential(
+        *(razor(RULES[name](Wanted(33, 0.3, unbiased)), device=device) for _ in range(2))
+    )
     eager.insert(1, nn.Linear(17, 33, device=device))
     twin = copy.deepcopy(eager)
     torch.compiler.reset()
@@ -165,9 +171,9 @@ class TestMemo:
     @pytest.mark.parametrize("method", ["backrazor", "prebackrazor"])
     def test_gradients_are_those_of_the_rule_of_the_first(self, method):
         model, x = self.three(method), torch.randn(6, 33)
-        rule = copy.deepcopy(model.parts[0].rule)
+        rule = copy.deepcopy(model.parts[0].rules.wide)
         model(x).sum().backward()
-        stand_in = rule.restore(rule.keep(x), x.shape)
+        stand_in = rule.unpack(rule.pack(x))
         outputs = [part(x).detach() for part in model.parts]
         want = [torch.ones(6, 17), outputs[2], outputs[1]]
         for part, dy in zip(model.parts, want, strict=True):
@@ -177,10 +183,10 @@ class TestMemo:
         model, x = self.three("backrazor"), torch.randn(6, 33)
         dense = x.clone()
         model(x, change=True).sum().backward()
-        rule = model.parts[0].rule
-        first = rule.restore(rule.keep(dense), x.shape)
+        rule = model.parts[0].rules.wide
+        first = rule.unpack(rule.pack(dense))
         torch.testing.assert_close(model.parts[0].weight.grad, torch.ones(17, 6) @ first)
-        later = rule.restore(rule.keep(2 * dense), x.shape)
+        later = rule.unpack(rule.pack(2 * dense))
         dy = model.parts[2](2 * dense).detach()
         torch.testing.assert_close(model.parts[1].weight.grad, dy.T @ later)
 
@@ -233,7 +239,7 @@ class TestInt8:
         monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
 
     def layer(self, name: str, weight: bool, inputs: bool, device="cpu") -> RazorLinear:
-        rule = RULES[name](33, 0.3, False)
+        rule = RULES[name](Wanted(33, 0.3, False))
         layer = razor(rule, device=device)
         layer.int8_weight_grad, layer.int8_input_grad = weight, inputs
         return layer
@@ -246,11 +252,11 @@ class TestInt8:
         self, name, weight, inputs, precision, device
     ):
         layer = self.layer(name, weight, inputs, device)
-        rule, x = copy.deepcopy(layer.rule), torch.randn(40, 33, device=device)
+        rule, x = copy.deepcopy(layer.rules.wide), torch.randn(40, 33, device=device)
         _, dx, dw, db = run(layer, x, layer, precision)
         torch.manual_seed(7)
         dtype = precision or torch.float32
-        stand_in = rule.restore(rule.keep(x.to(dtype)), x.shape).float()
+        stand_in = rule.unpack(rule.pack(x.to(dtype))).float()
         dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17).to(dtype).float()
         w = layer.weight.detach().to(dtype).float()
         exact = not (weight and "bit" not in name)  # codes of few bits are themselves int8
@@ -274,7 +280,7 @@ class TestInt8:
     def test_columns_with_the_mean_kept(self, device):
         """The mean's part does not go through int8 at all."""
         layer = self.layer("columns-norm", True, False, device)
-        layer.rule = Centered(layer.rule)
+        layer.rules = both(Centered(layer.rules.wide))
         x = torch.full((40, 33), 3.7, device=device)
         x[:, 5] += torch.randn(40, device=device)
         _, _, dw, db = run(layer, x, layer, None)

@@ -1,29 +1,25 @@
 import pytest
 import torch
 
-from razorctl.ops.quantize import (
-    BITS,
-    codes,
-    dequantize,
-    dequantize_reference,
-    pack,
-    packed_bytes,
-    quantize,
-    quantize_reference,
-    scales,
-    unpack,
-)
+from razorctl.ops.packing import BITS, packed_bytes, unpack
+from razorctl.ops.quantize import dequantize, dequantize_reference, quantize, quantize_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_width = pytest.mark.parametrize("bits", BITS)
+# Widths differ in how they are packed, which test_packing.py has; and two bits clip.
+some_widths = pytest.mark.parametrize("bits", [8, 5, 2])
 
 
-def round_trip(x: torch.Tensor, bits: int, stochastic: bool = False) -> torch.Tensor:
-    packed, zero, step = quantize(x, bits, stochastic)
+def seed(number: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor(number, device=device)
+
+
+def round_trip(x: torch.Tensor, bits: int, seed: torch.Tensor | None = None) -> torch.Tensor:
+    packed, zero_point, scale = quantize(x, bits, seed)
     assert packed.dtype == torch.uint8
-    assert packed.shape == (packed_bytes(x.numel(), bits),)
-    assert zero.shape == step.shape == (x.shape[0], x.shape[2])
-    return dequantize(codes(packed, list(x.shape), bits), *scales(zero, step), x.dtype)
+    assert packed.shape == (packed_bytes(x.shape, bits),)
+    assert zero_point.shape == scale.shape == (x.shape[0], x.shape[2])
+    return dequantize(packed, zero_point, scale, None, bits, x.shape[1], x.dtype)
 
 
 def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -35,18 +31,9 @@ def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
     return x.clamp(mean - 2 * std, mean + 2 * std)
 
 
-@every_width
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 1001])
-def test_packing(n, bits, device):
-    want = torch.randint(2**bits, (n,), dtype=torch.uint8, device=device)
-    packed = pack(want, bits)
-    assert packed.numel() == packed_bytes(n, bits) <= n * bits / 8 + 8 * bits
-    assert torch.equal(unpack(packed, bits, n), want)
-
-
-@every_width
+@some_widths
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 40, 7), (3, 13, 5), (2, 1, 3)])
+@pytest.mark.parametrize("shape", [(1, 40, 7), (2, 1, 3)])
 def test_nearest_is_within_half_a_step(shape, dtype, bits, device):
     x = torch.randn(shape, device=device).to(dtype)
     back, x = round_trip(x, bits), clipped(x, bits)
@@ -60,7 +47,7 @@ def test_nearest_is_within_half_a_step(shape, dtype, bits, device):
 def test_naive_twin(bits, device):
     x = torch.randn(2, 9, 4, device=device)
     packed, zero, step = quantize(x, bits)
-    got, x = codes(packed, list(x.shape), bits), clipped(x, bits)
+    got, x = unpack(packed, bits, x.shape), clipped(x, bits)
     for block in range(2):
         for column in range(4):
             tile = x[block, :, column].tolist()
@@ -71,44 +58,35 @@ def test_naive_twin(bits, device):
             assert got[block, :, column].tolist() == want
 
 
-@every_width
-@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 11)])
-def test_chunks_change_nothing(shape, bits, device, monkeypatch):
+@some_widths
+@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 64)])
+@pytest.mark.parametrize("random", [False, True])
+def test_parts_change_nothing(shape, bits, random, device, monkeypatch):
     x = torch.randn(shape, device=device)
-    whole = quantize(x, bits)
-    for name in ("ELEMENTS", "CACHED"):
-        monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
-    for got, want, reference in zip(
-        quantize(x, bits), whole, quantize_reference(x, bits), strict=True
-    ):
+    args = (x, bits, seed(3, device), 11) if random else (x, bits)
+    whole, reference = quantize(*args), quantize_reference(*args)
+    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {})
+    monkeypatch.setattr("razorctl.ops.chunks.ELEMENTS", 130)
+    for got, want, other in zip(quantize(*args), whole, reference, strict=True):
         assert torch.equal(got, want)
-        assert torch.equal(got, reference)
+        assert torch.equal(got, other)
+    bias = torch.randn(shape[2], device=device)
+    for dtype in DTYPES:
+        back = [f(*whole, bias, bits, shape[1], dtype) for f in (dequantize, dequantize_reference)]
+        assert back[0].dtype == dtype
+        torch.testing.assert_close(back[0].float(), back[1].float(), rtol=2**-7, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 11), (50, 7)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_restoring_in_parts(shape, dtype, device, monkeypatch):
-    numbers = torch.randint(256, shape, dtype=torch.uint8, device=device)
-    tile = (*shape[:-2], shape[-1])
-    offset, step = torch.randn(tile, device=device), torch.rand(tile, device=device)
-    for name in ("ELEMENTS", "CACHED"):
-        monkeypatch.setattr(f"razorctl.ops.chunks.{name}", 30)
-    got = dequantize(numbers, offset, step, dtype)
-    want = dequantize_reference(numbers, offset, step, dtype)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=1e-5)
-
-
-@every_width
+@some_widths
 def test_stochastic_rounding_keeps_the_mean(bits, device):
     x = torch.linspace(-1, 2, 50, device=device).view(1, 50, 1)
-    mean = torch.stack([round_trip(x, bits, stochastic=True) for _ in range(2000)]).mean(0)
+    back = [round_trip(x, bits, seed(number, device)) for number in range(1500)]
     step = 3 / (2**bits - 1)
-    assert (mean - x).abs().max() < 0.1 * step
-    assert round_trip(x, bits, stochastic=True).sub(x).abs().max() <= 1.001 * step
+    assert (torch.stack(back).mean(0) - x).abs().max() < 0.1 * step
+    assert (torch.stack(back) - x).abs().max() <= 1.005 * step  # which is rounded up
 
 
-@every_width
+@some_widths
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_degenerate_tiles(bits, dtype, device):
     huge = 0.8 * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
@@ -126,11 +104,10 @@ def test_degenerate_tiles(bits, dtype, device):
     assert round_trip(torch.empty(2, 0, 3, device=device), bits).shape == (2, 0, 3)
 
 
-@every_width
+@pytest.mark.parametrize("bits", [8, 4])
 def test_registration(bits):
     x = torch.randn(2, 9, 5)
     torch.library.opcheck(quantize, (x, bits))
-    packed, zero, step = quantize(x, bits)
-    torch.library.opcheck(codes, (packed, [2, 9, 5], bits))
-    numbers = codes(packed, [2, 9, 5], bits)
-    torch.library.opcheck(dequantize, (numbers, *scales(zero, step), torch.bfloat16))
+    torch.library.opcheck(quantize, (x, bits, torch.tensor(1), 3))
+    args = *quantize(x, bits), torch.randn(5), bits, 9, torch.bfloat16
+    torch.library.opcheck(dequantize, args)

@@ -75,7 +75,7 @@ def test_registration():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 1000])
-def test_chunks_keep_the_same_elements(n, dtype, device, monkeypatch):
+def test_chunks_keep_the_same_elements(n, dtype, device, monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(topk, "CHUNK", 64)
     some = torch.randn(n, device=device).to(dtype)
     ties = (3 * some).round()
@@ -83,14 +83,14 @@ def test_chunks_keep_the_same_elements(n, dtype, device, monkeypatch):
     odd = torch.where(some > 1, torch.nan, huge)
     for x in (some, ties, huge, odd, torch.zeros_like(some)):
         for k in {1, max(1, n // 10), max(1, n // 2), n}:
-            whole, chunked = topk.topk_pack_reference(x, k), topk.topk_pack_chunked(x, k)
+            whole, chunked = topk.topk_pack_reference(x, k), topk_pack(x, k)
             torch.testing.assert_close(chunked, whole, rtol=0, atol=0, equal_nan=True)
-            back = topk.topk_unpack_chunked(*chunked, [n])
+            back = topk_unpack(*chunked, [n])
             want = topk.topk_unpack_reference(*whole, [n])
             torch.testing.assert_close(back, want, rtol=0, atol=0, equal_nan=True)
 
 
-def test_chunks_bound_the_temporaries(monkeypatch):
+def test_chunks_bound_the_temporaries(monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(topk, "CHUNK", 1 << 14)
     x = torch.randn(100 * topk.CHUNK)
     k = x.numel() // 10
@@ -101,11 +101,11 @@ def test_chunks_bound_the_temporaries(monkeypatch):
         (device,) = tracker.get_tracker_snapshot("peak").values()
         return device["Total"]
 
-    values, bitmap = topk.topk_pack_chunked(x, k)
+    values, bitmap = topk_pack(x, k)
     kept = values.nbytes + bitmap.nbytes
     histogram = 4 * 8 * 2**16
     chunk = 64 * topk.CHUNK
     # The values are copied once, to leave off what took those not kept.
-    pack = peak(topk.topk_pack_chunked, x, k)
+    pack = peak(topk_pack, x, k)
     assert pack <= x.nbytes + kept + values.nbytes + histogram + chunk
-    assert peak(topk.topk_unpack_chunked, values, bitmap, [x.numel()]) <= x.nbytes + kept + chunk
+    assert peak(topk_unpack, values, bitmap, [x.numel()]) <= x.nbytes + kept + chunk

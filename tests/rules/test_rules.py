@@ -6,15 +6,16 @@ import pickle
 import pytest
 import torch
 
-from razorctl.ops.quantize import BITS, packed_bytes
+from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules.base import Product, Rule, survivors
+from razorctl.rules.packed import Packed
 from razorctl.rules.prune import Centered, Columns, TopK
 from razorctl.rules.quantized import Quantized
-from razorctl.rules.registry import RULES
+from razorctl.rules.registry import RULES, Wanted
 
 # Every rule that stands for its input, and every one that prunes with the mean correction too.
 NAMES = [name for name in RULES if "derivative" not in name]
-NAMES += [f"{name}, centered" for name in NAMES if RULES[name](1, 0.5, False).prunes]
+NAMES += [f"{name}, centered" for name in NAMES if RULES[name](Wanted(1, 0.5, False)).prunes]
 SHAPES = [(1, 1), (7, 13), (33, 96), (0, 8)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 every_rule = pytest.mark.parametrize("name", NAMES)
@@ -22,13 +23,14 @@ every_rule = pytest.mark.parametrize("name", NAMES)
 
 def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:
     name, _, centered = name.partition(", ")
-    rule = RULES[name](columns, density, unbiased)
+    rule = RULES[name](Wanted(columns, density, unbiased))
     return Centered(rule) if centered else rule
 
 
-def nbytes(kept: tuple[torch.Tensor, ...]) -> int:
-    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in kept)
-    return sum(t.numel() * t.element_size() for t in kept)
+def nbytes(packed: Packed) -> int:
+    tensors = [t for t in packed.tensors if t is not None]
+    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in tensors)
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 @every_rule
@@ -38,7 +40,7 @@ def nbytes(kept: tuple[torch.Tensor, ...]) -> int:
 def test_round_trip(name, shape, dtype, unbiased, device):
     x = torch.randn(shape, device=device).to(dtype)
     rule = build(name, shape[1], 0.3, unbiased)
-    back = rule.restore(rule.keep(x), x.shape)
+    back = rule.unpack(rule.pack(x))
     assert back.shape == x.shape
     assert back.dtype == x.dtype
     assert back.isfinite().all()
@@ -59,7 +61,7 @@ def test_density_one_restores_everything(name, shape, device):
     if "bit" in name:  # half a step of what spans up to 8, or by chance a whole one
         step = 8 / (2 ** int(name[0]) - 1)
         tolerance = {"rtol": 2**-12, "atol": step if "stochastic" in name else 0.6 * step}
-    assert torch.allclose(rule.restore(rule.keep(x), x.shape), x, **tolerance)
+    assert torch.allclose(rule.unpack(rule.pack(x)), x, **tolerance)
 
 
 @every_rule
@@ -68,7 +70,7 @@ def test_kept_bytes_depend_on_shape_alone(name, dtype, device):
     rule = build(name, 64, 0.25, False)
     inputs = [torch.randn(40, 64), torch.zeros(40, 64), torch.full((40, 64), 1e4)]
     inputs.append(torch.randn(40, 64) * torch.arange(64))
-    sizes = {nbytes(rule.keep(x.to(device, dtype))) for x in inputs}
+    sizes = {nbytes(rule.pack(x.to(device, dtype))) for x in inputs}
     assert len(sizes) == 1
 
 
@@ -79,9 +81,9 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
     x = torch.randn(33, 96, device=device).to(dtype)
     dy = torch.randn(33, 17, device=device).to(dtype)
     rule = build(name, 96, 0.2, unbiased)
-    kept = rule.keep(x)
-    want = dy.double().T @ rule.restore(kept, x.shape).double()
-    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), kept, x.shape)
+    packed = rule.pack(x)
+    want = dy.double().T @ rule.unpack(packed).double()
+    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), packed)
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     error = (got.double() - want).norm() / want.norm()
@@ -93,7 +95,7 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
 def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     x = torch.full((6, 20), value, device=device)
     rule = build(name, 20, 0.3, False)
-    back = rule.restore(rule.keep(x), x.shape)
+    back = rule.unpack(rule.pack(x))
     assert not back.isnan().any()
     if name == "half":
         assert torch.equal(back, x.clamp(-65504, 65504))
@@ -113,9 +115,9 @@ def test_copies_and_pickles(name):
     for twin in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
         first = copy.deepcopy(rule)
         torch.manual_seed(1)
-        a = first.restore(first.keep(x), x.shape)
+        a = first.unpack(first.pack(x))
         torch.manual_seed(1)
-        assert torch.equal(a, twin.restore(twin.keep(x), x.shape))
+        assert torch.equal(a, twin.unpack(twin.pack(x)))
 
 
 @pytest.mark.parametrize(("rows", "columns", "density"), [(64, 128, 0.1), (50, 77, 0.37)])
@@ -123,16 +125,18 @@ def test_copies_and_pickles(name):
 def test_exact_bytes(rows, columns, density, dtype):
     x = torch.randn(rows, columns).to(dtype)
     n, width = x.numel(), x.element_size()
-    assert nbytes(TopK(density).keep(x)) == round(density * n) * width + (n + 7) // 8
+    assert nbytes(TopK(density).pack(x)) == round(density * n) * width + (n + 7) // 8
     s = round(density * columns)
-    assert nbytes(Columns(density).keep(x)) == s * (rows * width + 8)
+    assert nbytes(Columns(density).pack(x)) == s * (rows * width + 8)
     for name in ("columns-uniform", "columns-bandit", "columns-proportional"):
         # indices of 8 bytes and probabilities of 4 beside the columns
-        assert nbytes(build(name, columns, density, True).keep(x)) == s * (rows * width + 12)
+        assert nbytes(build(name, columns, density, True).pack(x)) == s * (rows * width + 12)
     for bits in BITS:
         # codes, and an offset and a step in single precision for each column
-        assert nbytes(Quantized(bits).keep(x)) == packed_bytes(n, bits) + columns * 4
-        assert packed_bytes(n, bits) == pytest.approx(n * bits / 8, abs=8 * bits)
+        assert (
+            nbytes(Quantized(bits).pack(x)) == packed_bytes((1, rows, columns), bits) + columns * 4
+        )
+        assert packed_bytes((1, rows, columns), bits) == pytest.approx(n * bits / 8, abs=8 * bits)
 
 
 @pytest.mark.parametrize(("total", "density", "kept"), [(10, 0.1, 1), (10, 0.01, 1), (3, 1.0, 3)])
@@ -142,8 +146,7 @@ def test_at_least_one_survives(total, density, kept):
 
 def test_columns_of_largest_norm():
     x = torch.randn(50, 6) * torch.tensor([1.0, 5.0, 0.1, 9.0, 2.0, 0.3])
-    _, index = Columns(0.5).keep(x)
-    assert index.tolist() == [1, 3, 4]
+    assert Columns(0.5).pack(x).index.tolist() == [1, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["columns-uniform", "columns-bandit", "columns-proportional"])
@@ -151,7 +154,7 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     x, dy = torch.randn(16, 20), torch.randn(16, 5)
     rule = build(name, 20, 0.25, True)
     for _ in range(50):  # away from uniform probabilities
-        rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
+        rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
     p = rule.sampler.p.clone()
     if name != "columns-uniform":
         assert p.max() > 1.2 * p.min()
@@ -159,7 +162,7 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(name):
     total, draws = torch.zeros_like(exact), 4000
     for _ in range(draws):
         rule.sampler.p.copy_(p)  # one distribution for all draws
-        total += rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
+        total += rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
     # Each entry is exact / p with probability p: five standard errors of its mean.
     spread = exact.abs() * ((1 - p) / p / draws).sqrt()
     assert ((total / draws - exact).abs() < 5 * spread + 1e-5).all()
@@ -170,9 +173,9 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
     ps = []
     for unbiased in (False, True):
         torch.manual_seed(1)
-        rule = RULES["columns-bandit"](20, 0.25, unbiased)
+        rule = RULES["columns-bandit"](Wanted(20, 0.25, unbiased))
         for _ in range(10):
-            rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
+            rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
         ps.append(rule.sampler.p)
     assert torch.equal(*ps)
     assert ps[0].max() > ps[0].min()
@@ -190,11 +193,10 @@ def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
     x = torch.randn(40, 20) + torch.arange(20)
     dy = torch.randn(40, 7)
     rule = build(name, 20, 0.3, True)
-    kept = rule.keep(x)
-    assert torch.equal(kept[0], x.double().mean(0, keepdim=True).float())
+    assert torch.equal(rule.pack(x).mean, x.double().mean(0, keepdim=True).float())
     # Rows that are all equal to the mean have nothing but the exact part.
     constant = x.mean(0).expand(40, 20)
-    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(constant), x.shape)
+    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(constant))
     assert torch.allclose(got, dy.T @ constant, rtol=1e-4, atol=1e-4)
 
 
@@ -204,19 +206,19 @@ def test_the_mean_correction_comes_closer():
     for name in ("topk", "columns-norm", "columns-uniform"):
         errors = []
         for rule in (build(name, 30, 0.2, False), build(f"{name}, centered", 30, 0.2, False)):
-            grad = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.keep(x), x.shape)
+            grad = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
             errors.append((grad - exact).norm())
         assert errors[1] < errors[0]
 
 
 def test_half_costs_two_bytes_an_element():
     for dtype in DTYPES:
-        assert nbytes(build("half", 9, 0.1, False).keep(torch.randn(5, 9).to(dtype))) == 90
+        assert nbytes(build("half", 9, 0.1, False).pack(torch.randn(5, 9).to(dtype))) == 90
 
 
 def test_heads_have_steps_of_their_own():
     x = torch.randn(3, 50, 4) * torch.tensor([1.0, 100.0, 1e4]).view(3, 1, 1)
     rule = Quantized(4)
-    back = rule.restore(rule.keep(x), x.shape)
+    back = rule.unpack(rule.pack(x))
     for got, want in zip(back, x, strict=True):
         assert (got - want).norm() < 0.15 * want.norm()

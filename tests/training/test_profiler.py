@@ -235,8 +235,8 @@ class TestSampling:
         )
         clock, rule = Clock(torch.device("cpu")), ByPrecision(Dense(), Dense())
         with clock.phase("step"), clock.phase("forward"), _watched(nn.Identity(), clock.sampling):
-            rule.keep(torch.zeros(3))  # calls another rule's, which is the same span
-            rule.keep(torch.zeros(3))
+            rule.pack(torch.zeros(3))  # calls another rule's, which is the same span
+            rule.pack(torch.zeros(3))
         assert clock.seconds == {"step": 7, "forward": 3, "sampling": 2}
         assert next(ticks) == 8  # one look at the beginning and one at the end of each
 

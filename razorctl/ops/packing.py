@@ -1,0 +1,109 @@
+"""Codes of 2 to 8 bits, packed into bytes.
+
+Packing lies within rows, or within tiles where a row is no multiple of 64 codes. There, a byte
+holds codes that lie an even share of the row apart, so that every operation runs over long
+stretches, of eight bytes at once.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from razorctl.ops.chunks import chunks
+
+BITS = (8, 6, 5, 4, 3, 2)
+# Widths that pack into bytes, of the lowest bits first.
+PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
+WORD = 8  # bytes that are packed at once
+GROUP = WORD**2  # codes that a line is padded to a multiple of
+
+
+def _lines(tiles: int, rows: int, columns: int) -> tuple[int, int]:
+    """How many lines are packed each by itself, and the codes of one: rows, or else tiles."""
+    return (tiles * rows, columns) if columns % GROUP == 0 else (tiles, rows * columns)
+
+
+def packed_bytes(shape: tuple[int, int, int] | torch.Size, bits: int) -> int:
+    """The size of `pack`'s result for codes [tiles, rows, columns]."""
+    count, width = _lines(*shape)
+    return count * (width if bits == 8 else -(-width // GROUP) * WORD * bits)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes [tiles, rows, columns] below 2 ** bits -> uint8 [packed_bytes]."""
+    count, width = _lines(*codes.shape)
+    lines = codes.reshape(count, width)
+    if bits == 8 or not codes.numel():
+        return lines.reshape(-1)
+    if missing := -width % GROUP:
+        lines = F.pad(lines, (0, missing))
+    words = lines.view(torch.int64)
+    packed = words.new_empty(count, words.shape[1] // WORD * bits)
+    start = shift = 0
+    for planes in PLANES[bits]:
+        plane = words if planes == bits else (words >> shift) & _in_each_byte(2**planes - 1)
+        first, *others = plane.view(count, WORD // planes, -1).unbind(1)
+        out = packed[:, start : start + first.shape[1]].copy_(first)
+        for i, part in enumerate(others, start=1):
+            out |= part << i * planes
+        start, shift = start + first.shape[1], shift + planes
+    return packed.view(torch.uint8).view(-1)
+
+
+def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) -> Tensor:
+    """The inverse of `pack`: uint8 of that shape [tiles, rows, columns]; of 8 bits a view."""
+    count, width = _lines(*shape)
+    if bits == 8 or not packed.numel():
+        return packed.view(shape)
+    words, codes = packed.view(torch.int64).view(count, -1), None
+    size, start, shift = words.shape[1] // bits, 0, 0
+    for planes in PLANES[bits]:
+        plane = words[:, start : start + size * planes]
+        spread = words.new_empty(count, WORD // planes, size * planes)
+        for i, part in enumerate(spread.unbind(1)):
+            by = i * planes - shift
+            moved = plane if by == 0 else plane >> by if by > 0 else plane << -by
+            torch.bitwise_and(moved, _in_each_byte(2**planes - 1 << shift), out=part)
+        spread = spread.view(count, -1)
+        codes = spread if codes is None else codes.bitwise_or_(spread)
+        start, shift = start + size * planes, shift + planes
+    assert codes is not None
+    return codes.view(torch.uint8)[:, :width].reshape(shape)
+
+
+def packed_of(x: Tensor, bits: int, codes: Callable[[tuple[slice, ...]], Tensor]) -> Tensor:
+    """`pack` of codes of `x` [tiles, rows, columns], made part by part by an index of `chunks`."""
+    packed = x.new_empty(packed_bytes(x.shape, bits), dtype=torch.uint8)
+    if x.shape[2] % GROUP:
+        whole = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        for part in chunks(x):
+            whole[part] = codes(part)
+        return packed.copy_(pack(whole, bits))
+    lines = packed.view(*x.shape[:2], x.shape[2] * bits // WORD)
+    for part in chunks(x):
+        out = lines[part]
+        out.copy_(pack(codes(part), bits).view(out.shape))
+    return packed
+
+
+def unpacked(
+    packed: Tensor, bits: int, shape: tuple[int, int, int]
+) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+    """Parts of what `pack` packed: their indices, as of `chunks`, and their codes."""
+    tiles, rows, columns = shape
+    if columns % GROUP:
+        codes = unpack(packed, bits, shape)
+        for part in chunks(codes):
+            yield part, codes[part]
+        return
+    lines = packed.view(tiles, rows, columns * bits // WORD)
+    for part in chunks(lines, columns):
+        codes = lines[part]
+        yield part, unpack(codes.reshape(-1), bits, (*codes.shape[:2], columns))
+
+
+def _in_each_byte(mask: int) -> int:
+    """A mask of 7 bits at most for every byte of a word."""
+    return mask * 0x0101010101010101

@@ -1,0 +1,25 @@
+"""Random numbers by a seed and a position alone, so that every implementation draws the same."""
+
+import torch
+from torch import Tensor
+
+# Murmur3's finalizer for 32 bits (Austin Appleby, public domain).
+_FIRST, _SECOND = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+
+
+def uniform(seed: Tensor, offset: int, count: int) -> Tensor:
+    """Numbers `offset` to `offset + count` of the sequence of `seed` (0-dim, int64).
+
+    Uniform in [0, 1), single precision, multiples of 2 ** -24; repeats after 2 ** 32 numbers.
+    """
+    start = (offset + 2**31) % 2**32 - 2**31  # as int32, whose sums and products wrap around
+    position = torch.arange(count, dtype=torch.int32, device=seed.device) + start
+    mixed = _mixed(_mixed(position) ^ _mixed(seed.to(torch.int32)))
+    return ((mixed >> 8) & 0xFFFFFF).float() * 2**-24
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A bijection of int32 in which every input bit flips every output bit half of the time."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _FIRST
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * _SECOND
+    return x ^ ((x >> 16) & 0xFFFF)
