@@ -15,6 +15,7 @@ from razorctl.layers.base import RazorLayer, flat
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Kept, Rule
 from razorctl.rules.quantized import Through
+from razorctl.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):
@@ -53,7 +54,7 @@ class Activation(RazorLayer):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        with torch.no_grad():
+        with packing(), torch.no_grad():
             kept = self.keep(x.detach())
         y: Tensor = ActivationFunction.apply(x, self, *kept)
         self.offer(y, kept)

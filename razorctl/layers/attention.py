@@ -21,6 +21,7 @@ from razorctl.layers.base import RazorLayer, Settings
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
+from razorctl.spans import packing
 
 WIDEST_HEAD = 256  # that fused kernels take
 
@@ -56,7 +57,8 @@ class StoredFunction(torch.autograd.Function):
             signed = torch.where(on, probabilities, -probabilities)
         ctx.layer, ctx.scale, ctx.dropout_p = layer, scale, dropout_p
         ctx.mask_shape = None if mask is None else mask.shape
-        kept = _keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)], join=False)
+        with packing():
+            kept = _keep(ctx, [to_compute_dtype(t) for t in (q, k, v, signed)], join=False)
         ctx.save_for_backward(*kept)
         return attended @ v
 
@@ -157,7 +159,8 @@ class SparseFlashFunction(torch.autograd.Function):
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
         ctx.layer, ctx.options = layer, options
         state = _random_state(q.device) if options["dropout_p"] else None
-        ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v], join=True))
+        with packing():
+            ctx.save_for_backward(mask, state, *_keep(ctx, [q, k, v], join=True))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     @staticmethod

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from razorctl.layers.sharing import Memo
 from razorctl.rules.base import Kept, Product, Rule
 from razorctl.sampling.joint import Blocks
+from razorctl.spans import packing
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,11 @@ class WeightLayer(RazorLayer):
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, self.rule, ()
-        with torch.no_grad():
+        with packing(), torch.no_grad():
             memo = Memo() if self.memo is None else self.memo
             rule, kept, shared = memo.keep(input, layout, self.rule, rows)
         if self.blocks is not None:
-            self.blocks.sizes[self.block] = 0 if shared else input.numel()
+            self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, rule, kept
 
     def weight_grad(

@@ -10,6 +10,7 @@ from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer
 from razorctl.rules.base import Kept
 from razorctl.rules.dense import Dense
+from razorctl.spans import packing
 
 aten = torch.ops.aten
 
@@ -73,7 +74,8 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        scale, kept = self.keep(x)
+        with packing():
+            scale, kept = self.keep(x)
         y: Tensor = NormFunction.apply(
             x, self.weight, getattr(self, "bias", None), self, scale, *kept
         )

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, flat
 from razorctl.rules.base import Rule
+from razorctl.spans import packing
 
 
 class ScaleFunction(torch.autograd.Function):
@@ -16,7 +17,8 @@ class ScaleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:
-        kept = layer.rule.keep(flat(x)) if ctx.needs_input_grad[1] else ()
+        with packing():
+            kept = layer.rule.keep(flat(x)) if ctx.needs_input_grad[1] else ()
         ctx.layer = layer
         ctx.save_for_backward(gamma, *kept)
         return layer.stock(x)
