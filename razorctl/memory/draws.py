@@ -8,7 +8,7 @@ from razorctl.sampling.joint import MARK, Blocks, Reduce
 
 
 class Held(Blocks):
-    """A draw that stays what it is, and takes down what its blocks save.
+    """A draw that stays what it is, and notes what its blocks save.
 
     sizes: of each block the elements that its weight packed last, or the bytes that were saved
     while its branch ran.

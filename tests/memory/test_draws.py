@@ -7,21 +7,19 @@ from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.draws import draws, hold_largest
 
 
-def test_blocks_are_held_by_what_they_save():
-    # Of linear layers elements: the second finds what the first has packed. Of branches bytes.
+def test_weights_count_the_elements_that_they_pack_anew():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
             self.parts = nn.ModuleList(nn.Linear(8, 4) for _ in "ab")
 
         def forward(self, x):
-            x = x * 1
-            return self.parts[0](x) + self.parts[1](x)
+            return self.parts[0](x) + self.parts[1](x)  # which finds what the first has packed
 
     model = nn.Sequential(nn.Linear(2, 8), Two())
     sparsify(model, Recipe("backrazor", joint_budget=0.3))
     x = torch.randn(5, 2)
-    hold_largest(model, lambda note: (model(x), note(1000)))  # nobody's bytes
+    hold_largest(model, lambda note: (model(x), note(1000)))  # of no branch
     (held,) = draws(model)
     assert held.sizes == [10, 40, 0]
     assert held.drawn == {1: 1.0}
