@@ -13,7 +13,7 @@ import torch
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
-    ("errors", "methods", "ops"),
+    ("errors", "methods", "ops", "spans"),
     ("config", "devices", "hub", "sampling"),
     ("job", "rules"),
     ("recipe", "step"),

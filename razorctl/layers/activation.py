@@ -15,6 +15,7 @@ from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule, Shareable
+from razorctl.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):
@@ -50,7 +51,7 @@ class Activation(RazorLayer):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        with torch.no_grad():
+        with packing(), torch.no_grad():
             # A rule may keep the very tensor that the function is about to overwrite.
             rows = flat(x.detach().clone() if getattr(self, "inplace", False) else x.detach())
             rule = self.rules.of(rows)
@@ -111,7 +112,8 @@ class ReLUFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "ReLU") -> Tensor:
-        save(ctx, pack_bits((x > 0).reshape(-1)))
+        with packing():
+            save(ctx, pack_bits((x > 0).reshape(-1)))
         y = layer.stock(x)
         if y is x:
             ctx.mark_dirty(x)

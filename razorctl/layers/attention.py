@@ -21,6 +21,7 @@ from razorctl.layers.base import RazorLayer, Settings, save, saved
 from razorctl.ops.dropout import dropout
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
+from razorctl.spans import packing
 
 WIDEST_HEAD = 256  # that fused kernels take
 
@@ -101,10 +102,11 @@ def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -
     of_scores = rule.rule if isinstance(rule, Centered) else rule
     ctx.rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     ctx.joined = [join and _heads_adjoin(t) for t in tensors]
-    packed = [
-        rule.pack(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
-        for rule, t, joined in zip(ctx.rules, tensors, ctx.joined, strict=False)
-    ]
+    with packing():
+        packed = [
+            rule.pack(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
+            for rule, t, joined in zip(ctx.rules, tensors, ctx.joined, strict=False)
+        ]
     save(ctx, *others, *packed)
 
 

@@ -16,6 +16,7 @@ from razorctl.layers.sharing import Copy, Memo
 from razorctl.rules.base import Product, Rule, Rules
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
+from razorctl.spans import packing
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,11 @@ class WeightLayer(RazorLayer):
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
-        with torch.no_grad():
+        with packing(), torch.no_grad():
             memo = Memo() if self.memo is None else self.memo
             copy, shared = memo.pack(input, layout, self.rules, rows)
         if self.blocks is not None:
-            self.blocks.sizes[self.block] = 0 if shared else input.numel()
+            self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
 
     def weight_grad(self, rule: Rule, product: Product, packed: Packed, p: float) -> Tensor:

@@ -10,6 +10,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
+from razorctl.spans import packing
 
 
 class DropoutFunction(torch.autograd.Function):
@@ -19,7 +20,8 @@ class DropoutFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         y, mask = dropout(x, p)
         ctx.p = p
-        ctx.save_for_backward(pack_bits(mask.reshape(-1)))
+        with packing():
+            ctx.save_for_backward(pack_bits(mask.reshape(-1)))
         return y
 
     @staticmethod

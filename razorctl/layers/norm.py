@@ -11,6 +11,7 @@ from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.sharing import Copy
 from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
+from razorctl.spans import packing
 
 aten = torch.ops.aten
 
@@ -75,7 +76,8 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        scale, copy = self.pack(x)
+        with packing():
+            scale, copy = self.pack(x)
         bias = getattr(self, "bias", None)
         y: Tensor = NormFunction.apply(x, self.weight, bias, self, scale, copy)
         if copy is not None:

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.rules.base import Rule
+from razorctl.spans import packing
 
 
 class ScaleFunction(torch.autograd.Function):
@@ -18,8 +19,9 @@ class ScaleFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:
         packed = None
         if ctx.needs_input_grad[1]:
-            ctx.rule = layer.rules.of(x)
-            packed = ctx.rule.pack(flat(x))
+            with packing():
+                ctx.rule = layer.rules.of(x)
+                packed = ctx.rule.pack(flat(x))
         save(ctx, gamma, packed)
         return layer.stock(x)
 

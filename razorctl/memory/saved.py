@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError
+from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
-from razorctl.sampling.joint import Blocks, draws
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
@@ -104,7 +104,7 @@ def _trace(
         _forward(model, inputs, autocast)
 
     with _tracing(model, mode):
-        _hold_largest_draw(model, forward)
+        hold_largest(model, partial(_note_saved, model, forward))
         _note_saved(model, forward, note)
 
 
@@ -123,19 +123,6 @@ def _note_saved(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-
-
-def _hold_largest_draw(model: nn.Module, forward: Callable[[], Any]) -> None:
-    """Under a joint budget, fixes the draw that saves most, which a forward pass tells."""
-    for blocks in draws(model):
-        blocks.hold_all()
-        _note_saved(model, forward, partial(_add_to_branch, blocks))
-        blocks.hold_largest()
-
-
-def _add_to_branch(blocks: Blocks, size: int) -> None:
-    if blocks.inside is not None:
-        blocks.sizes[blocks.inside] += size
 
 
 def _storage(tensor: Tensor) -> int:

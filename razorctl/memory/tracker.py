@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from razorctl.memory.costs import cost
+from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import _forward, _hold_largest_draw, _note_saved, _tracing
+from razorctl.memory.saved import _forward, _note_saved, _tracing
 from razorctl.memory.trace_cache import Kernel, Trace
 
 
@@ -48,7 +50,7 @@ def trace(
 
     sizes: list[int] = []
     with _tracing(model, mode):
-        _hold_largest_draw(model, run)
+        hold_largest(model, partial(_note_saved, model, run))
         _note_saved(model, run, sizes.append)
         tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
         updates = optimizer(model) if optimizer else None

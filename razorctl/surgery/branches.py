@@ -52,13 +52,13 @@ class Member:
         if not (self.owner.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         p = self.blocks.probability(self.block)
-        self.blocks.inside = self.block
+        self.blocks.running(self.block)
         with torch.set_grad_enabled(p > 0):
             output = forward(*args, **kwargs)
         return self._end(output, p) if self.last else output
 
     def _end(self, output: Tensor, p: float) -> Tensor:
-        self.blocks.inside = None
+        self.blocks.running(None)
         if not p:
             return output.detach()  # of parameters that the owner itself uses on the way
         if output.requires_grad:

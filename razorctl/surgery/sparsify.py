@@ -19,8 +19,8 @@ from razorctl.recipe import Recipe
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import Wanted, build
-from razorctl.sampling.joint import Blocks, draws
-from razorctl.surgery import adapters, branches, checkpointing
+from razorctl.sampling.joint import Blocks
+from razorctl.surgery import adapters, branches, checkpointing, drawing
 
 log = logging.getLogger(__name__)
 
@@ -93,16 +93,15 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     if blocks is not None:
         for branch in residual:
             branch.attach(blocks)
-        blocks.attach(model)
+        drawing.attach(model, blocks)
     setattr(model, RECIPE, recipe)
     return *checkpointed, *linear[:-1], *(new.name for new in chosen)
 
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    razor = isinstance(module, RazorLayer)
-    other = checkpointing.attached(module), branches.attached(module), adapters.attached(module)
-    return razor or any(other)
+    rooms = (adapters, branches, checkpointing, drawing)
+    return isinstance(module, RazorLayer) or any(room.attached(module) for room in rooms)
 
 
 def _drawn(new: Swap) -> bool:
@@ -121,13 +120,12 @@ def restore(model: nn.Module) -> None:
 
     Adapters are merged into the weights that they stand beside.
     """
-    for blocks in draws(model):
-        blocks.detach()
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
         adapters.detach(module)
         checkpointing.detach(module)
         branches.detach(module)
+        drawing.detach(module)
         if isinstance(module, RazorLayer):
             module.detach()
 

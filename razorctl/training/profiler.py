@@ -6,9 +6,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,14 +21,12 @@ from razorctl import devices, models
 from razorctl.errors import UsageError
 from razorctl.job import Job, OptimizerName, Precision
 from razorctl.layers import libraries
-from razorctl.layers.base import RazorLayer
 from razorctl.memory import measured
 from razorctl.memory.saved import saved_by_module
 from razorctl.models import Model
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
-from razorctl.rules.base import Rule
-from razorctl.sampling.joint import draws
+from razorctl.spans import watched
 from razorctl.step import DTYPES, build_optimizer, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
@@ -196,53 +193,14 @@ class Training:
 
         @contextmanager
         def phase(name: str) -> Iterator[None]:
-            forward = name == "forward"
-            watched = _watched(self.model, clock.sampling) if forward else nullcontext()
-            with clock.phase(name), watched:
+            sampling = watched(clock.sampling) if name == "forward" else nullcontext()
+            with clock.phase(name), sampling:
                 yield
 
         with clock.phase("step"):
             logits = self.family.logits
             train_step(self.model, logits, batch(), self._updates, self.job, self._scaler, phase)
         return clock.seconds
-
-
-@contextmanager
-def _watched(model: nn.Module, span: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Runs every `keep` of layers and rules, and the draws of `model`, in a `span` each."""
-    stock = {kind: kind.keep for kind in _kinds(Rule, RazorLayer) if "keep" in vars(kind)}
-    drawing, hooks = ExitStack(), []
-    if draws(model):  # in a hook of the model, so between these two
-        hooks = [
-            model.register_forward_pre_hook(lambda *_: drawing.enter_context(span()), prepend=True),
-            model.register_forward_pre_hook(lambda *_: drawing.close()),
-        ]
-    try:
-        for kind, keep in stock.items():
-            kind.keep = _spanned(keep, span)
-        yield
-    finally:
-        for kind, keep in stock.items():
-            kind.keep = keep
-        for hook in hooks:
-            hook.remove()
-
-
-def _kinds(*bases: type[Any]) -> Iterator[type[Any]]:
-    for base in bases:
-        yield base
-        yield from _kinds(*base.__subclasses__())
-
-
-def _spanned(
-    function: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]
-) -> Callable[..., Any]:
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with span():
-            return function(*args, **kwargs)
-
-    return run
 
 
 def profile(

@@ -1,11 +1,6 @@
-import copy
-import math
-
 import pytest
 import torch
-from torch import nn
 
-from razorctl.sampling.joint import Blocks
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 SAMPLERS = [Sampler, Bandit, Proportional]
@@ -78,82 +73,3 @@ def test_sampler_follows_the_device(device):
     index, p = sampler.draw(device)
     assert index.device.type == p.device.type == sampler.p.device.type == device.type
     sampler.update(index, p, torch.rand(4, device=device))
-
-
-class TestBlocks:
-    def model(self, budget: float, **options) -> tuple[nn.Module, Blocks]:
-        model = nn.Linear(1, 1)
-        blocks = Blocks(10, budget, **options)
-        blocks.attach(model)
-        return model, blocks
-
-    def draws(self, model: nn.Module, blocks: Blocks, steps: int) -> list[set[int]]:
-        drawn = []
-        for _ in range(steps):
-            model(torch.zeros(1))
-            drawn.append(set(blocks.drawn))
-        return drawn
-
-    @pytest.mark.parametrize(("budget", "count"), [(0.5, 5), (0.01, 1), (1.0, 10)])
-    def test_a_fixed_number_is_drawn_per_step(self, budget, count):
-        model, blocks = self.model(budget)
-        drawn = self.draws(model, blocks, 20)
-        assert all(len(d) == count for d in drawn)
-        if count < 10:
-            assert len({frozenset(d) for d in drawn}) > 1
-
-    def test_state_is_all_that_later_draws_depend_on(self):
-        def advance(model: nn.Module, blocks: Blocks, steps: int) -> list[set[int]]:
-            drawn = []
-            for _ in range(steps):
-                drawn += self.draws(model, blocks, 1)
-                for block, p in blocks.drawn.items():
-                    blocks.observe(block, p, torch.full((4,), block + 1.0))
-            return drawn
-
-        model, blocks = self.model(0.3, seed=5)
-        advance(model, blocks, 30)
-        state = copy.deepcopy(blocks.state_dict())
-        resumed_model, resumed = self.model(0.3, seed=5)
-        resumed.load_state_dict(state)
-        assert advance(model, blocks, 30) == advance(resumed_model, resumed, 30)
-        assert torch.equal(blocks.sampler.p, resumed.sampler.p)
-        with pytest.raises(ValueError, match="not the state"):
-            Blocks(9, 0.3).load_state_dict(state)
-
-    def test_any_two_are_drawn_together(self):
-        drawn = self.draws(*self.model(0.5), 300)
-        pairs = [sum({a, b} <= d for d in drawn) / 300 for a in range(10) for b in range(a)]
-        assert len(pairs) == 45
-        assert min(pairs) > 0.1  # 2 / 9 on average
-        assert max(pairs) < 0.35
-
-    def test_draws_ignore_the_default_generator(self):
-        first = self.draws(*self.model(0.3, seed=5), 10)
-        torch.manual_seed(99)
-        assert first == self.draws(*self.model(0.3, seed=5), 10)
-        assert first != self.draws(*self.model(0.3, seed=6), 10)
-
-    def test_evaluation_draws_nothing(self):
-        model, blocks = self.model(0.3)
-        with torch.no_grad():
-            model(torch.zeros(1))
-        model.eval()(torch.zeros(1))
-        assert not blocks.drawn
-        assert blocks.step == 0
-
-    def test_blocks_of_large_gradient_are_drawn_more_often(self):
-        model, blocks = self.model(0.3)
-        for _ in range(200):
-            model(torch.zeros(1))
-            for block, p in blocks.drawn.items():
-                blocks.observe(block, p, torch.full((4,), 10.0 if block < 2 else 1.0))
-        assert blocks.sampler.p[:2].min() > 2 * blocks.sampler.p[2:].max()
-
-    def test_scaling(self):
-        _, plain = self.model(0.5)
-        _, scaled = self.model(0.5, unbiased=True)
-        grad = torch.ones(3)
-        assert torch.equal(plain.observe(0, 0.25, grad), grad)
-        assert torch.equal(scaled.observe(0, 0.25, grad), 4 * grad)
-        assert scaled.seen[0].item() == pytest.approx(math.sqrt(3))

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
+from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
-from razorctl.sampling.joint import draws
 
 WORLD = 2
 JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))

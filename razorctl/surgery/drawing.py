@@ -1,0 +1,47 @@
+"""The draw of a joint budget, made before each training forward pass of a model.
+
+With torch.distributed initialized norms are averaged over processes, so that all draw the same;
+DistributedDataParallel then needs find_unused_parameters=True.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
+from razorctl.sampling.reduction import mean_over_processes
+from razorctl.spans import packing
+
+
+def attach(model: nn.Module, blocks: Blocks) -> None:
+    """Makes `blocks` the draw of a model, until `detach`."""
+    setattr(model, MARK, blocks)
+    model.register_forward_pre_hook(_draw)
+
+
+def attached(module: nn.Module) -> bool:
+    """Whether this very module has a draw."""
+    return MARK in vars(module)
+
+
+def detach(module: nn.Module) -> None:
+    """Takes its draw from a module, if it has one."""
+    if not attached(module):
+        return
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if hook is _draw:
+            del module._forward_pre_hooks[number]
+    delattr(module, MARK)
+
+
+def _draw(model: nn.Module, inputs: object) -> None:
+    if not (model.training and torch.is_grad_enabled()):
+        return
+    refuse_compilation()
+    if torch._C._current_graph_task_id() != -1:
+        return  # activation checkpointing, which runs the model again on the same draw
+    blocks: Blocks = getattr(model, MARK)
+    with packing():
+        device = next(model.parameters()).device
+        blocks.advance(partial(mean_over_processes, device=device))

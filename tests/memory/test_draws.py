@@ -1,0 +1,37 @@
+"""The draw of a joint budget that a trace counts."""
+
+import torch
+from torch import nn
+
+from razorctl import Recipe, saved_bytes, sparsify
+from razorctl.memory.draws import draws, hold_largest
+
+
+def test_weights_count_the_elements_that_they_pack_anew():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(8, 4) for _ in "ab")
+
+        def forward(self, x):
+            return self.parts[0](x) + self.parts[1](x)  # which finds what the first has packed
+
+    model = nn.Sequential(nn.Linear(2, 8), Two())
+    sparsify(model, Recipe("backrazor", joint_budget=0.3))
+    x = torch.randn(5, 2)
+    hold_largest(model, lambda note: (model(x), note(1000)))  # of no branch
+    (held,) = draws(model)
+    assert held.sizes == [10, 40, 0]
+    assert held.drawn == {1: 1.0}
+    model(x)
+    assert held.drawn == {1: 1.0}
+
+
+def test_every_part_with_a_draw_of_its_own_is_held():
+    parts = [nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in "ab"]
+    for part in parts:
+        sparsify(part, Recipe("prebackrazor-", 0.5, joint_budget=0.5))
+    layer, tanh = 8 * (10 * 4 + 8), 10 * 16 * 4
+    model = nn.Sequential(*parts)
+    assert saved_bytes(model, torch.randn(10, 8)) == 2 * (layer + tanh)
+    assert [draw.step for draw in draws(model)] == [0, 0]

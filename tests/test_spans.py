@@ -1,0 +1,40 @@
+"""Spans in which layers pack: all of them, and only where someone watches."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from razorctl.spans import packing, watched
+from tests.cases import CASES
+
+
+@pytest.fixture
+def spans():
+    """What watches, and how often it was entered."""
+
+    @contextmanager
+    def span():
+        span.entered += 1
+        yield
+
+    span.entered = 0
+    return span
+
+
+def test_nobody_watches_after_an_interrupt(spans):
+    with pytest.raises(KeyboardInterrupt), watched(spans), packing(), packing():
+        raise KeyboardInterrupt
+    with packing():
+        pass
+    assert spans.entered == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_packs_in_a_span(case, spans):
+    layer, shape = CASES[case].layer(), CASES[case].shapes[0]
+    with watched(spans):
+        layer.eval()(torch.randn(shape, requires_grad=True))
+        assert spans.entered == 0
+        layer.train()(torch.randn(shape, requires_grad=True))
+        assert spans.entered > 0
