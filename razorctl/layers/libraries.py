@@ -22,7 +22,9 @@ LIBRARIES = ("timm", "transformers")  # whose files are read once their library 
 
 @cache
 def _of_torch() -> dict[type[nn.Module], type[RazorLayer]]:
-    files = registry.modules(layers.__name__, layers.__path__, skip=("libraries", *LIBRARIES))
+    # `traced` is for a program that is being compiled, and loads the compiler.
+    skip = ("libraries", "traced", *LIBRARIES)
+    files = registry.modules(layers.__name__, layers.__path__, skip=skip)
     return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
 
 

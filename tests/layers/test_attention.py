@@ -9,7 +9,7 @@ from torch import Tensor
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import RULES
+from razorctl.rules.registry import RULES, Wanted
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
@@ -22,7 +22,7 @@ every_rule = pytest.mark.parametrize("rule", RULE_NAMES)
 
 def layer(rule: str, backend: str, density: float = 0.4) -> RazorLayer:
     name, _, centered = rule.partition(", ")
-    built = RULES[name](WIDTH, density, False)
+    built = RULES[name](Wanted(WIDTH, density))
     module = Attention(HEADS * WIDTH, HEADS).train()
     return razor(module, Centered(built) if centered else built, backend)
 
@@ -46,11 +46,13 @@ def options(mask: str, device) -> dict:
 
 
 def stand_ins(attention: RazorLayer, tensors: list[Tensor]) -> list[Tensor]:
-    restored = []
-    for rule, t in zip(attention.rules, tensors, strict=False):
+    """Of q, k, v and maybe the probabilities, whose columns have no mean taken out."""
+    unpacked, rule = [], attention.rules.wide
+    for i, t in enumerate(tensors):
+        of_t = rule.rule if i == 3 and isinstance(rule, Centered) else rule
         heads = t.detach().flatten(0, -3)
-        restored.append(rule.unpack(rule.pack(heads)).view(t.shape))
-    return restored
+        unpacked.append(of_t.unpack(of_t.pack(heads)).view(t.shape))
+    return unpacked
 
 
 def with_gradient(value: Tensor, source: Tensor) -> Tensor:

@@ -79,15 +79,15 @@ def gradients(net: nn.Module, *inputs: object) -> list[Tensor]:
 
 @pytest.fixture
 def shared(monkeypatch) -> list[bool]:
-    """Of each input that a linear layer was to keep, whether it was kept already."""
-    found, keep = list[bool](), Memo.keep
+    """Of each input that a linear layer was to pack, whether it was packed already."""
+    found, pack = list[bool](), Memo.pack
 
     def noting(self, *args):
-        result = keep(self, *args)
-        found.append(result[2])
+        result = pack(self, *args)
+        found.append(result[1])
         return result
 
-    monkeypatch.setattr(Memo, "keep", noting)
+    monkeypatch.setattr(Memo, "pack", noting)
     return found
 
 

@@ -77,19 +77,23 @@ def test_parts_change_nothing(shape, bits, random, device, monkeypatch):
         torch.testing.assert_close(back[0].float(), back[1].float(), rtol=2**-7, atol=1e-5)
 
 
-@some_widths
+@every_width
 def test_stochastic_rounding_keeps_the_mean(bits, device):
     x = torch.linspace(-1, 2, 50, device=device).view(1, 50, 1)
-    back = [round_trip(x, bits, seed(number, device)) for number in range(1500)]
+    back = round_trip(x.repeat(2000, 1, 1), bits, seed(5, device))
     step = 3 / (2**bits - 1)
-    assert (torch.stack(back).mean(0) - x).abs().max() < 0.1 * step
-    assert (torch.stack(back) - x).abs().max() <= 1.005 * step  # which is rounded up
+    assert (back.mean(0) - x[0]).abs().max() < 0.1 * step
+    assert (back - x).abs().max() <= 1.005 * step  # which is rounded up
 
 
 @some_widths
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_degenerate_tiles(bits, dtype, device):
-    huge = 0.8 * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    huge = 0.8 * most
+    for ends in ((-most, most), (0, most), (-most, 0)):  # rounding must not carry them beyond
+        x = torch.tensor(ends, dtype=dtype, device=device).view(1, 2, 1)
+        assert round_trip(x, bits).isfinite().all()
     for value in (0.0, 1.0, -3.0, huge, 1e-30):
         x = torch.full((2, 6, 3), value, device=device, dtype=dtype)
         torch.testing.assert_close(round_trip(x, bits).double(), x.double(), rtol=2**-14, atol=0)

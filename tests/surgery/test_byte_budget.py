@@ -212,10 +212,10 @@ class TestWarnings:
 @pytest.mark.parametrize("rows", [1, 7, 127, 128, 130, 256, 800])
 def test_blocks_are_equal_and_no_smaller_than_they_may_be(rows):
     rule, x = Quantized(8, rows=128), torch.randn(rows, 3)
-    kept = rule.pack(x)
-    blocks = len(kept[1])
+    packed = rule.pack(x)
+    blocks = len(packed.scale)
     assert rows % blocks == 0
     assert blocks == 1 or rows // blocks >= 128
-    assert (rule.restore(kept, x.shape) - x).abs().max() < 0.05
+    assert (rule.unpack(packed) - x).abs().max() < 0.05
     if rows == 800:
         assert blocks == 5

@@ -35,7 +35,8 @@ def alone(method: str, **options) -> list[list[torch.Tensor | None]]:
     for rank in range(WORLD):
         model = build(method, **options)
         for module in model.modules():
-            if sampler := getattr(getattr(module, "rule", None), "sampler", None):
+            rules = getattr(module, "rules", None)
+            if rules and (sampler := getattr(rules.wide, "sampler", None)):
                 sampler.phase += rank / WORLD  # as where processes know of each other
         backward(model, rank)
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
