@@ -52,7 +52,7 @@ def test_swaps_in_place_and_back(method):
     restore(net)
     assert [type(m) for m in net.modules()] == types
     assert all(p is before[name] for name, p in net.named_parameters())
-    assert not {"rule", "memo", "blocks", "block", "int8_input_grad"} & set(vars(net[2]))
+    assert not {"rules", "memo", "blocks", "block", "int8_input_grad"} & set(vars(net[2]))
     restore(net)  # nothing to undo is no error
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_honoured_is_refused_before_any_change(net, recipe, messa
         sparsify(net, recipe)
     assert not any(isinstance(m, RazorLayer) for m in net.modules())
     assert not net._forward_pre_hooks
-    assert not any({"rule", "backend", "memo"} & set(vars(m)) for m in net.modules())
+    assert not any({"rules", "backend", "memo"} & set(vars(m)) for m in net.modules())
 
 
 def test_twice_is_refused():
