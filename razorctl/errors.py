@@ -11,7 +11,7 @@ class RazorError(Exception):
 
 
 class UsageError(RazorError, ValueError):
-    """An argument, flag or setting that cannot be honoured."""
+    """An argument, flag or setting that cannot be honored."""
 
     exit_code = 2
 

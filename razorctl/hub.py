@@ -14,7 +14,7 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     """The local folder of a repository, with its `files`, which may be patterns.
 
     Where the hub can be reached it is asked for what is new; else what is cached has to do.
-    HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises MissingError, with the `name` that
+    HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, with the `name` that
     users know, if a file is not to be had.
     """
     # Imported here: it is slow to import, and only fetching needs it.

@@ -16,9 +16,9 @@ class Method:
     means; "auto" leaves the model's own. unbiased, int8: what `Recipe.unbiased=None` and
     `Recipe.int8_weight_grad=None`, `int8_input_grad=None` mean. checkpoints: whether the model's
     own activation checkpointing is switched on. adapts: whether LoRA adapters are trained instead
-    of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a promise in
-    `bytes` of all that is saved, which `allocation` finds rules for, or `nothing`.
-    spares_classifier: whether the last linear layer stays stock. close_up_to: the largest ratio at
+    of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a budget in
+    `bytes` of all that is saved, for which `allocation` finds rules, or `nothing`.
+    skip_last_linear: whether the last linear layer stays stock. close_up_to: the largest ratio at
     which the cosine of its whole gradient to the exact one was measured, on two models, at 0.98 or
     more; see scripts/bench/gradients.py.
     """
@@ -33,12 +33,12 @@ class Method:
     checkpoints: bool = False
     adapts: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
-    spares_classifier: bool = False
+    skip_last_linear: bool = False
     close_up_to: float = -1.0
 
     @property
     def approximates(self) -> bool:
-        """Whether it keeps less than everything of some layer kinds."""
+        """Whether it saves less than everything of some layer kinds."""
         return bool(self.rules) or self.ratio == "bytes"
 
     @property
@@ -56,7 +56,7 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "scale": "topk",
         "attention": "topk",
         "activation": "half",
-        "dropout": "dense",  # its mask is kept exactly, in bits
+        "dropout": "dense",  # its mask is saved exactly, in bits
     }
 
 
@@ -118,7 +118,7 @@ METHODS: dict[str, Method] = {
             _one_rule("half"),
             attention="sparse-flash",
             ratio="nothing",
-            spares_classifier=True,
+            skip_last_linear=True,
         ),
         Method(
             "int8",
@@ -127,7 +127,7 @@ METHODS: dict[str, Method] = {
             _one_rule("8-bit"),
             attention="sparse-flash",
             ratio="nothing",
-            spares_classifier=True,
+            skip_last_linear=True,
             close_up_to=1.0,
         ),
         Method(
@@ -137,7 +137,7 @@ METHODS: dict[str, Method] = {
             _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
             ratio="nothing",
-            spares_classifier=True,
+            skip_last_linear=True,
         ),
         Method(
             "razor",
@@ -147,7 +147,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             int8=True,
             ratio="bytes",
-            spares_classifier=True,
+            skip_last_linear=True,
             close_up_to=0.9,
         ),
     )

@@ -18,18 +18,19 @@ Joint = Literal["weights", "branches"]
 class Recipe:
     """Method, ratio, joint budget, attention backend and seed. Raises UsageError if unsound.
 
-    ratio: share of an activation that is pruned, in [0, 1); for `razor` a promise: it saves at
-        most 1 - ratio of the bytes that `full` saves. `sparsify` keeps it on models like those
+    ratio: share of an activation that is pruned, in [0, 1). For `razor` it is a byte budget: at
+        most 1 - ratio of the bytes that `full` saves. `sparsify` meets it on models like those
         that were measured, `byte_budget.sparsify_within` on any.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
     joint: what a block is; `weights` are the weight tensors of the pruned layers, `branches` the
         residual branches, which skip the whole backward pass, with any method, in steps where
         they are not drawn.
-    attention: `stored` keeps the probabilities, pruned by the method; `flash` keeps q, k, v
-        dense; `sparse-flash` prunes them and runs attention again in the backward pass; `auto` is
-        the method's own, and for a method that prunes nothing the model's.
-    unbiased: scale kept gradients by 1 / p; None is the method's measured default.
-    mean_correction: keep the mean of each column exactly and prune only what is left.
+    attention: `stored` saves q, k, v and the probabilities by the method's rule; `flash` saves
+        q, k, v dense; `sparse-flash` saves them by the method's rule and runs attention again in
+        the backward pass; `auto` is the method's own, or the model's where it has none.
+    unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
+        measured default.
+    mean_correction: save the mean of each column exactly and prune only what is left.
     int8_weight_grad, int8_input_grad: run those GEMMs of linear layers in int8; None is the
         method's default.
     seed: of the draws of parameter blocks; those of columns start where torch's generator says.
@@ -71,20 +72,20 @@ class Recipe:
         _ = self.rules  # for a ratio that cannot be met
 
     @property
-    def prunes(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether the method does anything: at ratio 0 nothing is pruned, packed or drawn."""
         return self.ratio > 0 or METHODS[self.method].ratio == "nothing"
 
     @property
-    def promises(self) -> bool:
-        """Whether its ratio is a promise in bytes."""
-        return METHODS[self.method].ratio == "bytes" and self.prunes
+    def has_byte_budget(self) -> bool:
+        """Whether its ratio is a byte budget."""
+        return METHODS[self.method].ratio == "bytes" and self.has_effect
 
     @property
     def approximates(self) -> bool:
         """Whether the gradient is another than that of full fine-tuning."""
         method = METHODS[self.method]
-        pruned = self.prunes and method.approximates
+        pruned = self.has_effect and method.approximates
         return pruned or method.adapts or self.joint_budget < 1
 
     @property
@@ -97,7 +98,7 @@ class Recipe:
         """Layer kind -> name of its rule, for the kinds that are not to stay stock."""
         method = METHODS[self.method]
         rules: Mapping[str, str] = {}
-        if self.prunes:
+        if self.has_effect:
             rules = allocate(self.ratio) if method.ratio == "bytes" else method.rules
         if self.joint_budget < 1 and self.joint == "weights" and not rules:
             rules = dict.fromkeys(WEIGHTS, "dense")
@@ -106,19 +107,19 @@ class Recipe:
     @property
     def backend(self) -> Attention:
         """The attention backend, with the method's own for `auto`."""
-        if self.attention == "auto" and self.prunes:
+        if self.attention == "auto" and self.has_effect:
             return METHODS[self.method].attention
         return self.attention
 
     @property
     def scaled(self) -> bool:
-        """Whether kept gradients are scaled by 1 / p."""
+        """Whether the gradients of drawn columns and blocks are scaled by 1 / p."""
         return METHODS[self.method].unbiased if self.unbiased is None else self.unbiased
 
     @property
     def int8(self) -> tuple[bool, bool]:
         """Whether the weight gradient and the input gradient run in int8."""
-        default = self.prunes and METHODS[self.method].int8
+        default = self.has_effect and METHODS[self.method].int8
         chosen = (self.int8_weight_grad, self.int8_input_grad)
         weight, inputs = (default if flag is None else flag for flag in chosen)
         return weight, inputs

@@ -41,7 +41,7 @@ def test_a_whole_run_from_the_cache(model, hub, tmp_path, monkeypatch):
     assert document["saved_bytes"] < document["full_saved_bytes"]
 
 
-def test_a_process_honours_hf_home_and_says_what_is_missing(hub, tmp_path):
+def test_a_process_honors_hf_home_and_says_what_is_missing(hub, tmp_path):
     local_hub.cache_data(hub, data.find("cifar100"))
     environment = {**os.environ, "HF_HOME": str(hub.parent), "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = str(Path(razor_hub.__file__).parents[1])

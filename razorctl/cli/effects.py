@@ -53,7 +53,7 @@ def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
 
 def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
     rules = recipe.rules.values()
-    way = f"method {recipe.method}" + ("" if recipe.prunes else f" at ratio {recipe.ratio:g}")
+    way = f"method {recipe.method}" + ("" if recipe.has_effect else f" at ratio {recipe.ratio:g}")
     if not METHODS[recipe.method].has_ratio:
         yield "ratio", f"the ratio does nothing: method {recipe.method} has none."
     if recipe.joint_budget == 1:

@@ -74,8 +74,10 @@ RECIPE = _typed(
     joint_budget=_of_recipe(help="Share of blocks with a gradient each step, in (0, 1]."),
     joint=_of_recipe(help="Those blocks: weights or branches. [default: weights]"),
     attention=_of_recipe(help="stored, flash or sparse-flash. [default: the method's]"),
-    mean_correction=_of_recipe(help="Keep the mean of each column exactly, prune only the rest."),
-    unbiased=_of_recipe(help="Scale kept gradients by 1 / p. [default: the method's]"),
+    mean_correction=_of_recipe(help="Save the mean of each column exactly, prune only the rest."),
+    unbiased=_of_recipe(
+        help="Scale the gradients of drawn columns and blocks by 1 / p. [default: the method's]"
+    ),
     int8_weight_grad=_of_recipe(
         help="Weight gradients of linear layers in int8. [default: the method's]"
     ),

@@ -1,6 +1,6 @@
 """Activation functions that save their input by a rule: GELU, SiLU; and ReLU, exactly, by its sign.
 
-The papers keep activation inputs dense in half precision (rule `half`): gelu'(0) is 1/2, so a
+The papers save activation inputs dense in half precision (rule `half`): gelu'(0) is 1/2, so a
 pruned element would not be left out but get a wrong derivative.
 """
 

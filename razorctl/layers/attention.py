@@ -1,7 +1,7 @@
 """Scaled dot-product attention that saves q, k, v, and maybe the probabilities, by a rule.
 
-Backends, as `Recipe.attention` names them: `stored` keeps the probabilities too; `flash` is the
-stock fused attention, which keeps q, k, v dense; `sparse-flash` prunes them and runs the forward
+Backends, as `Recipe.attention` names them: `stored` saves the probabilities too; `flash` is the
+stock fused attention, which saves q, k, v dense; `sparse-flash` packs them and runs the forward
 pass again in the backward pass.
 """
 
@@ -29,9 +29,9 @@ WIDEST_HEAD = 256  # that fused kernels take
 class StoredFunction(torch.autograd.Function):
     """softmax(q k^T scale + mask) v with gradients from pruned q, k, v and probabilities.
 
-    Kept probabilities are normalized again, so that every row of the scores' gradient sums to 0
+    Unpacked probabilities are normalized again, so that every row of the scores' gradient sums to 0
     as it does in truth; Back Razor leaves them as pruned. A probability that dropout zeroed is
-    kept with a minus sign, so the mask costs nothing.
+    saved with a minus sign, so the mask costs nothing.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""nn.Dropout with a mask of one bit per element, where stock keeps a byte (CUDA) or four (CPU)."""
+"""nn.Dropout with a mask of one bit per element, where stock saves a byte (CUDA) or four (CPU)."""
 
 from typing import Any, ClassVar
 
@@ -44,7 +44,7 @@ class RazorDropout(RazorLayer, nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.p == 0:
-            return input  # not a copy, of which no layer would know that it was kept already
+            return input  # not a copy, of which no layer would know that it was packed already
         if not (self.saving and input.requires_grad and self.p < 1):
             return super().forward(input)
         y: Tensor = DropoutFunction.apply(input, self.p)

@@ -92,7 +92,7 @@ class Norm(RazorLayer):
         normalized, scale = self.normalize(x.detach())
         narrow = to_compute_dtype(normalized)
         rule = self.rules.of(narrow)
-        # The dense rule keeps what stock autocast keeps: norms run in single precision.
+        # The dense rule packs what stock autocast saves: norms run in single precision.
         return scale, Copy(rule, rule.pack(normalized if isinstance(rule, Dense) else narrow))
 
     @torch.no_grad()

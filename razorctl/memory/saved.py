@@ -23,7 +23,7 @@ from razorctl.memory.fake import fake_copies
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
-    """`byte_budget.saved_bytes`, without a look at what a recipe promises."""
+    """`byte_budget.saved_bytes`, without a look at a byte budget."""
     sizes: list[int] = []
     _trace(*fake_copies(model, inputs), autocast, sizes.append)
     return sum(sizes)

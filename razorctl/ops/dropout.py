@@ -8,7 +8,8 @@ from torch import Tensor
 def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Stock dropout of `x` with probability `p` in (0, 1), to the bit.
 
-    Returns the output and the bool mask of what was kept. Uses the default generator of x's device.
+    Returns the output and the bool mask of what was not dropped. Draws from the default generator
+    of x's device.
     """
     return KERNELS.get(x.device.type, _fused)(x, p)
 

@@ -45,8 +45,8 @@ def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     if x.numel() == 0:
-        kept = [1 if i == dim else n for i, n in enumerate(x.shape)]
-        return codes, x.new_zeros(kept, dtype=torch.promote_types(x.dtype, torch.float32))
+        size = [1 if i == dim else n for i, n in enumerate(x.shape)]
+        return codes, x.new_zeros(size, dtype=torch.promote_types(x.dtype, torch.float32))
     if dim == 1:  # a part at a time, while it is in cache
         scale = x.new_empty(len(x), 1, dtype=torch.promote_types(x.dtype, torch.float32))
         for (rows,) in chunks(x):
@@ -62,8 +62,8 @@ def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 @to_int8.register_fake
 def _(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    kept = [1 if i == dim else n for i, n in enumerate(x.shape)]
-    scale = x.new_empty(kept, dtype=torch.promote_types(x.dtype, torch.float32))
+    size = [1 if i == dim else n for i, n in enumerate(x.shape)]
+    scale = x.new_empty(size, dtype=torch.promote_types(x.dtype, torch.float32))
     return x.new_empty(x.shape, dtype=torch.int8), scale
 
 

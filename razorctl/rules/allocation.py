@@ -1,7 +1,7 @@
 """How `razor` spends its bytes: the rule of every layer kind that does least harm at a ratio.
 
 `allocations.json`, which scripts/bench/allocate.py writes, lists what is worth choosing, apart for
-activations of 16 bits ("narrow") and wider ones ("wide"): rules, the ratio that they keep on every
+activations of 16 bits ("narrow") and wider ones ("wide"): rules, the ratio that they meet on every
 model measured there, and the error of the gradient that they were measured to make.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from razorctl.errors import UsageError
 
-# The share of the promised bytes that is left free, for models unlike those measured. In single
+# The share of the byte budget that is left free, for models unlike those measured. In single
 # precision it costs a hundredth of error, in 16 bits it would cost a tenth.
 RESERVE = {"wide": 0.12, "narrow": 0.0}
 
@@ -50,10 +50,10 @@ def allocate(ratio: float) -> dict[str, str]:
 
 
 def _best(width: str, ratio: float) -> dict[str, str] | None:
-    """The rules of least error among those that keep the ratio."""
+    """The rules of least error among those that meet the ratio."""
     budget = (1 - ratio) * (1 - RESERVE[width]) + 1e-9
-    keeping = [choice for choice in _choices()[width] if 1 - choice["ratio"] <= budget]
+    meeting = [choice for choice in _choices()[width] if 1 - choice["ratio"] <= budget]
     rules: dict[str, str] | None = None
-    if keeping:
-        rules = min(keeping, key=lambda choice: choice["error"])["rules"]
+    if meeting:
+        rules = min(meeting, key=lambda choice: choice["error"])["rules"]
     return rules

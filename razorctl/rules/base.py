@@ -85,7 +85,7 @@ class Shareable(ABC):
 class Rules:
     """Those of one layer: `wide` for activations of more than 16 bits, `narrow` for those of 16.
 
-    narrow is None where no rule would save as little of them as the ratio promises.
+    narrow is None where no rule would meet the byte budget with them.
     """
 
     wide: Rule

@@ -1,4 +1,4 @@
-"""The ratio of `razor` as a promise: held to what a model saves with the inputs at hand."""
+"""The byte budget of `razor`, held to what a model saves with the inputs at hand."""
 
 import logging
 import math
@@ -27,12 +27,12 @@ def sparsify_within(
 ) -> tuple[str, ...]:
     """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it does in full.
 
-    `sparsify` alone chooses rules that keep the promise on the models that they were measured on;
-    this traces the model at hand, and where it saves more, spares more. Other methods than those
-    whose ratio is such a promise are left as they are. Raises UsageError with the largest ratio
-    that can be kept, and leaves the model as it was, if this one cannot.
+    `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
+    on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
+    without a byte budget is left to `sparsify`. Returns what `sparsify` does. Raises UsageError
+    with the largest ratio that can be met, and leaves the model as it was, if this one cannot.
     """
-    if not recipe.promises:
+    if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     full = saved.saved_bytes(model, inputs, autocast=autocast)
     most = largest("wide" if autocast is None else "narrow")
@@ -41,7 +41,7 @@ def sparsify_within(
         names = swap(model, replace(recipe, ratio=ratio))
         try:
             now = saved.saved_bytes(model, inputs, autocast=autocast)
-        except UsageError:  # the ratio is beyond what any rule keeps in 16 bits
+        except UsageError:  # no rule meets the ratio in 16 bits
             restore(model)
             raise
         if now <= (1 - recipe.ratio) * full:
@@ -70,12 +70,11 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
     of keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of
     a mixed-precision step, None for none. Under a joint budget the largest blocks count as drawn.
-    Of a model sparsified with a ratio that is a promise in bytes, a warning says if it is broken,
-    and by what. Raises UsageError, which names the module, if what the model does depends on
-    values.
+    A warning says if a model exceeds its byte budget, and by what. Raises UsageError, which names
+    the module, if what the model does depends on values.
     """
     recipe = recipe_of(model)
-    if recipe is None or not recipe.promises:
+    if recipe is None or not recipe.has_byte_budget:
         return saved.saved_bytes(model, inputs, autocast=autocast)
     parts = saved.saved_by_module(model, inputs, autocast=autocast)
     _, stock, batch = fake.fake_copies(model, inputs)
@@ -84,14 +83,13 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
     total, most = sum(parts.values()), (1 - recipe.ratio) * full
     if total > most:
         log.warning(
-            "%s saves %s of what full fine-tuning does, more than the %s that ratio %g promises: "
-            "%s.",
+            "%s saves %s of what full fine-tuning does, more than the %s that ratio %g allows: %s.",
             type(model).__name__,
             percent(total / full),
             percent(1 - recipe.ratio),
             recipe.ratio,
             _stock_parts(model, parts, full, most)
-            or "razorctl.surgery.byte_budget.sparsify_within spares more, where that can mend it",
+            or "razorctl.surgery.byte_budget.sparsify_within saves less, where that can mend it",
         )
     return total
 

@@ -1,4 +1,4 @@
-"""sparsify and restore: the one call that puts razor layers into a model, and its undoing."""
+"""sparsify puts razor layers into a model by one call, and restore takes them out again."""
 
 import logging
 from collections import Counter
@@ -44,11 +44,11 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
     Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
     modules of exactly a known stock type are swapped: subclasses may mean something else by it.
-    The others stay stock and are logged; warnings say of unknown attention, and of a ratio that is
-    likely to promise more than they let it keep. Returns the names of the swapped modules, or of
-    those that got adapters, or whose activation checkpointing was switched on; none for method
-    `full`. Everything is checked before the first change. Raises UsageError if the model is
-    sparsified already, if it cannot honour the recipe, or if nothing in it can be swapped.
+    The others stay stock and are logged; warnings name unknown attention, and a byte budget that
+    such layers are likely to exceed. Returns the names of the swapped modules, or of those that got
+    adapters, or whose activation checkpointing was switched on; none for method `full`. Everything
+    is checked before the first change. Raises UsageError if the model is sparsified already, if it
+    cannot honor the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
     names = swap(model, recipe)
@@ -141,14 +141,14 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
         )
     linear = [module for module in model.modules() if type(module) is nn.Linear]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
-    spared = linear[-1] if METHODS[recipe.method].spares_classifier and linear[1:] else None
+    skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
         razor = known.get(type(module))
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
             continue
-        if module is spared:
+        if module is skipped:
             continue
         rules = None
         if razor.kind in kinds:
@@ -227,12 +227,12 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
 
 
 def _doubt(model: nn.Module, recipe: Recipe) -> None:
-    """Warns where a promise in bytes, which only inputs can tell, is likely to be broken.
+    """Warns where a model is likely to exceed its byte budget, which only inputs can tell.
 
-    That is where more of a sparsified model's layers with weights are of unknown kinds, and so
-    save in full, than the share that its ratio leaves; unknown attention counts as one.
+    That is where more of its layers with weights are of unknown kinds, and so save in full, than
+    the share that the ratio leaves; unknown attention counts as one.
     """
-    if not recipe.promises:
+    if not recipe.has_byte_budget:
         return
     attention = set(_strange_attention(model).values()) if "attention" in recipe.rules else set()
     weighted = [
@@ -249,7 +249,7 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)
         log.warning(
-            "%s is likely to save more than the %s that ratio %g promises, since it has layers "
+            "%s is likely to save more than the %s that ratio %g allows, since it has layers "
             "that stay stock: %s; razorctl.saved_bytes(model, inputs) says how much.",
             type(model).__name__,
             percent(1 - recipe.ratio),

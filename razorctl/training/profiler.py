@@ -56,7 +56,7 @@ class Phases:
 
     data: making a random batch and moving it to the device; reading a data set is not in it.
     forward: the forward pass and the loss, without `sampling`.
-    sampling: what layers and rules take in the forward pass to choose and pack what they keep,
+    sampling: what layers and rules take in the forward pass to choose and pack what they save,
         and the draws of a joint budget. Unpacking, and what samplers learn, are in `backward`.
     optimizer: clipping, the update, and dropping the gradients.
     """

@@ -307,7 +307,7 @@ INTRO = """# Measurements
 `report.py` writes this page from the files in [`results/`](results), each made by the script it
 names. Words are those of the [README](../../README.md): *saved* are the bytes that autograd holds
 between forward and backward pass, *peak* is the most that a training step has allocated, *ratio*
-is the share that is pruned and of `razor` a promise in bytes.
+is the share that is pruned and of `razor` a byte budget.
 """
 ON_A_CPU = """ What differs are
 kernels of PyTorch; in half of the steps of the larger models the peak is the optimizer's, with any

@@ -1,4 +1,4 @@
-"""The ratio of razor as a promise in bytes, and the data that it is kept with."""
+"""The byte budget of razor, and the data that it is kept with."""
 
 import copy
 import itertools
@@ -78,7 +78,7 @@ def test_a_ratio_beyond_16_bits_is_refused_where_they_come():
 
 @pytest.mark.parametrize("width", PRECISIONS)
 @pytest.mark.parametrize("name", ["vit", "bert"])
-def test_the_promise_is_kept(name, width, request):
+def test_the_byte_budget_is_met(name, width, request):
     model, inputs = request.getfixturevalue(name)
     full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
 
@@ -114,7 +114,7 @@ class TestWithin:
         assert "razor_recipe" not in vars(model)
         assert names == sparsify(model, Recipe("razor", 0.8))
 
-    def test_leaves_a_promise_that_is_kept_alone(self):
+    def test_leaves_a_budget_that_is_met_alone(self):
         model, x = small(tokens=196)
         sparsify(model, Recipe("razor", 0.6))
         saved = saved_bytes(model, x)
@@ -141,7 +141,7 @@ class TestWithin:
         assert not any(isinstance(module, RazorLayer) for module in model.modules())
 
     @pytest.mark.parametrize("method", ["full", "backrazor", "int8"])
-    def test_other_methods_promise_nothing(self, method):
+    def test_other_methods_have_no_byte_budget(self, method):
         model, x = small()
         got = sparsify_within(model, Recipe(method, 0.9), x)
         restore(model)
@@ -162,7 +162,7 @@ class TestWarnings:
             sparsify(model)
         assert caplog.messages == [
             "stock, so saved in full: 6 x *.*.* (BatchNorm2d), 1 (MaxPool2d)",
-            "Sequential is likely to save more than the 10% that ratio 0.9 promises, since it has "
+            "Sequential is likely to save more than the 10% that ratio 0.9 allows, since it has "
             "layers that stay stock: BatchNorm2d (6); razorctl.saved_bytes(model, inputs) says "
             "how much.",
         ]
@@ -192,10 +192,10 @@ class TestWarnings:
         assert not caplog.messages
         razorctl.saved_bytes(model, x)
         assert (
-            "more than the 20% that ratio 0.8 promises: razorctl.surgery.byte_budget" in caplog.text
+            "more than the 20% that ratio 0.8 allows: razorctl.surgery.byte_budget" in caplog.text
         )
 
-    def test_not_where_a_promise_is_kept_or_none_is_made(self, caplog):
+    def test_not_where_a_budget_is_met_or_there_is_none(self, caplog):
         model, x = small(tokens=196)
         sparsify(model, Recipe("razor", 0.6))
         razorctl.saved_bytes(model, x)

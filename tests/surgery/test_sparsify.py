@@ -40,7 +40,7 @@ def test_swaps_in_place_and_back(method):
     calls = []
     net[2].register_forward_hook(lambda *_: calls.append(1))
 
-    classifier = () if METHODS[method].spares_classifier else ("4",)
+    classifier = () if METHODS[method].skip_last_linear else ("4",)
     assert sparsify(net, Recipe(method)) == ("0", "2", "3", *classifier)
     assert isinstance(net[2], nn.Linear)
     assert type(net[2]) is RazorLinear
@@ -108,7 +108,7 @@ def test_only_exact_types_are_swapped(method):
     ],
     ids=["nothing", "branches", "attention", "full", "checkpoint", "eager only", "wide heads"],
 )
-def test_what_cannot_be_honoured_is_refused_before_any_change(net, recipe, message):
+def test_what_cannot_be_honored_is_refused_before_any_change(net, recipe, message):
     with pytest.raises(UsageError, match=message):
         sparsify(net, recipe)
     assert not any(isinstance(m, RazorLayer) for m in net.modules())

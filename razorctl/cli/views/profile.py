@@ -16,7 +16,7 @@ LARGEST = 15  # modules, with their like in other blocks, in a row of their own
 PHASES = {
     "data_s": "a random batch, made and moved",
     "forward_s": "with the loss, without sampling",
-    "sampling_s": "choosing and packing what is kept",
+    "sampling_s": "choosing and packing what is saved",
     "backward_s": "",
     "optimizer_s": "with clipping",
 }
