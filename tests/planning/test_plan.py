@@ -73,6 +73,7 @@ def test_the_document_and_the_command_say_the_same(cache, tmp_path):
     file.write_text(json.dumps(document))
     job, recipe, again = read(file)
     assert (job, recipe) == (found.planned_job, found.chosen.recipe)
+    assert job.accumulate == found.chosen.accumulate > 1
     assert again == document
     words = shlex.split(found.command)
     assert words[:4] == ["razorctl", "finetune", "vit-micro", "cifar100"]

@@ -150,9 +150,9 @@ def test_what_is_traced_is_known_by_all_that_it_depends_on(cache):
         {"optimizer": "adamw"},
         {"momentum": 0.0},
     )
-    full = Recipe("full")
-    found = [searched(cache, replace(JOB, **change)).predict(full).predicted for change in changes]
-    found.append(searched(cache).predict(full, 3).predicted)
+    job, full = replace(JOB, weight_decay=0.1), Recipe("full")
+    found = [searched(cache, replace(job, **change)).predict(full).predicted for change in changes]
+    found.append(searched(cache, job).predict(full, 3).predicted)
     assert len(set(found)) == len(changes) + 1
 
 

@@ -176,8 +176,8 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory():
     gpu = gpus.load("rtx-4090")
     slow = replace(gpu, bandwidth=gpu.bandwidth / 2)
     kernels = {
-        Kernel("fp32", 10**12, 8): 2,
-        Kernel("bf16", 10**12, 8): 1,
+        Kernel("fp32", 10**12, 10**9): 2,
+        Kernel("bf16", 10**12, 10**9): 1,
         Kernel("fp32", 0, 10**9): 3,
     }
     trace = Trace(0, 0, 0, 0, 0, 0, kernels, False)

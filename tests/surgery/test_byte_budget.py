@@ -79,7 +79,7 @@ def test_the_promise_is_kept(name, width, request):
     model, inputs = request.getfixturevalue(name)
     full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
 
-    @settings(max_examples=8, deadline=None, database=None)
+    @settings(max_examples=4, deadline=None, database=None)
     @given(ratio=st.floats(0.5, 0.95))
     def kept(ratio: float) -> None:
         if ratio > largest(width):
