@@ -103,6 +103,9 @@ def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets)
             assert chosen.seconds == close < exact
 
 
+ONE = replace(JOB, batch_size=1, optimizer="adamw")  # of no micro-batches, so sooner traced
+
+
 def searched(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = None) -> Search:
     """On a large card, with razor at one ratio: 0.5."""
     return Search(job, gpus.load("h200"), budget, recipe, 0.5, cache)
@@ -174,14 +177,14 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
 
 
 def test_no_other_job_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
-    refused = searched(cache, replace(JOB, optimizer="adamw"), budget=CONTEXT)
+    refused = searched(cache, ONE, budget=CONTEXT)
     monkeypatch.setattr(search, "Search", None)
     assert "choose a smaller one" in refused.refusal("exact")[0]
 
 
 def test_the_closest_job_that_fits(cache):
     """Settings are tried one after the other, each with those before it."""
-    single = searched(cache, replace(JOB, optimizer="adamw"))
+    single = searched(cache, ONE)
     half = searched(cache, replace(single.job, precision="bf16"))
     single.budget, half.budget = (trying.needed("balanced") - 1 for trying in (single, half))
     enough = half.budget < single.budget
@@ -196,9 +199,8 @@ def test_the_closest_job_may_be_of_smaller_inputs(cache):
     def refusal(budget: int) -> tuple[str, int]:
         return searched(cache, job, budget).refusal("exact")
 
-    message, needed = refusal(1)
-    assert "choose a smaller one" in message
-    said = re.search(r"needs (.*) GiB, and fits with --input-size 768\.", refusal(needed - 1)[0])
+    message, needed = refusal(searched(cache, job).needed("exact") - 1)
+    said = re.search(r"needs (.*) GiB, and fits with --input-size 768\.", message)
     assert 0 <= float(said[1]) - needed / GIB < 0.01
     assert "and fits with --input-size " in refusal(needed - 2**22)[0]
 
