@@ -33,6 +33,22 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory):
+    """The folder of a cache of traces that all tests of a session share; see tests.models."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
+
+
+@pytest.fixture(scope="module")
+def shallow():
+    """vit-micro has two of its six blocks in this process, of fresh weights."""
+    from tests.models import registered
+
+    with registered(shallow=True):
+        yield
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""

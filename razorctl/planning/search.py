@@ -319,6 +319,8 @@ class Search:
         for flag, change in self._changes():
             so_far |= change
             flags |= dict.fromkeys(change, flag)
+            if "input_size" not in so_far and self._floor > self.budget:
+                continue  # so no trace is needed to see that it does not fit
             job = replace(self.job, **so_far)
             search = Search(
                 job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
@@ -329,6 +331,12 @@ class Search:
         if self.recipe is None and self._fastest([ADAPTERS]):
             return f"only --method {ADAPTERS.method} fits, which trains adapters alone"
         return "no way to train all of this model fits; choose a smaller one"
+
+    @property
+    def _floor(self) -> int:
+        """What a card must have for the weights alone, of which an input size may change some."""
+        weights = min(way.predicted.weights_bytes for way in self.looked_at.values())
+        return CONTEXT + math.ceil((1 + FRAGMENTATION) * weights)
 
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Settings of the job that make it smaller, each to be tried with those before it."""

@@ -5,6 +5,7 @@ from typer.testing import CliRunner, Result
 from razorctl.cli.app import app
 
 SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
+PLANNED = [*SMALL, "--max-ratio", "0.5"]
 QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
 
 

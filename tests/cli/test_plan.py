@@ -11,11 +11,13 @@ from razorctl.cli.app import app
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected, Process
-from tests.cli.commands import SMALL, razorctl
+from tests.cli.commands import PLANNED, razorctl
+
+FEW = ["vit-micro", "digits", "--batch-size", "1", "--max-ratio", "0.5"]
 
 
 def test_the_table_marks_the_choice_and_ends_with_the_command():
-    result = razorctl("plan", *SMALL, "--gpu", "rtx-2080-ti")
+    result = razorctl("plan", *PLANNED, "--gpu", "rtx-2080-ti")
     assert result.exit_code == 0, result.stderr
     assert "NVIDIA GeForce RTX 2080 Ti, 11.00 GiB" in " ".join(result.stdout.split())
     assert "> full" in result.stdout
@@ -26,7 +28,7 @@ def test_the_table_marks_the_choice_and_ends_with_the_command():
 
 
 def test_explain_says_what_was_tried():
-    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "1GB", "--explain")
+    result = razorctl("plan", *PLANNED, "--gpu", "t4", "--vram", "768MB", "--explain")
     assert result.exit_code == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if re.match(r"\d+\. ", line)]
     assert lines[0].startswith("1. full: needs ")
@@ -35,7 +37,7 @@ def test_explain_says_what_was_tried():
 
 
 def test_json_is_one_document_and_nothing_else():
-    result = razorctl("plan", *SMALL, "--vram", "11GB", "--json")
+    result = razorctl("plan", *PLANNED, "--vram", "11GB", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["fits"] is True
@@ -46,13 +48,13 @@ def test_json_is_one_document_and_nothing_else():
 
 def test_a_seed_is_no_recipe(tmp_path):
     (tmp_path / "razorctl.toml").write_text("[job]\nseed = 3\n")
-    document = json.loads(razorctl("plan", *SMALL, "--gpu", "t4", "--json").stdout)
+    document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json").stdout)
     assert document["chosen"]["method"] == "full"
     assert document["job"]["seed"] == 3
 
 
 def test_what_does_not_fit():
-    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "640MB", "--json")
+    result = razorctl("plan", *FEW, "--gpu", "t4", "--vram", "640MB", "--json")
     assert result.exit_code == 3
     document = json.loads(result.stdout)
     assert document["fits"] is False
@@ -81,7 +83,7 @@ def test_what_does_not_fit():
 )
 def test_bad_input_is_one_sentence(args, message, monkeypatch):
     monkeypatch.setattr(detect, "detect", lambda: ())
-    result = razorctl("plan", *SMALL, *args)
+    result = razorctl("plan", *PLANNED, *args)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -92,7 +94,7 @@ def test_the_card_of_this_machine(monkeypatch):
     others = Process(1, 2**30), Process(2, None)
     card = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 5 * 2**30, "8.9", others)
     monkeypatch.setattr(detect, "detect", lambda: (card,))
-    result = razorctl("plan", *SMALL, "--json")
+    result = razorctl("plan", *PLANNED, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
@@ -100,30 +102,30 @@ def test_the_card_of_this_machine(monkeypatch):
     assert detect.target()[2] == "free now, beside 2 other processes"
     assert detect.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
     monkeypatch.setattr(detect, "detect", lambda: (replace(card, name="Some Card"),))
-    assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *SMALL).stderr
+    assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *PLANNED).stderr
 
 
 def test_the_command_of_a_plan_is_an_order(tmp_path):
     for method in ("razor", "full"):
-        words = razorctl("plan", *SMALL, "--gpu", "t4", "--method", method).stdout.split()
+        words = razorctl("plan", *PLANNED, "--gpu", "t4", "--method", method).stdout.split()
         assert words[words.index("--method") + 1] == method
 
 
 def test_a_card_whose_rates_were_not_measured_says_whose_stand_in():
-    words = " ".join(razorctl("plan", *SMALL, "--gpu", "rtx-3060").stdout.split())
+    words = " ".join(razorctl("plan", *PLANNED, "--gpu", "rtx-3060").stdout.split())
     assert "at the shares of its peak rates that the NVIDIA GeForce RTX 3090 reaches" in words
 
 
 def test_a_card_that_is_assumed_is_named():
-    result = razorctl("plan", *SMALL, "--vram", "11GB")
+    result = razorctl("plan", *PLANNED, "--vram", "11GB")
     assert "RTX 2080 Ti is assumed from --vram alone; --gpu names another card." in result.stderr
-    assert "assumed" not in razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "8GB").stderr
+    assert "assumed" not in razorctl("plan", *PLANNED, "--gpu", "t4", "--vram", "8GB").stderr
 
 
 def test_a_refusal_shows_what_was_looked_at():
-    result = razorctl("plan", *SMALL, "--gpu", "t4", "--vram", "640MB")
+    result = razorctl("plan", *FEW, "--gpu", "t4", "--vram", "640MB")
     assert result.exit_code == 3
-    for method in ("full", "checkpoint", "razor 0.9", "lora"):
+    for method in ("full", "checkpoint", "razor 0.5", "lora"):
         assert f"  {method}" in result.stdout
     assert ">" not in result.stdout
 

@@ -16,13 +16,13 @@ from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected
 from razorctl.recipe import Recipe
 from razorctl.training import run as trainer
-from tests.cli.commands import SMALL, razorctl
+from tests.cli.commands import PLANNED, SMALL, razorctl
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_the_command_says_its_rates_and_runs_the_planned_job(optimizer, monkeypatch):
     flags = ("--gpu", "t4", "--method", "full", "--optimizer", optimizer, "--json")
-    document = json.loads(razorctl("plan", *SMALL, *flags).stdout)
+    document = json.loads(razorctl("plan", *PLANNED, *flags).stdout)
     words = shlex.split(document["command"])
     assert {"--lr", "--weight-decay"} <= set(words)
     jobs = []
@@ -37,9 +37,8 @@ def test_the_command_says_its_rates_and_runs_the_planned_job(optimizer, monkeypa
 
 
 def test_finetune_runs_what_was_planned(tmp_path):
-    planned = razorctl(
-        "plan", "vit-micro", "digits", "--gpu", "t4", "--precision", "fp32", "--json"
-    )
+    order = (*SMALL[:2], "--gpu", "t4", "--precision", "fp32", "--max-ratio", "0.5", "--json")
+    planned = razorctl("plan", *order)
     document = json.loads(planned.stdout)
     document_file = tmp_path / "p.json"
     document_file.write_text(planned.stdout)
@@ -51,21 +50,7 @@ def test_finetune_runs_what_was_planned(tmp_path):
     other = razorctl("finetune", "--plan", "p.json", "--recipe", "sheared-tab1-full")
     assert other.exit_code == 2
     assert "p.json settles the recipe; leave --recipe out, or plan again." in other.stderr
-    short = json.loads(
-        razorctl(
-            "finetune",
-            *SMALL[:2],
-            "--gpu",
-            "t4",
-            "--precision",
-            "fp32",
-            "--steps",
-            "2",
-            "--device",
-            "cpu",
-            "--json",
-        ).stdout
-    )
+    short = json.loads(razorctl("finetune", *order, "--steps", "2", "--device", "cpu").stdout)
     assert short["recipe"] == document["chosen"]["recipe"]
     assert short["predicted"] == document["chosen"]["predicted"]
     assert short["job"] == document["job"] | {"steps": 2, "warmup_steps": 0, "evaluate_every": 1}
@@ -96,6 +81,7 @@ CARD = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 20 * 2**30, "8.9", ())
 
 
 JOB = {"model": "vit-micro", "dataset": "digits", "batch_size": 1024}
+QUICK = JOB | {"max_ratio": 0.5}
 
 
 @pytest.fixture
@@ -106,7 +92,7 @@ def on_a_card(monkeypatch):
 
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
-    job, recipe, document = planning.settle(Settings(JOB), None)
+    job, recipe, document = planning.settle(Settings(QUICK), None)
     assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
     assert document["budget_bytes"] == 20 * 2**30
     said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: full, the fastest exact way that fits."
@@ -133,7 +119,7 @@ def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, caps
 
 @pytest.mark.parametrize("source", [["--gpu", "t4"], ["--plan", "p.json"]])
 def test_a_plan_in_fp16_is_refused_on_a_cpu_before_anything_else(source, tmp_path, monkeypatch):
-    planned = razorctl("plan", *SMALL, "--gpu", "t4", "--json")
+    planned = razorctl("plan", *PLANNED, "--gpu", "t4", "--json")
     (tmp_path / "p.json").write_text(planned.stdout)
     monkeypatch.setattr(planner, "plan", None)
     names = [] if "--plan" in source else SMALL

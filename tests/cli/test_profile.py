@@ -30,7 +30,7 @@ def test_tables_of_a_profile_fit(width, monkeypatch):
     table = screen.getvalue()
     assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch of 4, fp32, sgd, on cpu" in table
     kind = "  linear" if width > 60 else " +\\d"  # which is left out first
-    assert re.search(rf"attn\.qkv +6 x{kind}", table)
+    assert re.search(rf"attn\.qkv +2 x{kind}", table)
     for row in ("linear", "head", "total", "sampling", "step"):
         assert row in table
     assert re.search(r"traced +\d", table)

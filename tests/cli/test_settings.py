@@ -10,7 +10,7 @@ from razorctl.config import presets
 from razorctl.config.settings import read_toml
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from tests.cli.commands import SMALL, finetune, razorctl
+from tests.cli.commands import PLANNED, finetune, razorctl
 
 
 class TestPrecedence:
@@ -85,7 +85,7 @@ def test_a_recipe_preset_is_the_weakest_word(tmp_path):
     assert document["recipe"]["joint_budget"] == 0.7
     assert document["job"]["batch_size"] == 16
     assert document["job"]["learning_rate"] == 0.01
-    words = ("plan", *SMALL, "--recipe", "sheared-tab1-full", "--gpu", "t4")
+    words = ("plan", *PLANNED, "--recipe", "sheared-tab1-full", "--gpu", "t4")
     assert "--lr 0.01 " in razorctl(*words).stdout
     assert "--lr 0.003 " in razorctl(*words, "--optimizer", "adamw").stdout
     unknown = razorctl("finetune", "vit-micro", "digits", "--recipe", "sheared-tab1-js7")

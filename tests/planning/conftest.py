@@ -1,6 +1,8 @@
 import pytest
 
 from razorctl.config import presets
+from razorctl.memory.trace_cache import Cache
+from tests.models import entry, registered
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +12,16 @@ def own(tmp_path, monkeypatch):
     folder = tmp_path / "razorctl" / "gpus"
     folder.mkdir(parents=True)
     return folder
+
+
+@pytest.fixture
+def small():
+    """vit-micro of two blocks, and beside it `vit` and `bert`."""
+    with registered(entry("vit"), entry("bert"), shallow=True):
+        yield
+
+
+@pytest.fixture
+def cache(small, traces) -> Cache:
+    """What is traced of small models, by any test of the session."""
+    return Cache(traces)

@@ -10,14 +10,15 @@ from razorctl import Recipe, models, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning.job_trace import trace
-from tests.surgery.test_methods import MODELS, step
+from tests.models import SMALL
+from tests.surgery.test_methods import step
 
-every_model = pytest.mark.parametrize("kind", MODELS)
+every_model = pytest.mark.parametrize("kind", SMALL)
 
 
 def build(kind: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    model, batch = MODELS[kind]
+    model, batch = SMALL[kind]
     return model().train(), batch()
 
 

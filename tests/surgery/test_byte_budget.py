@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import razorctl
@@ -20,6 +19,7 @@ from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
+from tests.models import vit
 
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
 
@@ -27,10 +27,7 @@ PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
 def small(tokens: int = 16) -> tuple[nn.Module, torch.Tensor]:
     """A model of narrow heads and few tokens, unlike those that were measured."""
     side = 4 * int(tokens**0.5)
-    model = VisionTransformer(
-        img_size=side, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=5
-    )
-    return model, torch.randn(2, 3, side, side)
+    return vit(img_size=side, embed_dim=32, num_heads=4), torch.randn(2, 3, side, side)
 
 
 @pytest.mark.parametrize("width", RESERVE)
@@ -82,7 +79,7 @@ def test_the_byte_budget_is_met(name, width, request):
     model, inputs = request.getfixturevalue(name)
     full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
 
-    @settings(max_examples=8, deadline=None, database=None)
+    @settings(max_examples=4, deadline=None, database=None)
     @given(ratio=st.floats(0.5, 0.95))
     def kept(ratio: float) -> None:
         if ratio > largest(width):

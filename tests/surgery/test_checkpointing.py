@@ -3,13 +3,10 @@
 import copy
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
     Trainer,
@@ -19,18 +16,12 @@ from transformers import (
 from razorctl import Recipe, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import saved_bytes
+from tests.models import TEXT, bert, vit
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 50,
-}
-TEXT = {"input_ids": torch.arange(2, 34).view(2, 16), "labels": torch.tensor([0, 1])}
+BATCH = {"input_ids": torch.arange(2, 34).view(2, 16), "labels": torch.tensor([0, 1])}
 POST_NORM = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**SIZES)),
-    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SIZES)),
+    "bert": bert,
+    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**TEXT)),
 }
 
 
@@ -55,7 +46,7 @@ def forget_at_borders(net: nn.Module) -> None:
 
 def gradients(net: nn.Module) -> list[Tensor | None]:
     torch.manual_seed(1)  # of dropout
-    net(**TEXT).loss.backward()
+    net(**BATCH).loss.backward()
     return [p.grad for p in net.parameters()]
 
 
@@ -66,8 +57,7 @@ def assert_equal(got: list[Tensor | None], want: list[Tensor | None]) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("first", ["checkpointing", "sparsify"])
-@pytest.mark.parametrize("method", ["razor", "int8"])
-@pytest.mark.parametrize("name", POST_NORM)
+@pytest.mark.parametrize(("name", "method"), [("bert", "razor"), ("roberta", "int8")])
 def test_post_norm_blocks(name, method, first, reentrant):
     net = model(name)
     twin = copy.deepcopy(net)
@@ -102,7 +92,7 @@ def test_a_trainer_that_checkpoints(tmp_path):
             return 2
 
         def __getitem__(self, index: int) -> dict[str, Tensor]:
-            return {key: value[index] for key, value in TEXT.items()}
+            return {key: value[index] for key, value in BATCH.items()}
 
     net = model("bert")
     sparsify(net)
@@ -122,9 +112,7 @@ def test_a_trainer_that_checkpoints(tmp_path):
 
 def test_pre_norm_blocks_share_as_without():
     torch.manual_seed(0)
-    net = timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3
-    )
+    net = vit()
     sparsify(net.train())
     twin = copy.deepcopy(net)
     twin.set_grad_checkpointing()

@@ -19,7 +19,8 @@ from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
 DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
-JOB = Job("vit-micro", "digits", batch_size=32, steps=6, evaluate_every=4)
+JOB = Job("vit-micro", "digits", batch_size=32, steps=3, evaluate_every=2)
+SPARSE = Recipe("backrazor")
 KEYS = [
     "run_dir",
     "model",
@@ -40,6 +41,9 @@ KEYS = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
+
 def train(out: Path, job: Job = JOB, recipe: Recipe | None = None) -> Run:
     run = finetune(job, recipe, out=out / "run", device="cpu")
     assert len(list(run)) == run.job.steps
@@ -48,18 +52,19 @@ def train(out: Path, job: Job = JOB, recipe: Recipe | None = None) -> Run:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
-    run = train(tmp_path, recipe=Recipe(method, joint_budget=1 if method in DENSE else 0.5))
+    run = train(tmp_path, recipe=Recipe(method, 0.5, 1 if method in DENSE else 0.5))
     result = run.result()
     assert list(result) == KEYS
-    assert result["steps"] == 6
+    assert result["steps"] == 3
     assert result["peak_bytes"] is None  # measured on CUDA alone
     assert 0 <= result["accuracy"] <= 1
     assert result["step_seconds"] > 0
-    assert (result["saved_bytes"] < result["full_saved_bytes"]) == (method not in DENSE)
+    part = result["saved_bytes"] / result["full_saved_bytes"]
+    assert 0.9 < part <= 1 if method in DENSE else 0 < part < 1
 
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["accuracy"] is not None for line in lines] == [False] * 3 + [True, False, True]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["accuracy"] is not None for line in lines] == [False, True, True]
     assert lines[-1]["accuracy"] == result["accuracy"]
     assert all(math.isfinite(line["loss"]) for line in lines)
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
@@ -72,7 +77,7 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
 
 
 def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):
-    run = train(tmp_path)
+    run = train(tmp_path, recipe=SPARSE)
     stock = models.models()["vit-micro"].build(10)
     stock.load_state_dict(load_file(tmp_path / "run/model.safetensors"), strict=True)
     assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
@@ -84,7 +89,7 @@ def test_the_written_config_repeats_the_run_exactly(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     recipe = Recipe("prebackrazor", 0.8, joint_budget=0.5, seed=3)
-    train(tmp_path / "a", Job("vit-micro", "digits", batch_size=32, epochs=0.1, seed=3), recipe)
+    train(tmp_path / "a", Job("vit-micro", "digits", batch_size=32, epochs=0.06, seed=3), recipe)
     config = tomllib.loads((tmp_path / "a/run/config.toml").read_text())
     torch.manual_seed(123)
     train(tmp_path / "b", Job(**config["job"]), Recipe(**config["recipe"]))
@@ -94,13 +99,14 @@ def test_the_written_config_repeats_the_run_exactly(tmp_path):
 
 def test_seeds_differ(tmp_path):
     (tmp_path / "other").mkdir()
-    first = train(tmp_path)
-    second = train(tmp_path / "other", Job("vit-micro", "digits", batch_size=32, steps=6, seed=1))
+    first = train(tmp_path, recipe=SPARSE)
+    second = train(tmp_path / "other", replace(JOB, seed=1), SPARSE)
     assert [s.loss for s in first.history] != [s.loss for s in second.history]
 
 
 def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
-    run = finetune(Job("vit-micro", "digits", batch_size=479), out=tmp_path / "run", device="cpu")
+    job = Job("vit-micro", "digits", batch_size=479)
+    run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
     batches = run._batches()
     first, second = (
         [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))[0]] for _ in "ab"
@@ -144,7 +150,7 @@ def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypa
 
 def test_what_is_done_before_the_first_step_is_told_to_who_asks(tmp_path, capfd):
     told = []
-    finetune(JOB, out=tmp_path / "run", device="cpu", progress=told.append)
+    finetune(JOB, SPARSE, out=tmp_path / "run", device="cpu", progress=told.append)
     assert told == ["loading digits", "building vit-micro", "tracing what a step saves"]
     assert capfd.readouterr() == ("", "")
 
@@ -164,7 +170,7 @@ def test_a_directory_is_claimed_first_and_given_back_alone(tmp_path):
 def test_weights_can_be_read_by_whom_the_rest_can(tmp_path):
     before = os.umask(0o027)
     try:
-        train(tmp_path, replace(JOB, steps=1))
+        train(tmp_path, replace(JOB, steps=1), SPARSE)
     finally:
         os.umask(before)
     modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()}
@@ -209,7 +215,7 @@ def test_divergence_stops_with_the_mend(tmp_path):
 
 
 def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
-    run = finetune(JOB, out=tmp_path / "run", device="cpu")
+    run = finetune(JOB, SPARSE, out=tmp_path / "run", device="cpu")
     monkeypatch.setattr(
         "razorctl.training.run.save_model", lambda *_: (_ for _ in ()).throw(OSError())
     )
@@ -222,7 +228,7 @@ def test_accumulation_takes_the_same_steps(tmp_path):
     weights = []
     for accumulate in (1, 4):
         (tmp_path / str(accumulate)).mkdir()
-        job = replace(JOB, accumulate=accumulate, evaluate_every=6, learning_rate=0.01)
+        job = replace(JOB, accumulate=accumulate, learning_rate=0.01)
         run = train(tmp_path / str(accumulate), job, Recipe("full"))
         weights.append(load_file(tmp_path / str(accumulate) / "run/model.safetensors"))
     assert run.saved_bytes * 3 < finetune(JOB, Recipe("full"), out=tmp_path / "x").saved_bytes
@@ -232,14 +238,13 @@ def test_accumulation_takes_the_same_steps(tmp_path):
 
 def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
     job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
-    run = finetune(job, out=tmp_path / "run", device="cpu")
+    run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
     steps = [[len(labels) for _, labels in next(run._batches())] for _ in range(2)]
     assert run.steps_per_epoch == 14
     assert steps == [[20] * 5] * 2
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("method", ["full", "razor"])
+@pytest.mark.parametrize(("method", "optimizer"), [("full", "sgd"), ("backrazor", "adamw")])
 def test_mixed_precision_on_a_cpu(method, optimizer, tmp_path):
     job = replace(JOB, precision="bf16", optimizer=optimizer, learning_rate=1e-3, weight_decay=0.01)
     run = train(tmp_path, job, Recipe(method))

@@ -1,0 +1,87 @@
+"""Small models that tests of several rooms build."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from timm import create_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from razorctl import models
+from razorctl.models import Model, timm, transformers
+from razorctl.planning import job_trace
+
+
+def vit(**settings: Any) -> VisionTransformer:
+    """Of 16 tokens of 24 columns in two blocks, for images of 16 pixels."""
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    return VisionTransformer(**{"num_classes": 5, **sizes, **settings})
+
+
+TEXT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+}
+
+
+def bert(dropout: float = 0.1, **settings: Any) -> BertForSequenceClassification:
+    """Of tokens of 24 columns in two layers."""
+    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return BertForSequenceClassification(BertConfig(**{**TEXT, **dropouts, **settings}))
+
+
+class Text(nn.Module):
+    """That BERT without dropout; it takes tokens alone and gives logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert(dropout=0.0)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.bert(ids).logits
+        return logits
+
+
+# By kind: a model and a batch.
+SMALL = {
+    "vit": (lambda: vit(init_values=0.5), lambda: torch.randn(6, 3, 16, 16)),
+    "bert": (Text, lambda: torch.randint(50, (6, 11))),
+}
+
+
+def _vit(classes: int, input_size: int | None = None) -> nn.Module:
+    size = {} if input_size is None else {"img_size": input_size}
+    model: nn.Module = create_model("test_vit.r160_in1k", num_classes=classes, depth=2, **size)
+    return model
+
+
+def entry(name: str, **changes: Any) -> Model:
+    """A vit or a bert of two blocks as the registry has them; `changes` are of BERT's config."""
+    if name == "vit":
+        found = timm.from_hub("vit", "small", "test_vit.r160_in1k", 16, {})
+        return replace(found, bare=_vit)
+    config = {**transformers.BERT_BASE, **TEXT, **changes}
+    return transformers.from_hub("bert", "small", "nobody/small", config, {})
+
+
+@contextmanager
+def registered(*entries: Model, shallow: bool = False) -> Iterator[None]:
+    """Has these in the registry; `shallow` cuts vit-micro to two of six blocks, untrained."""
+    with pytest.MonkeyPatch.context() as patch:
+        if shallow:
+            micro = models.find("vit-micro")
+            patch.setitem(timm.VIT_MICRO, "depth", 2)
+            entries = (*entries, replace(micro, build=micro.bare))
+        for model in entries:
+            patch.setitem(models.models(), model.name, model)
+        job_trace._blueprint.cache_clear()
+        yield
+    job_trace._blueprint.cache_clear()

@@ -1,0 +1,221 @@
+"""The search: which way a preference takes, and what is said where none fits."""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from razorctl.errors import NoFitError
+from razorctl.job import Job
+from razorctl.methods import METHODS
+from razorctl.planning import gpus, search
+from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted
+from razorctl.planning.plan import Plan, plan
+from razorctl.planning.search import ALIKE, Prefer, Search
+from razorctl.recipe import Recipe
+
+GIB = 2**30
+JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")
+PREFERENCES = get_args(Prefer)
+WAYS = (Recipe("full"), Recipe("checkpoint"), *(Recipe(ratio=r) for r in (0.5, 0.9, 0.929)))
+
+
+class Made(Search):
+    """A search among made-up ways: of each recipe the bytes and the seconds of a step in one pass.
+
+    overhead: what a micro-batch takes beside its share.
+    """
+
+    def __init__(self, budget: int, ways: dict[Recipe, tuple[float, float]], overhead: float):
+        self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
+        self.budget, self.ways, self.overhead = budget, ways, overhead
+        self.recipe, self.max_ratio = None, 0.95
+        self.looked_at, self.reasons, self._reasons = {}, {}, []
+
+    _exact = WAYS[:2]
+
+    def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
+        peak, seconds = self.ways[recipe]
+        peak, seconds = GIB + peak / accumulate, seconds + self.overhead * (accumulate - 1)
+        reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
+        predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, seconds)
+        return self.looked_at.setdefault(
+            (recipe, accumulate), Candidate(recipe, accumulate, predicted)
+        )
+
+    def all_that_fit(self, recipes) -> list[Candidate]:
+        ways = [self.predict(recipe, count) for recipe in recipes for count in self._counts]
+        return [way for way in ways if way.fits(self.budget)]
+
+
+@st.composite
+def made(draw):
+    bytes_, seconds = st.floats(0.1 * GIB, 30 * GIB), st.floats(0.5, 2)
+    ways = {recipe: (draw(bytes_), draw(seconds)) for recipe in WAYS}
+    of_razor = draw(seconds)
+    for recipe in WAYS[2:]:
+        ways[recipe] = ways[recipe][0], of_razor * draw(st.floats(0.9, 1.1))
+    return ways, draw(st.floats(1e-4, 0.1))  # each micro-batch launches kernels of its own
+
+
+def assert_undominated(chosen: Candidate, ways: Iterable[Candidate]) -> None:
+    for way in ways:
+        if way.approximation <= chosen.approximation:
+            assert way.seconds >= chosen.seconds
+            if way.seconds == chosen.seconds:
+                assert way.predicted.needed_bytes >= chosen.predicted.needed_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(made(), st.lists(st.integers(GIB, 40 * GIB), min_size=2, max_size=6).map(sorted))
+@pytest.mark.parametrize("prefer", PREFERENCES)
+def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets):
+    before = math.inf
+    for budget in budgets:
+        found = Made(budget, *made)
+        chosen = found.choose(prefer)
+        if chosen is None:
+            assert before == math.inf
+            allowed = {"exact": WAYS[:2], "balanced": WAYS[:4], "fast": WAYS}[prefer]
+            assert not found.all_that_fit(allowed)
+            continue
+        assert chosen.fits(budget)
+        assert chosen.seconds <= before
+        before = chosen.seconds
+        assert_undominated(chosen, [row for row in found.rows if row.fits(budget)])
+        exact = min((way.seconds for way in found.all_that_fit(WAYS[:2])), default=math.inf)
+        close = min((way.seconds for way in found.all_that_fit(WAYS[2:4])), default=math.inf)
+        if prefer == "fast":
+            assert chosen.seconds == min(way.seconds for way in found.all_that_fit(WAYS))
+        elif chosen.exact:
+            assert chosen.seconds == exact
+            assert prefer == "exact" or close > 0.95 * exact
+        else:
+            assert prefer == "balanced"
+            assert chosen.recipe.close
+            assert chosen.seconds == close < exact
+
+
+ONE = replace(JOB, batch_size=1, optimizer="adamw")  # of no micro-batches, so sooner traced
+
+
+def searched(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = None) -> Search:
+    """On a large card, with razor at one ratio: 0.5."""
+    return Search(job, gpus.load("h200"), budget, recipe, 0.5, cache)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, precision):
+    job = replace(JOB, batch_size=32768, precision=precision)
+    trying = Search(job, gpus.load("rtx-4090"), GIB, None, 0.95, cache)
+    possible = filter(trying._possible, trying._razor)
+    times = [trying.predict(recipe).seconds for recipe in possible]
+    assert len(times) >= 2
+    assert min(times) >= ALIKE * max(times)
+
+
+def test_close_are_the_ratios_measured_to_be_close():
+    results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
+    measured: dict[str, dict[float, float]] = {}
+    for row in results["rows"]:
+        cosines = measured.setdefault(row["method"], {})
+        ratio = 1.0 if row["ratio"] is None else row["ratio"]
+        cosines[ratio] = min(row["closeness"]["all"]["cosine"], cosines.get(ratio, 1.0))
+    for name, method in METHODS.items():
+        close = -1.0
+        for ratio, cosine in sorted(measured.get(name, {}).items()):
+            if cosine < 0.98:
+                break
+            close = ratio
+        assert method.close_up_to == close
+
+
+def test_rows_that_say_the_same_are_one(cache):
+    trying = searched(cache)
+    first, same = trying.predict(Recipe(ratio=0.5)), trying.predict(Recipe(ratio=0.501))
+    assert first.predicted == same.predicted
+    assert trying.rows == (first,)
+
+
+def test_what_is_traced_is_known_by_all_that_it_depends_on(cache):
+    """A cache that takes one step for another would give it the other's bytes."""
+    changes = (
+        {},
+        {"batch_size": 6},
+        {"precision": "bf16"},
+        {"optimizer": "adamw"},
+        {"momentum": 0.0},
+    )
+    job, full = replace(JOB, weight_decay=0.1), Recipe("full")
+    found = [searched(cache, replace(job, **change)).predict(full).predicted for change in changes]
+    found.append(searched(cache, job).predict(full, 3).predicted)
+    assert len(set(found)) == len(changes) + 1
+
+
+@pytest.mark.parametrize("prefer", PREFERENCES)
+def test_what_does_not_fit_says_what_would(prefer, cache):
+    def fitted(budget: int) -> Plan:
+        return plan(
+            JOB, gpus.load("h200"), budget=budget, cache=cache, prefer=prefer, max_ratio=0.5
+        )
+
+    with pytest.raises(NoFitError, match=r"does not fit in 0\.50 GiB; it needs 0\.\d+ GiB") as stop:
+        fitted(GIB // 2)
+    assert stop.value.exit_code == 3
+    methods = {way["method"] for way in stop.value.document["candidates"]}
+    assert methods >= {"full", "checkpoint", "razor", "lora"}
+    assert fitted(stop.value.needed)
+    with pytest.raises(NoFitError):
+        fitted(stop.value.needed - 1)
+
+
+def test_no_other_job_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
+    refused = searched(cache, ONE, budget=CONTEXT)
+    monkeypatch.setattr(search, "Search", None)
+    assert "choose a smaller one" in refused.refusal("exact")[0]
+
+
+def test_the_closest_job_that_fits(cache):
+    """Settings are tried one after the other, each with those before it."""
+    single = searched(cache, ONE)
+    half = searched(cache, replace(single.job, precision="bf16"))
+    single.budget, half.budget = (trying.needed("balanced") - 1 for trying in (single, half))
+    enough = half.budget < single.budget
+    flags = "--precision bf16" + " and --optimizer sgd" * (not enough)
+    assert single.refusal("balanced")[0].endswith(f"and fits with {flags}.")
+    assert half.refusal("balanced")[0].endswith("and fits with --optimizer sgd.")
+
+
+def test_the_closest_job_may_be_of_smaller_inputs(cache):
+    job = Job("vit", "cifar100", batch_size=1, input_size=1024, precision="bf16")
+
+    def refusal(budget: int) -> tuple[str, int]:
+        return searched(cache, job, budget).refusal("exact")
+
+    message, needed = refusal(searched(cache, job).needed("exact") - 1)
+    said = re.search(r"needs (.*) GiB, and fits with --input-size 768\.", message)
+    assert 0 <= float(said[1]) - needed / GIB < 0.01
+    assert "and fits with --input-size " in refusal(needed - 2**22)[0]
+
+
+def test_the_closest_may_be_another_way(cache):
+    job = replace(JOB, batch_size=1)
+
+    def refusal(budget: int, recipe: Recipe | None = None, prefer: Prefer = "exact") -> str:
+        return searched(cache, job, budget, recipe).refusal(prefer)[0]
+
+    needed = {prefer: searched(cache, job).needed(prefer) for prefer in PREFERENCES}
+    assert needed["fast"] <= needed["balanced"] < needed["exact"]
+    assert "and fits with --prefer balanced" in refusal(needed["balanced"])
+    other = refusal(needed["balanced"], Recipe("full"))
+    assert "and fits with another recipe; leave the settings" in other
+    adapters = searched(cache, job, recipe=Recipe("lora")).needed("exact")
+    assert adapters < needed["fast"]
+    assert "and only --method lora fits, which trains adapters" in refusal(adapters)
