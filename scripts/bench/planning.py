@@ -34,7 +34,7 @@ import razorctl
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
-from razorctl.ops import chunks, topk
+from razorctl.ops import chunks, int8, topk
 from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
@@ -200,6 +200,7 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
         assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
+    assign(int8, "has_int8_gemm", lambda device: True)
 
 
 def preset() -> gpus.Gpu:

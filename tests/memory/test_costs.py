@@ -10,51 +10,52 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import razorctl.layers  # noqa: F401  (registers every op)
+from razorctl import ops
+from razorctl.config import registry
 from razorctl.memory.costs import Cost, cost
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
-from razorctl.ops import quantize, topk
+from razorctl.ops import topk
+from razorctl.ops.packing import packed_bytes
 
+registry.modules(ops.__name__, ops.__path__)  # each registers its own
 ROWS = (32, 197)  # so that they are cut into several parts
 WIDE = (*ROWS, 1024)
 OWN = torch.ops.razorctl
 
 
-def _codes(*shape: int) -> torch.Tensor:
-    return torch.randint(0, 16, shape, dtype=torch.uint8)
-
-
-def _packed(*shape: int, bits: int) -> torch.Tensor:
-    return torch.zeros(quantize.packed_bytes(torch.Size(shape).numel(), bits), dtype=torch.uint8)
-
-
-def _scales(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(shape), torch.ones(shape)
+def _copy(bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Packed codes of WIDE, their zero points and scales."""
+    packed = torch.zeros(packed_bytes(WIDE, bits), dtype=torch.uint8)
+    return packed, torch.zeros(32, 1024, dtype=torch.int16), torch.ones(32, 1024)
 
 
 def _bitmap() -> torch.Tensor:
     return topk.pack_bits(torch.ones(torch.Size(WIDE).numel(), dtype=torch.bool))
 
 
+ALL = ROWS[0] * ROWS[1]
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk_pack": lambda: (torch.randn(WIDE), 600_000),
     "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
     "quantize": lambda: (torch.randn(WIDE), 2),
-    "codes": lambda: (_packed(*WIDE, bits=6), list(WIDE), 6),
-    "dequantize": lambda: (_codes(*WIDE), *_scales(32, 1024), torch.bfloat16),
+    "dequantize": lambda: (*_copy(6), torch.ones(1024), 6, ROWS[1], torch.bfloat16),
     "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
-    "from_buckets": lambda: (_packed(*WIDE, bits=3), list(WIDE), "gelu", 3, torch.bfloat16),
-    "to_int8": lambda: (torch.randn(ROWS[0] * ROWS[1], 1024), 0),
+    "from_buckets": lambda: (
+        torch.zeros(packed_bytes((1, 1, torch.Size(WIDE).numel()), 3), dtype=torch.uint8),
+        *(list(WIDE), "gelu", 3, torch.bfloat16),
+    ),
+    "to_int8": lambda: (torch.randn(ALL, 1024), 0),
     "scaled_gemm": lambda: (
-        torch.ones(ROWS[0] * ROWS[1], 64, dtype=torch.int8),
+        torch.ones(ALL, 64, dtype=torch.int8),
         torch.ones(1024, 64, dtype=torch.int8).t(),
-        torch.ones(ROWS[0] * ROWS[1], 1),
+        torch.ones(ALL, 1),
         torch.ones(1, 1024),
         torch.bfloat16,
     ),
-    "activation_grad": lambda: (torch.randn(WIDE), _codes(*WIDE), *_scales(32, 1024), "silu"),
-    "activation_to_int8": lambda: (_codes(*WIDE), 4, *_scales(32, 1024), "gelu"),
+    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, "silu"),
+    "int8_operand": lambda: (*_copy(4), None, 4, torch.ones(ALL, 1), "gelu"),
+    "linear_weight_grad": lambda: (torch.randn(ALL, 64), *_copy(4), torch.ones(1024), 4, "silu"),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
     "draw": lambda: (torch.full((1024,), 0.5), torch.zeros(()), 512),
     "project": lambda: (torch.zeros(1024), 512.0, 0.01),
@@ -102,7 +103,7 @@ def test_an_int8_product_counts_as_one():
     operations = {kernel.precision: 0 for kernel in kernels}
     for kernel, count in kernels.items():
         operations[kernel.precision] += count * kernel.operations
-    assert operations == {"int8": 2 * ROWS[0] * ROWS[1] * 64 * 1024, "fp32": 0}
+    assert operations == {"int8": 2 * ALL * 64 * 1024, "fp32": 0}
 
 
 def test_a_view_costs_nothing_and_a_product_its_operations():

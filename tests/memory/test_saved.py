@@ -108,7 +108,7 @@ def test_nothing_is_changed_or_computed():
     assert not model.training
     for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    assert torch.equal(model[0].rule.sampler.p, before[0].rule.sampler.p)
+    assert torch.equal(model[0].rules.wide.sampler.p, before[0].rules.wide.sampler.p)
     assert model[0].blocks.step == 0
     assert type(model[0].blocks) is Blocks
     assert model._forward_pre_hooks

@@ -116,7 +116,7 @@ POINTS = {
 @pytest.mark.parametrize("key", POINTS, ids=str)
 def test_a_step_allocates_what_was_predicted(key, as_on_a_gpu):
     point = POINTS[key]
-    if point.recipe.promises:  # which is found in one try
+    if point.recipe.has_byte_budget:  # which is found in one try
         point = replace(point, recipe=replace(point.recipe, ratio=0.5))
     over = planning.row(point, "cpu", None)["over"]
     # What PyTorch's kernels take inside on a CPU is not what they take on CUDA.

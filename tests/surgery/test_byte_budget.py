@@ -175,7 +175,7 @@ class TestWarnings:
         shares = [f"{100 * part / full:.3g}%" for part in (saved, norms, x.nbytes + pool)]
         assert caplog.messages == [
             f"Sequential saves {shares[0]} of what full fine-tuning does, more than the 10% that "
-            f"ratio 0.9 promises: BatchNorm2d (6) {shares[1]}, MaxPool2d (1) {shares[2]} stay "
+            f"ratio 0.9 allows: BatchNorm2d (6) {shares[1]}, MaxPool2d (1) {shares[2]} stay "
             "stock."
         ]
         restore(model)
