@@ -1,15 +1,20 @@
-"""What the README promises: its script runs, its links lead somewhere, its figures are true."""
+"""What the documents say: their code runs, their links lead somewhere, their figures are true."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from razorctl.rules.registry import RULES
+from tests.cases import CASES
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
 PAGES = ("README.md", "CONTRIBUTING.md", "scripts/bench/README.md")
 
 
@@ -34,6 +39,25 @@ def test_the_script_runs_as_printed(tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss (.*)", printed)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+def test_the_rule_of_contributing_works_as_printed(monkeypatch):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", CONTRIBUTING.read_text(), re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, Any] = {"__name__": "signs"}
+    exec(code, names)
+    rule = names["Signs"]()
+    x, dy = torch.randn(40, 33), torch.randn(40, 17)
+    packed = rule.pack(x)
+    back = rule.unpack(packed)
+    assert torch.equal(back.sign(), x.sign())
+    assert torch.cosine_similarity(back.flatten(), x.flatten(), 0) > 0.7
+    assert sum(t.numel() * t.element_size() for t in packed.tensors) == 40 * 33 // 8 + 33 * 4
+    monkeypatch.setitem(RULES, "signs", lambda wanted: rule)
+    layer = CASES["linear"].layer("signs")
+    layer(x).backward(dy)
+    torch.testing.assert_close(layer.weight.grad, dy.T @ back)
 
 
 @pytest.mark.parametrize("script", ["report.py", "picture.py"])
