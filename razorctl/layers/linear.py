@@ -52,34 +52,20 @@ class Gemms(Product):
         if not self.weight_int8:
             return super().__call__(x)
         packed, zero_point, scale = quantize(x.unsqueeze(0), 8)
-        return self._int8_grad(packed, zero_point, scale, None, 8, None)
+        return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8))
 
     def of_ones(self, like: Tensor, rows: int) -> Tensor:
         return self.total.unsqueeze(1)
 
     def of_codes(self, packed: PackedCodes) -> Tensor:
         codes = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
-        if self.weight_int8:
-            return self._int8_grad(*codes, packed.function)
-        grad: Tensor = linear_weight_grad(self.dy, *codes, packed.function)
-        return grad
-
-    def _int8_grad(
-        self,
-        packed: Tensor,
-        zero_point: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        bits: int,
-        function: str | None,
-    ) -> Tensor:
+        if not self.weight_int8:
+            grad: Tensor = linear_weight_grad(self.dy, *codes, packed.function)
+            return grad
         rows, row_scale = self.int8
-        operand, column_scale, center = int8_operand(
-            packed, zero_point, scale, bias, bits, row_scale, function
-        )
-        dtype = column_scale.dtype
-        grad: Tensor = scaled_gemm(rows.T, operand.T, None, column_scale.unsqueeze(0), dtype)
-        return grad.addr_(self.total.to(dtype), center)
+        operand, scale, center = int8_operand(*codes, row_scale, packed.function)
+        grad = scaled_gemm(rows.T, operand.T, None, scale.unsqueeze(0), scale.dtype)
+        return grad.addr_(self.total.to(grad.dtype), center)
 
     def input_grad(self, weight: Tensor) -> Tensor:
         """dX = dy W, [rows, in]."""
