@@ -165,6 +165,9 @@ class SparseFlashFunction(torch.autograd.Function):
         with no_autocast(dout.device):
             mask, state, *unpacked = _saved(ctx)
             q, k, v = (t.to(dout.dtype) for t in unpacked)
+            if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
+                # Or what the forward pass made of it, four times as large, would be saved instead.
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
         dmask = grads[3] if ctx.needs_input_grad[3] else None
         return *grads[:3], dmask, None, None
@@ -181,9 +184,6 @@ def _attention_gradient(
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, and of a mask that needs one, from the same attention run again."""
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-    if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
-        # Or what the forward pass made of the mask, four times as large, would be saved instead.
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     if mask is not None and mask.requires_grad:
         mask = mask.detach().requires_grad_()
         inputs.append(mask)

@@ -5,17 +5,21 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+# Asked once, for torch.compile of torch 2.11 cannot trace the question.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name())
+AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
+
 
 def to_compute_dtype(x: Tensor) -> Tensor:
     """`x` in the dtype that stock autocast would compute with."""
     device = x.device.type
-    if not torch.amp.is_autocast_available(device) or x.dtype == torch.float64:
+    if device not in AVAILABLE or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     """For a backward pass: its dtypes are settled, even where a user runs it under autocast."""
-    if not torch.amp.is_autocast_available(device.type):
+    if device.type not in AVAILABLE:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -16,25 +16,43 @@ from torch import Tensor, nn
 
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, Diverted
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale
+from razorctl.rules.base import Rules
 
 
 class TimmAttention(Attention):
-    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`."""
+    """Base of attentions that project to q, k, v and call fused attention if `fused_attn`.
+
+    stock_fused_attn: what `fused_attn` was before `attach`.
+    """
+
+    stock_fused_attn: bool
 
     @property
     def fused_attn(self) -> bool:
         """The stock setting where nothing is saved, else what the backend needs."""
-        setting: bool = vars(self)["fused_attn"]
         if not self.saving:
-            return setting
+            return self.stock_fused_attn
         return self.backend != "stored" or self.rules is not None
 
     @fused_attn.setter
     def fused_attn(self, setting: bool) -> None:
-        vars(self)["fused_attn"] = setting
+        self.stock_fused_attn = setting
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        # Torch 2.11 cannot compile a property that shadows an attribute of the same name.
+        setting = vars(module).pop("fused_attn")
+        super().attach(module, rules, settings)
+        module.fused_attn = setting
+
+    def detach(self) -> None:
+        setting = self.stock_fused_attn
+        del self.stock_fused_attn
+        super().detach()
+        self.fused_attn = setting
 
     @classmethod
     def head_width(cls, module: nn.Module) -> int:

@@ -5,8 +5,8 @@ tensors: those alone go where autograd saves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,10 +25,14 @@ class Packed:
         """What autograd is to save."""
         return tuple(getattr(self, name) for name in self.TENSORS)
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Any:
+    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
         """The same with other `tensors`."""
-        fields: dict[str, Any] = dict(zip(self.TENSORS, tensors, strict=True))
-        return replace(self, **fields)
+        return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
+
+    def replaced(self, **changes: Any) -> Self:
+        """`dataclasses.replace`, in a way that torch.compile of torch 2.11 can trace."""
+        names = type(self).__match_args__
+        return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,8 @@ class PackedCentered(Packed):
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.mean, *self.rest.tensors
 
-    def holding(self, tensors: Sequence[Tensor | None]) -> Any:
-        mean: Any = tensors[0]
-        return replace(self, mean=mean, rest=self.rest.holding(tensors[1:]))
+    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
+        return self.replaced(mean=tensors[0], rest=self.rest.holding(tensors[1:]))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The rule that keeps all elements in few bits, whose copies other layers can share."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -51,10 +49,10 @@ class Quantized(Rule, Shareable):
         self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, like: Tensor
     ) -> PackedCodes:
         scale = packed.scale if weight is None else packed.scale.float() * weight
-        return replace(packed, dtype=like.dtype, scale=scale, bias=bias)
+        return packed.replaced(dtype=like.dtype, scale=scale, bias=bias)
 
     def of_function(self, packed: PackedCodes, function: str) -> PackedCodes:
-        return replace(packed, function=function)
+        return packed.replaced(function=function)
 
     def _tiles(self, shape: torch.Size) -> list[int]:
         """`shape` as [blocks, rows, columns]: as many equal blocks as there may be."""
