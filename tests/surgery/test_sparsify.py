@@ -214,6 +214,7 @@ class TestJointBudget:
         assert net._forward_pre_hooks
         restore(net)
         assert not net._forward_pre_hooks
+        assert not any({"blocks", "block"} & set(vars(layer)) for layer in net)
 
 
 def test_every_swap_is_a_razor_layer_of_its_stock_class():
