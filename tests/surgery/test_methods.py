@@ -249,8 +249,7 @@ class TestSharing:
         hidden = net[1](net[0](x))
         with torch.autocast("cpu", torch.bfloat16):
             y = net[2](hidden)
-            alike = net[2](net[1](net[0](x).float()))  # a GELU in single precision there
-        (y.float() + alike.float()).sum().backward()
+        y.float().sum().backward()
         assert net[2].weight.grad.isfinite().all()
 
     def test_not_through_what_changes_it(self):
