@@ -19,16 +19,15 @@ RULE_NAMES = ["topk", "half", "columns-norm", "columns-uniform", "topk, centered
 PAIRS = [(case, rule) for case in CONVS for rule in RULE_NAMES if CASES[case].fits(rule)]
 
 
-def images(layer, rows, shape):
-    """The inverse of `layer.rows`; pixels that no patch covers are zero."""
-    batch, channels, height, width = shape
-    if rows.shape[1] == channels:
-        return rows.view(batch, height, width, channels).movedim(-1, 1)
-    kh, kw = layer.kernel_size
-    h, w = height // kh, width // kw
-    patches = rows.view(batch, h, w, channels, kh, kw).permute(0, 3, 1, 4, 2, 5)
-    covered = patches.reshape(batch, channels, h * kh, w * kw)
-    return F.pad(covered, (0, width - w * kw, 0, height - h * kh))
+def cut(x, size):
+    """Images as rows: their patches of a size, channels first, as `F.unfold` has them."""
+    return F.unfold(x, size, stride=size).movedim(1, -1).flatten(0, 1)
+
+
+def images(rows, shape, size):
+    """The inverse of `cut`; pixels that no patch covers are zero."""
+    patches = rows.view(shape[0], -1, rows.shape[1]).movedim(-1, 1)
+    return F.fold(patches, shape[2:], size, stride=size)
 
 
 @pytest.mark.parametrize(("case", "rule"), PAIRS)
@@ -36,10 +35,12 @@ def test_weight_gradients_equal_the_oracle(case, rule, device):
     for shape in CASES[case].shapes:
         layer = CASES[case].layer(rule, device=device)
         x = torch.randn(shape, device=device)
-        rows = layer.rows(x)
+        size = layer.kernel_size if case == "patches" else (1, 1)
+        rows = cut(x, size)
+        assert torch.equal(layer.rows(x), rows)
         assert rows.shape[1] == layer.columns(layer)
         rule = copy.deepcopy(layer.rules.wide)
-        stand_in = images(layer, rule.unpack(rule.pack(rows)), shape)
+        stand_in = images(rule.unpack(rule.pack(rows)), shape, size)
         y, _, dw, *_ = run(layer, x)
         weight = layer.weight.detach().clone().requires_grad_()
         layer_output = layer._conv_forward(stand_in, weight, None)

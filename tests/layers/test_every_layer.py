@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.libraries import swaps
+from razorctl.layers.sharing import Memo
 from razorctl.rules.registry import RULES
 from tests.cases import CASES, both, stock
 
@@ -329,6 +331,25 @@ def test_backward_under_autocast_is_the_same(case):
             y.square().sum().backward()
         grads.append([a.grad, *(p.grad for p in layer.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@every_kind
+def test_hooks_get_all_that_is_saved(case):
+    layer = CASES[case].layer(USUAL[case])
+    layer.memo = Memo()
+    x, saved = torch.randn(CASES[case].shapes[0], requires_grad=True), []
+
+    def take(t: Tensor) -> Tensor:
+        saved.append(weakref.ref(t))
+        return t.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(take, lambda t: t):
+        y = first(layer(x))
+    layer.memo.clear()
+    known = {x.data_ptr(), y.data_ptr(), *(p.data_ptr() for p in layer.parameters())}
+    held = [t for ref in saved if (t := ref()) is not None]
+    assert saved
+    assert {t.data_ptr() for t in held} <= known
 
 
 @every_kind

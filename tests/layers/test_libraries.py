@@ -141,6 +141,15 @@ def test_checkpointing_is_exact_and_undone(name):
     assert not any(getattr(m, flag, False) for m in model.modules() for flag in flags)
 
 
+def test_a_softmax_that_is_taken_in_single_precision_is_stock():
+    model = build("hf vit").double()  # in which a lower one shows
+    model.set_attn_implementation("eager")
+    images = inputs("hf vit")["pixel_values"].double()
+    want = model(images).logits
+    sparsify(model, Recipe("backrazor", attention="stored"))
+    assert torch.equal(model(images).logits, want)
+
+
 @pytest.mark.parametrize("name", HF)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_transformers_keep_their_attention_implementation(name, implementation):

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Gemms, RazorLinear
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
+from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, Wanted
 from tests.cases import both
 
@@ -282,6 +283,15 @@ class TestInt8:
         if weight:  # and the copy of dy is what it is made from, not dy
             assert distance(dw, want_dw) < distance(dw, dy.T @ stand_in) or precision
         assert distance(db, dy.sum(0)) < tolerance
+
+    @pytest.mark.parametrize("weight", [False, True])
+    def test_the_product_with_what_a_norm_and_a_function_make_of_codes(self, weight, device):
+        rule, x = Quantized(8), torch.randn(40, 33, device=device)
+        of_y = rule.of_affine(rule.pack(x), *torch.randn(2, 33, device=device), x)
+        packed = rule.of_function(of_y, "silu")
+        dy = torch.randn(40, 17, device=device)
+        got = Gemms(dy, weight, False).of_codes(packed)
+        assert distance(got, dy.T @ rule.unpack(packed)) < (2e-2 if weight else 1e-5)
 
     @pytest.mark.parametrize("name", ["8-bit", "dense"])
     def test_close_to_the_exact_gradient(self, name, device):

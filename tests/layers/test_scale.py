@@ -19,6 +19,15 @@ def test_gamma_learns_from_what_is_restored_and_the_input_gradient_is_exact(rule
     assert torch.equal(dx, stock_dx)
 
 
+def test_a_frozen_gamma_is_all_that_is_saved():
+    layer = CASES["layer scale"].layer("topk")
+    layer.gamma.requires_grad_(False)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(torch.randn(4, 33, requires_grad=True))
+    assert [t.data_ptr() for t in saved] == [layer.gamma.data_ptr()]
+
+
 def test_stock_drop_path_saves_one_number_an_example():
     # Which is why it has no razor class.
     from timm.layers import DropPath

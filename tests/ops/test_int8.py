@@ -43,10 +43,10 @@ def test_chunks_change_nothing(dim, device, monkeypatch):
     for got, want in zip(to_int8(x, dim), to_int8_reference(x, dim), strict=True):
         assert torch.equal(got, want)
     (a, a_scale), (b, b_scale) = to_int8(x, 1), to_int8(x.T.contiguous(), 0)
-    got = scaled_gemm(a, b, a_scale, b_scale, torch.float32)
-    torch.testing.assert_close(
-        got, scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32), rtol=1e-6, atol=1e-6
-    )
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        got = scaled_gemm(a, b, a_scale, b_scale, dtype)
+        want = scaled_gemm_reference(a, b, a_scale, b_scale, dtype)
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

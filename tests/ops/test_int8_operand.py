@@ -15,8 +15,12 @@ SHAPES = [(1, 50, 7), (9, 5, 3), (2, 40, 64)]
 def arguments(x: Tensor, bits: int, bias: bool, function: str | None) -> tuple[object, ...]:
     blocks, rows, columns = x.shape
     row_scale = torch.rand(blocks * rows, 1, device=x.device) + 0.01
-    added = torch.randn(columns, device=x.device) if bias else None
-    return *quantize(x, bits), added, bits, row_scale, function
+    packed, zero_point, scale = quantize(x, bits)
+    added = None
+    if bias:  # of a norm, whose weight may turn a column round
+        scale = scale * torch.randn(columns, device=x.device)
+        added = torch.randn(columns, device=x.device)
+    return packed, zero_point, scale, added, bits, row_scale, function
 
 
 def exact(x: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, *rest: object) -> Tensor:

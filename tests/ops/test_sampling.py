@@ -53,12 +53,10 @@ def test_bounds_of_the_feasible_set():
 def test_systematic_draws_have_the_inclusion_probabilities():
     p = project(torch.randn(20), 6, 0.05)
     us = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    hits = torch.zeros(20, dtype=torch.float64)
-    for u in us:
-        index = systematic(p, 6, u)
-        assert len(index.unique()) == 6
-        assert torch.equal(index, index.sort().values)
-        hits[index] += 1
+    index = systematic(p, 6, us[:, None])
+    assert index.shape == (20_000, 6)
+    assert (index.diff() > 0).all()
+    hits = index.flatten().bincount(minlength=20).double()
     assert torch.allclose(hits / len(us), p, atol=2e-4)
 
 

@@ -73,7 +73,7 @@ def test_registration():
     torch.library.opcheck(topk_unpack, (values, bitmap, [6, 9]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 1000])
 def test_chunks_keep_the_same_elements(n, dtype, device, monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(topk, "CHUNK", 64)

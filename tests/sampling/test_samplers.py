@@ -10,9 +10,9 @@ def draw(sampler: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
     return sampler.draw(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("size", [128, 600])
 @pytest.mark.parametrize("sampler", [Bandit, Proportional])
-def test_learning_beats_uniform_on_stationary_norms(sampler, size):
+def test_learning_beats_uniform_on_stationary_norms(sampler):
+    size = 600
     for seed in range(3):
         torch.manual_seed(seed)
         norms = torch.randn(size).exp()  # log-normal
@@ -29,8 +29,8 @@ def test_learning_beats_uniform_on_stationary_norms(sampler, size):
         assert variance < 1.5 * optimum
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e30, torch.inf, torch.nan])
+@pytest.mark.parametrize("sampler", [Bandit, Proportional])
+@pytest.mark.parametrize("norm", [0.0, torch.inf, torch.nan])
 def test_degenerate_gradients_leave_a_feasible_p(sampler, norm):
     learner = sampler(40, 8)
     for step in range(20):
@@ -39,11 +39,21 @@ def test_degenerate_gradients_leave_a_feasible_p(sampler, norm):
         norms[step % 8 :] = norm
         learner.update(index, p, norms)
     assert learner.p.isfinite().all()
+    assert not any(t.isinf().any() for t in learner.state_dict().values())
     assert learner.p.sum().item() == pytest.approx(8)
     for _ in range(300):
         index, p = draw(learner)
         learner.update(index, p, torch.rand(8) + 0.1)
         assert learner.p.sum().item() == pytest.approx(8)
+
+
+def test_one_outlier_moves_the_running_means_by_a_tenth():
+    bandit, proportional = Bandit(8, 8), Proportional(8, 8)
+    for scale in (1.0, 1.0, 11.0):
+        for learner in (bandit, proportional):
+            learner.update(*draw(learner), torch.full((8,), scale))
+    assert bandit.scale.item() == pytest.approx(2.0)
+    assert proportional.norms.tolist() == pytest.approx([2.0] * 8)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

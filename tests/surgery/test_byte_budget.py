@@ -50,7 +50,9 @@ class TestAllocations:
             part = {
                 kind: rule.split("/")[list(RESERVE).index(width)] for kind, rule in names.items()
             }
-            errors += [c["error"] for c in _choices()[width] if c["rules"] == part]
+            (chosen,) = (c for c in _choices()[width] if c["rules"] == part)
+            assert 1 - chosen["ratio"] <= (1 - ratio) * (1 - RESERVE[width]) + 1e-9
+            errors.append(chosen["error"])
         assert errors == sorted(errors)
         assert len(errors) >= 5
 

@@ -13,7 +13,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from razorctl import Recipe, sparsify
+from razorctl import Recipe, restore, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import saved_bytes
 from tests.models import TEXT, bert, vit
@@ -108,6 +108,14 @@ def test_a_trainer_that_checkpoints(tmp_path):
     before = net.bert.encoder.layer[0].attention.self.query.weight.detach().clone()
     assert Trainer(net, arguments, train_dataset=Texts()).train().global_step == 2
     assert not torch.equal(net.bert.encoder.layer[0].attention.self.query.weight, before)
+
+
+def test_what_was_on_before_stays_on():
+    net = timm.create_model("vit_tiny_patch16_224", depth=1)
+    net.set_grad_checkpointing()
+    sparsify(net, Recipe("checkpoint"))
+    restore(net)
+    assert net.grad_checkpointing
 
 
 def test_pre_norm_blocks_share_as_without():

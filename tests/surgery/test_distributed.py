@@ -12,6 +12,7 @@ from razorctl import Recipe, sparsify
 from razorctl.layers.linear import RazorLinear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
+from razorctl.sampling.reduction import mean_over_processes
 
 WORLD = 2
 JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
@@ -65,13 +66,15 @@ def process(rank: int, folder: str) -> None:
             backward(model, rank)
             gradients = [p.grad for p in model.parameters()]
             steps.append((gradients, draws(stock)[0].sampler.p.clone()))
-    torch.save((averaged, drawn), f"{folder}/{rank}.pt")
+    norms = {rank: torch.tensor(4.0), 2: torch.tensor(1.0 + rank)}
+    means = mean_over_processes(norms, 4, torch.device("cpu"))
+    torch.save((averaged, drawn, means), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Of each process, gradients by method, and of three steps with a joint budget also p."""
+    """Of each process: gradients by method, of three steps with a joint budget also p, norms."""
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(process, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
@@ -80,14 +83,20 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_averaged(method, ranks):
     want = [torch.stack(grads).mean(0) for grads in zip(*alone(method), strict=True)]
-    for averaged, _ in ranks:
+    for averaged, *_ in ranks:
         for a, b in zip(averaged[method], want, strict=True):
             torch.testing.assert_close(a, b)
 
 
+def test_norms_are_means_over_the_processes_that_have_them(ranks):
+    for *_, (index, means) in ranks:
+        assert index.tolist() == [0, 1, 2]
+        assert means.tolist() == [4.0, 4.0, 1.5]
+
+
 @pytest.mark.parametrize(("method", "joint"), JOINT)
 def test_processes_draw_the_same_blocks(method, joint, ranks):
-    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn in ranks)
+    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn, _ in ranks)
     assert all(map(torch.equal, p, q))
     assert not torch.equal(p[0], p[-1])
     for a, b in zip(first, second, strict=True):

@@ -13,6 +13,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import LIBRARIES, swaps
 from razorctl.layers.linear import RazorLinear
+from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.approximates])
@@ -214,6 +215,8 @@ class TestJointBudget:
         assert net._forward_pre_hooks
         restore(net)
         assert not net._forward_pre_hooks
+        assert not draws(net)
+        assert not any({"blocks", "block"} & set(vars(layer)) for layer in net)
 
 
 def test_every_swap_is_a_razor_layer_of_its_stock_class():

@@ -1,0 +1,97 @@
+"""What layers share in a program that torch.compile traces: the same as in an eager one."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import BertConfig, BertForSequenceClassification
+
+from razorctl import Recipe, sparsify
+
+LENGTHS = torch.tensor([[32], [20], [8], [31]])  # of texts; the rest is padding
+
+
+def vit() -> tuple[nn.Module, dict[str, Tensor]]:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
+    return model, {"x": torch.randn(4, 3, 64, 64)}
+
+
+def bert() -> tuple[nn.Module, dict[str, Tensor]]:
+    model = BertForSequenceClassification(
+        BertConfig(
+            hidden_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=128,
+            vocab_size=50,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+    ids = torch.randint(50, (4, 32))
+    return model, {"input_ids": ids, "attention_mask": (torch.arange(32) < LENGTHS).long()}
+
+
+def step(model: nn.Module, forward: Callable[..., object], **inputs: Tensor) -> list[Tensor | None]:
+    """The bytes of activations that a forward pass saves, and the gradients of all parameters."""
+    resident = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in resident:
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    model.zero_grad()
+    torch.manual_seed(1)  # of dropout
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward(**inputs)
+    size = sum(storage.nbytes() for storage in held.values())
+    getattr(output, "logits", output).square().sum().backward()
+    return [torch.tensor(size), *(p.grad for p in model.parameters())]
+
+
+def both(model: nn.Module, **inputs: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """`step` of a model, and of the same one compiled as a whole."""
+    twin = copy.deepcopy(model)
+    torch.compiler.reset()
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    return step(model, model, **inputs), step(twin, compiled, **inputs)
+
+
+@pytest.mark.parametrize("build", [vit, bert])
+def test_a_compiled_model_saves_no_more_than_an_eager_one(build):
+    model, inputs = build()
+    sparsify(model.train(), Recipe("razor", 0.9))
+    (eager, *want), (compiled, *got) = both(model, **inputs)
+    assert 0 < compiled <= eager
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_neither_what_has_changed_nor_what_is_seen_in_another_precision_is_shared():
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(32)
+            self.left, self.right = nn.Linear(32, 32), nn.Linear(32, 32)
+            self.head = nn.Linear(32, 3)  # the last, which stays stock
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            x.mul_(torch.linspace(-2, 2, 32))
+            y = self.left(x)
+            with torch.autocast("cpu", torch.bfloat16):
+                y = y.sigmoid() * self.right(x)
+            z: Tensor = self.head(y.float())
+            return z
+
+    model = Changes()
+    sparsify(model, Recipe("int8"))
+    (_, *want), (_, *got) = both(model, x=torch.randn(12, 32))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
