@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from razorctl.ops.cast import cast
+
 # Asked once, for torch.compile of torch 2.11 cannot trace the question.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name())
 AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
@@ -16,6 +18,14 @@ def to_compute_dtype(x: Tensor) -> Tensor:
     if device not in AVAILABLE or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight in the `dtype` of a backward pass, which autocast has cast in the forward pass."""
+    if weight.dtype == dtype:
+        return weight
+    # Compiled, the two casts would become one, whose result would be saved.
+    return cast(weight, dtype) if torch.compiler.is_compiling() else weight.to(dtype)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:

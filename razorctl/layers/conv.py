@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import WeightLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
 from razorctl.rules.base import Product, Rule
@@ -53,7 +53,7 @@ class Conv2dFunction(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 db = dy.sum((0, 2, 3))
             if ctx.needs_input_grad[0]:
-                dx = conv2d_input(ctx.shape, weight.to(dy.dtype), dy, *layer.geometry)  # type: ignore[no-untyped-call]
+                dx = conv2d_input(ctx.shape, cast_weight(weight, dy.dtype), dy, *layer.geometry)  # type: ignore[no-untyped-call]
         return dx, dw, db, None, None, None
 
 

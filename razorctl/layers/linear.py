@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
 from razorctl.ops.int8 import scaled_gemm, to_int8
@@ -70,7 +70,7 @@ class Gemms(Product):
     def input_grad(self, weight: Tensor) -> Tensor:
         """dX = dy W, [rows, in]."""
         if not self.input_int8:
-            return self.dy @ weight.to(self.dy.dtype)
+            return self.dy @ cast_weight(weight, self.dy.dtype)
         (rows, row_scale), (columns, column_scale) = self.int8, to_int8(weight, 0)
         dx: Tensor = scaled_gemm(rows, columns, row_scale, column_scale, self.dy.dtype)
         return dx

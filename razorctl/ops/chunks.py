@@ -7,6 +7,11 @@ ELEMENTS = 2**22  # of a part: the bound on temporaries
 CACHED = {"cpu": 2**17}  # of a thread's share of a part, where it is to stay in a core's cache
 
 
+def in_cache(x: Tensor) -> bool:
+    """Whether parts of `x` are to stay in a core's cache; elsewhere each costs its launches."""
+    return x.device.type in CACHED
+
+
 def chunks(x: Tensor, width: int | None = None) -> list[tuple[slice, ...]]:
     """Indices that cover `x` [..., rows, columns], along its first dimension if it has three.
 

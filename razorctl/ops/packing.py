@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops.chunks import chunks
+from razorctl.ops.chunks import chunks, in_cache
 
 BITS = (8, 6, 5, 4, 3, 2)
 # Widths that pack into bytes, of the lowest bits first.
@@ -44,9 +44,10 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     start = shift = 0
     for planes in PLANES[bits]:
         plane = words if planes == bits else (words >> shift) & _in_each_byte(2**planes - 1)
-        first, *others = plane.view(count, WORD // planes, -1).unbind(1)
-        out = packed[:, start : start + first.shape[1]].copy_(first)
-        for i, part in enumerate(others, start=1):
+        first, second, *others = plane.view(count, WORD // planes, -1).unbind(1)
+        out = packed[:, start : start + first.shape[1]]
+        torch.bitwise_or(first, second << planes, out=out)
+        for i, part in enumerate(others, start=2):
             out |= part << i * planes
         start, shift = start + first.shape[1], shift + planes
     return packed.view(torch.uint8).view(-1)
@@ -75,12 +76,12 @@ def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) 
 
 def packed_of(x: Tensor, bits: int, codes: Callable[[tuple[slice, ...]], Tensor]) -> Tensor:
     """`pack` of codes of `x` [tiles, rows, columns], made part by part by an index of `chunks`."""
-    packed = x.new_empty(packed_bytes(x.shape, bits), dtype=torch.uint8)
-    if x.shape[2] % GROUP:
+    if x.shape[2] % GROUP or not in_cache(x):
         whole = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         for part in chunks(x):
             whole[part] = codes(part)
-        return packed.copy_(pack(whole, bits))
+        return pack(whole, bits)
+    packed = x.new_empty(packed_bytes(x.shape, bits), dtype=torch.uint8)
     lines = packed.view(*x.shape[:2], x.shape[2] * bits // WORD)
     for part in chunks(x):
         out = lines[part]
@@ -93,7 +94,7 @@ def unpacked(
 ) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
     """Parts of what `pack` packed: their indices, as of `chunks`, and their codes."""
     tiles, rows, columns = shape
-    if columns % GROUP:
+    if columns % GROUP or not in_cache(packed):
         codes = unpack(packed, bits, shape)
         for part in chunks(codes):
             yield part, codes[part]

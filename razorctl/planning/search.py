@@ -29,7 +29,7 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that may take more
     "fast": (),
 }
 RATIOS = (0.5, 0.9)  # of razor, beside the largest that is allowed
-ALIKE = 0.8  # of the time of a method at one ratio: what it takes at another at least
+ALIKE = 0.75  # of the time of a method at one ratio: what it takes at another at least
 PAYS = 0.95  # of an exact way's time: what an approximate one may take at most to be worth it
 ADAPTERS = Recipe("lora")
 SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits

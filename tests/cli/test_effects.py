@@ -48,7 +48,7 @@ def test_what_is_said_to_do_nothing_does_nothing(method, setting, vit):
         linear = any(swap.razor is RazorLinear for swap in chosen)
         # `int8` is what every linear layer that is swapped gets.
         gemms = (recipe.int8_weight_grad, recipe.int8_input_grad) if linear else None
-        return [(swap.name, state(swap.rule)) for swap in chosen], gemms
+        return [(swap.name, state(swap.rules)) for swap in chosen], gemms
 
     plain = Recipe(method)
     recipe = replace(plain, **{setting: GIVEN[setting]})

@@ -38,8 +38,7 @@ def test_it_is_within_half_a_scale(shape, bits, function, device, monkeypatch):
     x = 3 * torch.randn(shape, device=device)
     args = arguments(x, bits, bias=function is None, function=function)
     want = int8_operand_reference(*args)
-    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {})
-    monkeypatch.setattr("razorctl.ops.chunks.ELEMENTS", 130)
+    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     codes, scale, center = int8_operand(*args)
     assert codes.dtype == torch.int8
     assert codes.abs().max() <= LEVELS

@@ -15,7 +15,8 @@ def numbers(shape: tuple[int, int, int], bits: int, device: torch.device) -> tor
 
 @every_width
 @every_shape
-def test_there_and_back(shape, bits, device, monkeypatch):
+@pytest.mark.parametrize("cached", [{"cpu": 130}, {}], ids=["in cache", "whole"])
+def test_there_and_back(shape, bits, cached, device, monkeypatch):
     want = numbers(shape, bits, device)
     packed = pack(want, bits)
     tiles, _, columns = shape
@@ -26,7 +27,7 @@ def test_there_and_back(shape, bits, device, monkeypatch):
     assert exact <= packed.numel() <= exact + tiles * 8 * bits
     assert torch.equal(unpack(packed, bits, shape), want)
 
-    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {})
+    monkeypatch.setattr("razorctl.ops.chunks.CACHED", cached)
     monkeypatch.setattr("razorctl.ops.chunks.ELEMENTS", 130)
     x = torch.empty(shape, device=device)
     assert torch.equal(packed_of(x, bits, lambda part: want[part]), packed)

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
