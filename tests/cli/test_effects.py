@@ -66,9 +66,9 @@ def test_a_joint_budget_gives_these_something_to_do():
     ("name", "settings", "word"),
     [
         ("momentum", {"momentum": 0.5}, None),
-        ("momentum", {"momentum": 0.5, "optimizer": "adamw"}, "it is of sgd, not of adamw"),
+        ("momentum", {"momentum": 0.5, "optimizer": "adamw"}, "adamw does not use it"),
         ("warmup_steps", {"warmup_steps": 9, "steps": 10}, None),
-        ("warmup_steps", {"warmup_steps": 10, "steps": 10}, "10 steps of warmup are not over"),
+        ("warmup_steps", {"warmup_steps": 10, "steps": 10}, "the warmup takes 10 steps"),
         ("warmup_steps", {"warmup_steps": 10}, None),  # the steps are the model's, or epochs
     ],
 )
