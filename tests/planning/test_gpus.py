@@ -105,7 +105,7 @@ def test_a_card_without_shares_has_those_of_its_generation_and_says_so(own, capa
     table = text("t4").split("[achieved]")[0].replace('"7.5"', f'"{capability}"')
     (own / "mine.toml").write_text(table)
     mine, known = gpus.load("mine"), gpus.load(name)
-    assert mine.achieved.source.startswith(f"none of its own; those of {known.name}, ")
+    assert mine.achieved.source.startswith(f"borrowed from {known.name}, ")
     assert mine.achieved.source.endswith(known.achieved.source)
     borrowed = replace(mine.achieved, source="", borrowed=None)
     assert borrowed == replace(known.achieved, source="")
