@@ -50,7 +50,7 @@ BAD = {
     "no batch": (["--batch-size", "0"], 2, "not a positive number"),
     "no pixels": (["--input-size", "0"], 2, "input size 0 is not a positive number"),
     "other pixels": (["--input-size", "30"], 2, "leave the input size out"),
-    "text of images": (["finetune", "bert-base", "digits"], 2, "data sets of texts: rte"),
+    "text of images": (["finetune", "bert-base", "digits"], 2, "choose one of rte"),
     "no steps": (["--steps", "0"], 2, "not a positive number"),
     "steps and epochs": (["--steps", "1", "--epochs", "1"], 2, "give one of them"),
     "unusable device": (["--device", "warp"], 2, "try cpu"),
