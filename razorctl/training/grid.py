@@ -296,7 +296,9 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
     elif code == KILLED:
         sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
     else:
-        sentence = f"the run ended with code {code} and no error; run {shlex.join(command)}"
+        sentence = (
+            f"the run ended with code {code} and no error; try by hand: {shlex.join(command)}"
+        )
     failure = RazorError(sentence)
     failure.exit_code = code if code > 0 else 1
     raise failure

@@ -113,7 +113,7 @@ class TestNotes:
         )
         result = razorctl("finetune", "vit-micro", "digits", "--warmup-steps", "2000", "--json")
         (note,) = self.notes(result)
-        assert note.endswith("2,000 steps of warmup are not over after 300.")
+        assert note.endswith("the warmup takes 2,000 steps, and the run has 300.")
 
     def test_a_variable_that_nothing_reads(self, monkeypatch):
         monkeypatch.setenv("RAZORCTL_RATOI", "0.5")

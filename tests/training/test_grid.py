@@ -259,7 +259,7 @@ def test_a_command_that_fails_tells_why():
     assert "lower --batch-size" in str(error)
     assert error.exit_code == 4
     error = call("sys.exit(3)")
-    assert "ended with 3" in str(error)
+    assert "ended with code 3" in str(error)
     assert error.exit_code == 3
 
 
