@@ -73,7 +73,7 @@ METHODS: dict[str, Method] = {
         Method("full", "saves every activation dense and exact", "baseline", {}),
         Method(
             "checkpoint",
-            "the model's own activation checkpointing, exact",
+            "runs the model's own activation checkpointing, exact",
             "baseline",
             {},
             checkpoints=True,

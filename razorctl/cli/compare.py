@@ -54,11 +54,12 @@ def compare(
 ) -> None:
     """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
 
-    Each directory is that of a run or of a comparison. Every method and seed is run by `finetune`
-    in its own process; the row of a run that fails shows the error. Only the ratio of a recipe can
-    be set: every other setting is the method's default. full-stored and full-flash are full with
-    stored or flash attention; accumulate is full with the fewest micro-batches that bring its peak
-    to razor's or below.
+    Each directory is that of a run or of a comparison. Every method and seed is
+    run by `finetune` in its own process; the row of a run that fails shows the
+    error. Only the ratio of a recipe can be set: every other setting is the
+    method's default. full-stored and full-flash are full with stored or flash
+    attention; accumulate is full with the fewest micro-batches that bring its
+    peak to razor's or below.
     """
     if json and csv:
         raise UsageError("json and csv cannot both be printed; give one of them.")

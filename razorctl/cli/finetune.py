@@ -40,11 +40,13 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
-    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
-    Settings that are not given take the measured defaults of the model and the method. With --vram
-    or --gpu, the run is planned first, and on CUDA its memory is limited to the plan's. --plan runs
-    the plan in a file. Without these options and without a recipe, the run is planned for the CUDA
-    card it runs on, if there is one. The precision on CUDA is bf16, or fp16 on older cards.
+    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the
+    end, result.json. Settings that are not given take the measured defaults of
+    the model and the method. With --vram or --gpu, the run is planned first, and
+    on CUDA its memory is limited to the plan's. --plan runs the plan in a file.
+    Without these options and without a recipe, the run is planned for the CUDA
+    card it runs on, if there is one. The precision on CUDA is bf16, or fp16 on
+    older cards.
     """
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
 

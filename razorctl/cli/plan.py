@@ -23,8 +23,9 @@ def plan(
 ) -> None:
     """Show the ways to train MODEL on DATASET on a card, what each needs, and which one to take.
 
-    Training steps are traced without a device. Exact ways are listed beside approximate ones.
-    With a method or any other setting of a recipe, only that recipe is planned.
+    Training steps are traced without a device. Exact ways are listed beside
+    approximate ones. With a method or any other setting of a recipe, only that
+    recipe is planned.
     """
     settings = read(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:

@@ -30,8 +30,9 @@ def profile(
 ) -> None:
     """Show where the bytes and the time of a training step of MODEL go.
 
-    The saved bytes, of this recipe and of full fine-tuning, are traced. The times are measured on
-    real steps with fresh weights and random batches; nothing is downloaded.
+    The saved bytes, of this recipe and of full fine-tuning, are traced. The times
+    are measured on real steps with fresh weights and random batches; nothing is
+    downloaded.
     """
     from razorctl import models
 

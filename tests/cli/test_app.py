@@ -66,7 +66,7 @@ BAD = {
             "no batch": (["--batch-size", "0"], "batch size 0 is not a positive number"),
             "no steps": (["--steps", "0"], "steps 0 is not a positive number"),
             "unusable device": (["--device", "warp"], "try cpu"),
-            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave out --snapshot"),
+            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave --snapshot out"),
             "trace in a file": (["--trace", "file/trace.json"], "cannot write file/trace.json"),
             "trace over a directory": (["--trace", "taken"], "name another file with --trace"),
         }.items()

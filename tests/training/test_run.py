@@ -133,7 +133,7 @@ def register(monkeypatch, build) -> None:
             {"model": "bert-base"},
             "bert-base takes texts, and digits has images; choose one of rte",
         ),
-        ({"input_size": 30}, "vit-micro takes images of 28 pixels, not 30"),
+        ({"input_size": 30}, "vit-micro takes images of 28 x 28 pixels, not 30"),
         ({"model": "odd"}, "no layer of Sequential can be pruned"),
     ],
 )
