@@ -6,7 +6,7 @@ from razorctl.errors import UsageError
 
 
 def find(name: torch.device | str | None) -> torch.device:
-    """The device of that name; None is CUDA where there is any, else the CPU.
+    """The device of that name; None is CUDA if available, else the CPU.
 
     Raises UsageError if it cannot be used.
     """
@@ -22,5 +22,5 @@ def find(name: torch.device | str | None) -> torch.device:
 
 
 def name(device: torch.device) -> str:
-    """What to call it: a GPU's model, or "cpu"."""
+    """The name of a device for users: a GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,11 +1,11 @@
-"""Errors a user can mend: one sentence each, with the exit code the command line ends with."""
+"""Errors that a user can mend: each is one sentence and has the exit code of the command line."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class RazorError(Exception):
-    """Anything razorctl refuses or cannot do."""
+    """The base of all errors that razorctl raises for users."""
 
     exit_code = 1
 
@@ -17,10 +17,10 @@ class UsageError(RazorError, ValueError):
 
 
 class NoFitError(RazorError):
-    """A job that fits a card in no way.
+    """A job that does not fit a card.
 
-    needed: the smallest budget in which it would, in bytes. document: what was looked at, under the
-    keys of `plan --json`.
+    needed: the smallest budget in which it fits, in bytes. document: the ways that were tried,
+    under the keys of `plan --json`.
     """
 
     exit_code = 3
@@ -31,16 +31,16 @@ class NoFitError(RazorError):
 
 
 class DataError(RazorError):
-    """A file of weights or data that cannot be read, or does not hold what it should."""
+    """A file of weights or data that cannot be read or has unexpected contents."""
 
     exit_code = 5
 
 
 class MissingError(RazorError):
-    """A model or data set that is neither in the local cache nor to be had from the hub."""
+    """A model or data set that is not in the local cache and cannot be fetched from the hub."""
 
     exit_code = 6
 
 
 class Terminated(SystemExit):
-    """SIGTERM came while a child ran: the child has been ended, and the process is to end too."""
+    """SIGTERM came: the process, whose child if any has been ended, exits with code 143."""

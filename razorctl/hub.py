@@ -1,4 +1,4 @@
-"""Files of models and data sets, from the hub or from its local cache."""
+"""Files of models and data sets, from the Hugging Face hub or its local cache."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,24 +11,24 @@ TIMEOUT = 10  # seconds
 
 
 def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "dataset"]) -> Path:
-    """The local folder of a repository, with its `files`, which may be patterns.
+    """The local folder of a repository with its `files`, which may be patterns.
 
-    Where the hub can be reached it is asked for what is new; else what is cached has to do.
-    HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, with the `name` that
-    users know, if a file is not to be had.
+    New files are downloaded if the hub can be reached; if not, the cached files are used. HF_HOME,
+    HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, which contains `name`, if a
+    file is neither in the cache nor on the hub.
     """
-    # Imported here: it is slow to import, and only fetching needs it.
+    # Imported here since it is slow to import and only fetching needs it.
     from huggingface_hub import HfApi, errors, snapshot_download
 
     problem = "the hub cannot be reached"
-    mend = "run once with network, or point HF_HOME at a cache that has it."
+    mend = "run once with a network, or point HF_HOME at a cache that has it."
     offline = False
     try:
-        # Asked here because snapshot_download waits without limit for a network that drops packets.
+        # Checked first, since snapshot_download has no timeout on a network that drops packets.
         HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT)
     except errors.HfHubHTTPError as error:
         offline, problem = True, f"the hub answers {error.response.status_code} for {repo}"
-        mend = "try again later, or run `hf auth login` if it may be read by some only."
+        mend = "try again later, or run `hf auth login` if it needs access rights."
     except (errors.HTTPError, errors.OfflineModeIsEnabled):
         offline = True
     try:
@@ -40,7 +40,8 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
         if all(any(folder.glob(file)) for file in files):
             return folder
         if not offline:
-            problem, mend = f"{repo} on the hub lacks some of {', '.join(files)}", "name another."
+            problem = f"{repo} on the hub lacks some of {', '.join(files)}"
+            mend = f"choose another {'model' if kind == 'model' else 'data set'}."
     except (errors.HTTPError, errors.LocalEntryNotFoundError):
         pass
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
@@ -48,12 +49,15 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
 
 @contextmanager
 def reading(name: str, folder: Path) -> Iterator[None]:
-    """Turns whatever goes wrong with what `fetch` returned into a DataError that says so."""
+    """Turns any error of the block, which reads files in `folder`, into a DataError about `name`.
+
+    folder: the return value of `fetch`. A RazorError is raised unchanged.
+    """
     try:
         yield
     except RazorError:
         raise
-    except Exception as error:  # damage shows itself in any of the libraries' errors
+    except Exception as error:  # the libraries raise many kinds of errors for damaged files
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
         raise DataError(

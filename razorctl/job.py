@@ -1,4 +1,4 @@
-"""Job: all that training needs, beside the recipe."""
+"""Job: the settings of training, apart from the recipe."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "adamw"]
-# Settings of a job whose model has no measured ones: for all, and by optimizer.
+# Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
@@ -23,18 +23,19 @@ OPTIMIZERS = {
 class Job:
     """Model, data set, and an optimizer with linear warmup and cosine decay.
 
-    None means the model's default, for the optimizer where that matters, else the one `resolved`
-    names. Raises UsageError for values no training can use.
+    A field that is None takes the model's default, or else a general one; see `resolved`. Raises
+    UsageError for values that no training can use.
 
     input_size: pixels of an image's side, or tokens of a text.
-    epochs: an alternative to steps; fractions are fine.
-    accumulate: micro-batches, of equal size, that the gradient of a step adds up over.
-    precision: fp32; bf16 or fp16 by autocast, fp16 with loss scaling; auto is what suits the
-        device best.
-    optimizer: sgd, with momentum, or adamw.
-    warmup_steps: over which the learning rate rises to `learning_rate`.
+    epochs: passes over the data, instead of `steps`; may be fractional.
+    accumulate: number of equal micro-batches over which a step accumulates its gradient.
+    precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
+        best that the device supports.
+    optimizer: `sgd`, with momentum, or `adamw`.
+    learning_rate: highest learning rate.
+    warmup_steps: steps in which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
-    evaluate_every: steps between two evaluations on the test split; the last step always has one.
+    evaluate_every: steps between evaluations on the test split; the last step has one as well.
     """
 
     model: str
@@ -58,7 +59,7 @@ class Job:
         check_types(self)
         check_seed(self.seed)
         if self.steps is not None and self.epochs is not None:
-            raise UsageError("steps and epochs are two ways to say the same; give one of them.")
+            raise UsageError("steps and epochs cannot both be set; give one of them.")
         for name, choices in (
             ("precision", get_args(Precision)),
             ("optimizer", get_args(OptimizerName)),
@@ -83,13 +84,16 @@ class Job:
         for name in ("momentum", "weight_decay", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise UsageError(f"{name.replace('_', ' ')} {value} is negative or not a number.")
+                raise UsageError(
+                    f"{name.replace('_', ' ')} {value} is negative or not finite; give 0 or more."
+                )
 
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
-        """This job with every None settled, `epochs` as steps, for `examples` training examples.
+        """This job for `examples` training examples, with defaults for None and epochs as steps.
 
-        `defaults` are a model's: settings by name, and by name of an optimizer those for it alone.
-        Raises UsageError if a batch is larger than the data, or cannot be cut into micro-batches.
+        defaults: a model's, as in `Model.defaults`. Only `input_size` may stay None, which is the
+        model's own. Raises UsageError if a batch is larger than the data, or cannot be split into
+        equal micro-batches.
         """
         own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
         by_optimizer = defaults.get(self.optimizer, {})
@@ -108,7 +112,7 @@ class Job:
             )
         if job.batch_size % job.accumulate:
             raise UsageError(
-                f"batch size {job.batch_size} cannot be cut into {job.accumulate} equal "
+                f"batch size {job.batch_size} cannot be split into {job.accumulate} equal "
                 "micro-batches; accumulate over a number that divides it."
             )
         if job.epochs is not None:
@@ -121,7 +125,7 @@ class Job:
         return replace(job, warmup_steps=warmup, evaluate_every=every)
 
     def decay(self, step: int) -> float:
-        """The share of `learning_rate` in effect at a step counted from 0; needs a resolved job."""
+        """The share of `learning_rate` that a step uses, counted from 0; needs a resolved job."""
         assert self.steps is not None
         assert self.warmup_steps is not None
         if step < self.warmup_steps:
@@ -131,14 +135,16 @@ class Job:
 
 
 def settle_precision(precision: Precision, compute_capability: str) -> Precision:
-    """What `Job.precision` means on a card: auto is bf16 from 8.0 on, fp16 from 7.0, else fp32.
+    """The precision that `Job.precision` means on a card.
 
-    Raises UsageError for bf16 on a card without it, which torch would emulate, slowly.
+    `auto` is bf16 from compute capability 8.0, fp16 from 7.0, and fp32 below. Raises UsageError
+    for bf16 on a card without it, where torch would emulate it slowly.
     """
     capability = tuple(map(int, compute_capability.split(".")))
     if precision == "bf16" and capability < (8, 0):
         raise UsageError(
-            f"bf16 needs compute capability 8.0 and the card has {compute_capability}; choose fp16."
+            f"bf16 needs compute capability 8.0, and the card has {compute_capability}; "
+            "choose fp16."
         )
     if precision != "auto":
         return precision

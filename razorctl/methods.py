@@ -1,4 +1,4 @@
-"""Methods by name: a rule for each kind of layer, and what settings mean by default."""
+"""Methods by name: a rule for each layer kind, and the defaults of a recipe's settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +10,19 @@ WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget dra
 
 @dataclass(frozen=True)
 class Method:
-    """A named set of rules: `rules` maps a layer kind to a name in `rules.registry.RULES`.
+    """A named set of rules.
 
-    A kind that is not named stays stock. attention: the backend that `Recipe.attention="auto"`
-    means; "auto" leaves the model's own. unbiased, int8: what `Recipe.unbiased=None` and
-    `Recipe.int8_weight_grad=None`, `int8_input_grad=None` mean. checkpoints: whether the model's
-    own activation checkpointing is switched on. adapts: whether LoRA adapters are trained instead
-    of the weights. ratio: what `Recipe.ratio` says: the share that is `pruned`, a budget in
-    `bytes` of all that is saved, for which `allocation` finds rules, or `nothing`.
-    skip_last_linear: whether the last linear layer stays stock. close_up_to: the largest ratio at
-    which the cosine of its whole gradient to the exact one was measured, on two models, at 0.98 or
-    more; see scripts/bench/gradients.py.
+    rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
+    attention: the backend that `Recipe.attention="auto"` means; "auto" leaves the model's own.
+    unbiased: what `Recipe.unbiased=None` means.
+    int8: what `Recipe.int8_weight_grad=None` and `Recipe.int8_input_grad=None` mean.
+    checkpoints: whether the model's own activation checkpointing is switched on.
+    adapts: whether LoRA adapters are trained instead of the weights.
+    ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
+        which `rules.allocation` chooses the rules; or `nothing`.
+    skip_last_linear: whether the last linear layer stays stock.
+    close_up_to: the largest ratio at which the whole gradient has a measured cosine of 0.98 or
+        more to the exact one, on two models; see scripts/bench/gradients.py.
     """
 
     name: str
@@ -38,17 +40,17 @@ class Method:
 
     @property
     def approximates(self) -> bool:
-        """Whether it saves less than everything of some layer kinds."""
+        """Whether it saves an approximation of the activations of some layer kinds."""
         return bool(self.rules) or self.ratio == "bytes"
 
     @property
     def has_ratio(self) -> bool:
-        """Whether `Recipe.ratio` says anything."""
+        """Whether `Recipe.ratio` has a meaning for this method."""
         return self.approximates and self.ratio != "nothing"
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
-    """The rules that Back Razor and all that follow it share, but for the layers with weights."""
+    """The rules of the paper methods, with the rule `weights` for linear and conv layers."""
     return {
         "linear": weights,
         "conv": weights,
@@ -68,38 +70,38 @@ def _one_rule(rule: str) -> dict[str, str]:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("full", "every activation dense and exact", "baseline", {}),
+        Method("full", "saves every activation dense and exact", "baseline", {}),
         Method(
             "checkpoint",
-            "the model's own activation checkpointing, exact",
+            "runs the model's own activation checkpointing, exact",
             "baseline",
             {},
             checkpoints=True,
         ),
         Method(
             "lora",
-            "adapters of rank 8 at the linear layers, and the classifier; all else is frozen",
+            "trains rank-8 adapters of linear layers and the classifier; all else is frozen",
             "LoRA, ICLR 2022, through PEFT",
             {},
             adapts=True,
         ),
         Method(
             "backrazor",
-            "the largest elements of each input",
+            "saves the largest elements of each input",
             "Back Razor, NeurIPS 2022",
             _paper_rules("topk"),
             attention="stored",
         ),
         Method(
             "prebackrazor-",
-            "the columns of largest norm",
+            "saves the columns of largest norm",
             "Sheared Backpropagation, CVPR 2024, Tab. 4",
             _paper_rules("columns-norm"),
             attention="stored",
         ),
         Method(
             "prebackrazor",
-            "columns drawn before the forward pass by a bandit",
+            "saves columns that a bandit draws before the forward pass",
             "Sheared Backpropagation, CVPR 2024, Alg. 1 and 2",
             _paper_rules("columns-bandit"),
             attention="stored",
@@ -113,7 +115,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "half",
-            "every input in half precision",
+            "saves every input in half precision",
             "as a mixed-precision copy, in single-precision training",
             _one_rule("half"),
             attention="sparse-flash",
@@ -122,7 +124,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int8",
-            "every input in 8 bits",
+            "saves every input in 8 bits",
             "as Mesa (2021) does, with a scale for each column",
             _one_rule("8-bit"),
             attention="sparse-flash",
@@ -132,7 +134,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int2",
-            "every input in 2 bits, rounded stochastically",
+            "saves every input in 2 bits, rounded stochastically",
             "as ActNN (2021) does, with a scale for each column",
             _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
@@ -141,7 +143,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "razor",
-            "few bits of each input, as many as the ratio allows; backward GEMMs in int8",
+            "saves each input in as many bits as the ratio allows; backward GEMMs in int8",
             "razorctl",
             {},
             attention="sparse-flash",

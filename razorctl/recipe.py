@@ -1,4 +1,4 @@
-"""Recipe: all that pruning needs; and the named methods a recipe can choose."""
+"""Recipe: the settings of pruning."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,24 +16,25 @@ Joint = Literal["weights", "branches"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Method, ratio, joint budget, attention backend and seed. Raises UsageError if unsound.
+    """Method, ratio, joint budget, attention backend and seed.
 
-    ratio: share of an activation that is pruned, in [0, 1). For `razor` it is a byte budget: at
-        most 1 - ratio of the bytes that `full` saves. `sparsify` meets it on models like those
-        that were measured, `byte_budget.sparsify_within` on any.
+    Raises UsageError for invalid values.
+
+    ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget: at
+        most 1 - ratio of the bytes that `full` saves. `sparsify` meets the budget on models like
+        the measured ones, `byte_budget.sparsify_within` on any model.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
-    joint: what a block is; `weights` are the weight tensors of the pruned layers, `branches` the
-        residual branches, which skip the whole backward pass, with any method, in steps where
-        they are not drawn.
+    joint: what a block is. `weights`: a weight tensor of a pruned layer. `branches`: a residual
+        branch, with any method; its whole backward pass is skipped in steps that do not draw it.
     attention: `stored` saves q, k, v and the probabilities by the method's rule; `flash` saves
         q, k, v dense; `sparse-flash` saves them by the method's rule and runs attention again in
-        the backward pass; `auto` is the method's own, or the model's where it has none.
+        the backward pass; `auto` is the method's backend, or the model's if the method has none.
     unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
         measured default.
-    mean_correction: save the mean of each column exactly and prune only what is left.
-    int8_weight_grad, int8_input_grad: run those GEMMs of linear layers in int8; None is the
-        method's default.
-    seed: of the draws of parameter blocks; those of columns start where torch's generator says.
+    mean_correction: save the mean of each column exactly and prune only the rest.
+    int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
+        layers in int8; None is the method's default.
+    seed: seed of the draws of parameter blocks. Draws of columns use torch's generator.
     """
 
     method: str = DEFAULT_METHOD
@@ -52,11 +53,11 @@ class Recipe:
         check_seed(self.seed)
         find("method", self.method, METHODS)
         if not 0 <= self.ratio < 1:
-            raise UsageError(f"ratio {self.ratio!r} is outside [0, 1); 0.9 prunes nine tenths.")
+            raise UsageError(f"ratio {self.ratio!r} is outside [0, 1); give one such as 0.9.")
         if not 0 < self.joint_budget <= 1:
             raise UsageError(
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
-                "at 1 every block gets a gradient in every step."
+                "give 1 for a gradient of every block in every step."
             )
         if self.joint_budget < 1 and METHODS[self.method].adapts:
             raise UsageError(
@@ -69,33 +70,33 @@ class Recipe:
         ):
             if value not in choices:
                 raise unknown(name, str(value), choices)
-        _ = self.rules  # for a ratio that cannot be met
+        _ = self.rules  # raises UsageError for a ratio that cannot be met
 
     @property
     def has_effect(self) -> bool:
-        """Whether the method does anything: at ratio 0 nothing is pruned, packed or drawn."""
+        """Whether the method changes anything: at ratio 0 only one that ignores the ratio does."""
         return self.ratio > 0 or METHODS[self.method].ratio == "nothing"
 
     @property
     def has_byte_budget(self) -> bool:
-        """Whether its ratio is a byte budget."""
+        """Whether the ratio sets a byte budget."""
         return METHODS[self.method].ratio == "bytes" and self.has_effect
 
     @property
     def approximates(self) -> bool:
-        """Whether the gradient is another than that of full fine-tuning."""
+        """Whether the gradient differs from that of full fine-tuning."""
         method = METHODS[self.method]
         pruned = self.has_effect and method.approximates
         return pruned or method.adapts or self.joint_budget < 1
 
     @property
     def close(self) -> bool:
-        """Whether it was measured to have a gradient close to the exact one."""
+        """Whether the gradient was measured to be close to the exact one."""
         return self.joint_budget == 1 and self.ratio <= METHODS[self.method].close_up_to
 
     @property
     def rules(self) -> Mapping[str, str]:
-        """Layer kind -> name of its rule, for the kinds that are not to stay stock."""
+        """Layer kind -> name of its rule, without the kinds that stay stock."""
         method = METHODS[self.method]
         rules: Mapping[str, str] = {}
         if self.has_effect:
@@ -106,7 +107,7 @@ class Recipe:
 
     @property
     def backend(self) -> Attention:
-        """The attention backend, with the method's own for `auto`."""
+        """The attention backend; `auto` becomes the method's backend."""
         if self.attention == "auto" and self.has_effect:
             return METHODS[self.method].attention
         return self.attention
@@ -125,8 +126,8 @@ class Recipe:
         return weight, inputs
 
     def to_toml(self) -> str:
-        """TOML of every field that is set."""
-        import tomli_w  # reading needs none
+        """The fields that are not None, as TOML."""
+        import tomli_w  # imported here: reading a recipe does not need it
 
         return tomli_w.dumps({k: v for k, v in asdict(self).items() if v is not None})
 
@@ -136,7 +137,7 @@ class Recipe:
         try:
             values: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"the recipe is not TOML, mend it: {error}.") from None
+            raise UsageError(f"the recipe is not valid TOML ({error}); correct it.") from None
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:

@@ -1,4 +1,4 @@
-"""Spans of a forward pass in which layers pack, for whoever wants to time them."""
+"""Spans of a forward pass in which layers pack activations, for timing them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,16 +9,16 @@ _watcher: Span | None = None
 
 
 def packing() -> AbstractContextManager[None]:
-    """What runs inside chooses and packs what is saved; such spans may be nested.
+    """The context in which a layer chooses and packs what it saves; it may be nested.
 
-    Nothing happens unless someone watches, so that torch.compile traces it into a whole graph.
+    It does nothing outside `watched`, so that torch.compile does not break the graph at it.
     """
     return nullcontext() if _watcher is None else _watcher()
 
 
 @contextmanager
 def watched(by: Span) -> Iterator[None]:
-    """Inside it every `packing` span, of any model and thread, runs in one of `by`."""
+    """Inside the block, every `packing` span of any model and thread runs in a context of `by`."""
     global _watcher
     before, _watcher = _watcher, by
     try:

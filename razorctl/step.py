@@ -1,4 +1,4 @@
-"""One optimizer step: what training runs is what planning traces."""
+"""One optimizer step, which training runs and planning traces."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision, settle_precision
 
-# Of `Job.precision`: what autocast computes in, None for the model's own.
+# `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
@@ -21,7 +21,7 @@ DTYPES: dict[str, torch.dtype | None] = {
 
 
 def precision(job: Job, device: torch.device) -> Precision:
-    """What `job.precision` means on a device; raises UsageError for one that it cannot run."""
+    """The precision that `job.precision` means on a device; raises UsageError if it cannot run."""
     if device.type != "cuda":
         if job.precision == "fp16":
             raise UsageError(f"fp16 cannot be trained on {device.type}; choose bf16 or fp32.")
@@ -31,13 +31,13 @@ def precision(job: Job, device: torch.device) -> Precision:
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
-    """The optimizer of a resolved job, over what is trainable."""
+    """The optimizer of a resolved job, over the trainable parameters of `model`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert job.learning_rate is not None
     assert job.weight_decay is not None
-    if job.optimizer == "adamw":  # fused, it has no temporaries as large as the model
+    if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
         return AdamW(parameters, job.learning_rate, weight_decay=job.weight_decay, fused=True)
-    # Fused SGD cannot leave out the weights that a joint budget has not drawn.
+    # Not fused: fused SGD cannot skip the weights that a joint budget has not drawn.
     return SGD(
         parameters,
         job.learning_rate,
@@ -56,12 +56,15 @@ def train_step(
     scaler: torch.amp.GradScaler,
     phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> tuple[Tensor, Tensor]:
-    """Forward and backward of every micro-batch, clipping and the update.
+    """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
-    A micro-batch is inputs, as `logits` takes them, and labels [rows]; there are `job.accumulate`
-    of one size, and one is asked for where it is needed. `scaler` is one that is not enabled
-    unless `job.precision` is fp16. Forward, backward and optimizer run in a `phase` of that name.
-    Returns the mean loss and the norm of the gradient; nothing waits for the device.
+    Returns the mean loss and the norm of the gradient before clipping, without waiting for the
+    device.
+
+    micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows], all
+        of one size; each is taken when it is needed.
+    scaler: enabled only if `job.precision` is fp16.
+    phase: the context for each of "forward", "backward" and "optimizer".
     """
     losses = []
     for inputs, labels in micro_batches:

@@ -59,7 +59,7 @@ def test_a_process_honors_hf_home_and_says_what_is_missing(hub, tmp_path):
     assert (missing.returncode, missing.stdout) == (6, "")
     assert missing.stderr.splitlines()[-1] == (
         "error: vit-b16 is not in the local cache and the hub cannot be reached; run once with "
-        "network, or point HF_HOME at a cache that has it."
+        "a network, or point HF_HOME at a cache that has it."
     )
 
 
@@ -68,7 +68,7 @@ def test_a_refused_connection_is_told_at_once(load, hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     start = time.monotonic()
-    with pytest.raises(MissingError, match="the hub cannot be reached; run once with network"):
+    with pytest.raises(MissingError, match="the hub cannot be reached; run once with a network"):
         load()
     assert time.monotonic() - start < 5
 

@@ -106,5 +106,5 @@ def test_precision_by_capability(capability, auto):
     if auto == "bf16":
         assert settle_precision("bf16", capability) == "bf16"
     else:
-        with pytest.raises(UsageError, match=r"needs compute capability 8.0 .* choose fp16"):
+        with pytest.raises(UsageError, match=r"needs compute capability 8.0, .* choose fp16"):
             settle_precision("bf16", capability)

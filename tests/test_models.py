@@ -121,8 +121,8 @@ def test_weights_that_lack_some_are_no_bert(hub, capsys):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("vit-micro", 30, "vit-micro takes images of 28 pixels, not 30"),
-        ("vit-b16", 100, "patches of 16 pixels, and 100 is no multiple of that; use 112"),
+        ("vit-micro", 30, "vit-micro takes images of 28 x 28 pixels, not 30"),
+        ("vit-b16", 100, "patches of 16 pixels, and 100 is not a multiple of that; use 112"),
         ("bert-base", 513, "texts of up to 512 tokens, not 513"),
     ],
 )

@@ -76,7 +76,11 @@ def test_toml_round_trip():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("ratio = ", "not TOML"), ("ratoi = 0.9", "did you mean 'ratio'"), ("ratio = 2", "outside")],
+    [
+        ("ratio = ", "not valid TOML"),
+        ("ratoi = 0.9", "did you mean 'ratio'"),
+        ("ratio = 2", "outside"),
+    ],
 )
 def test_bad_toml_is_refused(text, message):
     with pytest.raises(UsageError, match=message):

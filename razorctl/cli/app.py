@@ -1,4 +1,4 @@
-"""The application: its commands, the options before them, and errors as exit codes."""
+"""The application: its commands, its global options, and the exit code of each error."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ CONTEXT = {"auto_envvar_prefix": settings.PREFIX, "help_option_names": ["-h", "-
 
 
 class Group(TyperGroup):
-    """Turns errors into one sentence and the exit code that stands for their kind."""
+    """Prints an error as one sentence and exits with the code of its kind."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -39,14 +39,14 @@ class Group(TyperGroup):
             views.error(_ending("terminated", stop))
             raise
         except Exception as error:
-            if ctx.params.get("debug") or _nobody_reads(error):
+            if ctx.params.get("debug") or _stdout_closed(error):
                 raise
             views.error(_sentence(error))
             raise typer.Exit(_exit_code(error)) from None
 
 
-def _nobody_reads(error: Exception) -> bool:
-    """Whether that is because who read our output has read enough, which typer ends in silence."""
+def _stdout_closed(error: Exception) -> bool:
+    """Whether the error is a broken pipe of stdout, on which typer exits without a message."""
     if isinstance(error, BrokenPipeError):
         try:
             sys.stdout.flush()
@@ -56,7 +56,7 @@ def _nobody_reads(error: Exception) -> bool:
 
 
 def _ending(word: str, stop: BaseException) -> str:
-    """That a command was stopped, and what that leaves, which stands in the notes."""
+    """The sentence for a stopped command; the notes of `stop` say what the command has written."""
     return f"{': '.join([word, *getattr(stop, '__notes__', [])])}."
 
 
@@ -97,7 +97,7 @@ def main(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        option(help="Settings in TOML, such as a run's config.toml. [default: razorctl.toml]"),
+        option(help="TOML file of settings, such as a run's config.toml. [default: razorctl.toml]"),
     ] = None,
     debug: Annotated[bool, option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[

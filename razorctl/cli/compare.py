@@ -27,7 +27,7 @@ OF_JOB = (
     "weight_decay",
     "evaluate_every",
 )
-OF_VIEW = {"what", "target", "json", "csv"}  # parameters that runs which are finished take too
+OF_VIEW = {"what", "target", "json", "csv"}  # parameters that also apply to finished runs
 
 
 @takes("ratio", *OF_JOB)
@@ -46,21 +46,23 @@ def compare(
     device: Device = None,
     out: Annotated[Path | None, option(help="New directory. [default: under runs/]")] = None,
     resume: Annotated[
-        bool, option("--resume", help="Go on in --out; what is finished there is kept.")
+        bool, option("--resume", help="Continue in --out; finished runs are not run again.")
     ] = False,
     json: Json = False,
     csv: Annotated[bool, option("--csv", help="Print the rows as CSV.")] = False,
     **flags: Any,
 ) -> None:
-    """Compare methods on MODEL and DATASET, or what is in directories: finished runs, comparisons.
+    """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
 
-    Every method and seed runs in a process of its own, as `finetune` would; one that fails has its
-    reason in its row. Of the settings of a recipe only the ratio counts: methods run as they come.
-    full-stored and full-flash are full with that attention; accumulate is full in as few
-    micro-batches as need at most the peak of razor.
+    Each directory is that of a run or of a comparison. Every method and seed is
+    run by `finetune` in its own process; the row of a run that fails shows the
+    error. Only the ratio of a recipe can be set: every other setting is the
+    method's default. full-stored and full-flash are full with stored or flash
+    attention; accumulate is full with the fewest micro-batches that bring its
+    peak to razor's or below.
     """
     if json and csv:
-        raise UsageError("json and csv are two forms of the same; give one of them.")
+        raise UsageError("json and csv cannot both be printed; give one of them.")
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
     found = _finished(ctx, what)
@@ -81,7 +83,10 @@ def compare(
 
 
 def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
-    """What is in directories, if that is what is named, and no model and data set."""
+    """The comparison of the directories that `what` names; None for a model and a data set.
+
+    Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
+    """
     from razorctl.training import comparison
 
     there = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
@@ -90,13 +95,13 @@ def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
             source = ctx.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 raise UsageError(
-                    f"runs that are finished take no other {name.replace('_', ' ')}; leave it out."
+                    f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
                 )
         return comparison.finished(map(Path, what))
     if len(what) != 2 or any(there):
         raise UsageError(
-            f"{what[there.index(False)]} is no directory of a run or of a comparison; name a model "
-            "and a data set, or such directories alone."
+            f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
+            "either a model and a data set, or only such directories."
         )
     return None
 
@@ -104,7 +109,7 @@ def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
 def _run(
     ctx: typer.Context, settings: Settings, methods: list[str], options: dict[str, Any]
 ) -> "Comparison":
-    """Runs the methods, with these options of a Grid, on the job that is given."""
+    """Runs the methods on the job of `settings`; `options` are arguments of `Grid`."""
     job = settings.job
     with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress

@@ -1,4 +1,4 @@
-"""Settings that a user gave and that change nothing, or not what they seem to."""
+"""Notes about given settings that have no effect, or not the expected one."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -16,9 +16,9 @@ from razorctl.recipe import Recipe
 
 
 def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
-    """Says which settings do nothing in any of these.
+    """Prints a note for each setting that the user gave and that does nothing in all `settings`.
 
-    Only of those that the user gave: a default in a file, as a run's config.toml has them, is none.
+    A default value in a file does not count as given: a run's config.toml contains all defaults.
     """
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
     given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
@@ -33,7 +33,7 @@ def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
 
 
 def note_variables(ctx: typer.Context) -> None:
-    """Says which variables of the environment look like settings and are none."""
+    """Prints a note for each RAZORCTL_ variable of the environment that names no setting."""
     assert isinstance(ctx.command, TyperGroup)
     commands = (ctx.command, *ctx.command.commands.values())
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
@@ -46,7 +46,7 @@ def note_variables(ctx: typer.Context) -> None:
 
 
 def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
-    """A sentence for each of the settings `given`, names of fields, that does nothing."""
+    """A sentence for each field named in `given` that does nothing in `settings`."""
     found = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
     return [sentence for name, sentence in found if name in given]
 
@@ -69,22 +69,22 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _prunes(rule: str) -> bool:
-    """Whether a rule of that name in `rules.registry.RULES` drops elements or columns."""
+    """Whether a rule, by its name in `rules.registry.RULES`, prunes elements or columns."""
     return rule.startswith(("topk", "columns-"))
 
 
 def _draws(rule: str) -> bool:
-    """Whether it draws them."""
+    """Whether a rule, by its name in `rules.registry.RULES`, draws columns at random."""
     return rule.startswith("columns-") and rule != "columns-norm"
 
 
 def _of_job(job: Job) -> Iterator[tuple[str, str]]:
     if job.optimizer != "sgd":
-        yield "momentum", f"the momentum does nothing: it is of sgd, not of {job.optimizer}."
+        yield "momentum", f"the momentum does nothing: {job.optimizer} does not use it."
     warmup, steps = job.warmup_steps, job.steps
     if warmup is not None and steps is not None and warmup >= steps:
         yield (
             "warmup_steps",
-            f"the learning rate never gets to its highest: {warmup:,} steps of warmup are not "
-            f"over after {steps:,}.",
+            f"the learning rate never reaches its highest value: the warmup takes {warmup:,} "
+            f"steps, and the run has {steps:,}.",
         )

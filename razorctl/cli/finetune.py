@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @takes(*PLANNING, *RECIPE, *JOB)
 def finetune(
     ctx: typer.Context,
-    plan: Annotated[Path | None, of_plan(help="File of `plan --json`: run exactly that.")] = None,
+    plan: Annotated[Path | None, of_plan(help="File of `plan --json`, run as planned.")] = None,
     recipe: Preset = None,
     device: Device = None,
     out: Annotated[Path | None, option(help="New run directory. [default: under runs/]")] = None,
@@ -40,17 +40,19 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
-    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the end, result.json.
-    A setting that is not given has the measured default of the model or method. With --vram or
-    --gpu the run is planned first, and on CUDA it is held to that memory; --plan runs what a file
-    says. Without any of these, and without a recipe, it is planned for the CUDA card that it runs
-    on, if any. Precision is bf16 or, on older cards, fp16 where CUDA is.
+    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the
+    end, result.json. Settings that are not given take the measured defaults of
+    the model and the method. With --vram or --gpu, the run is planned first, and
+    on CUDA its memory is limited to the plan's. --plan runs the plan in a file.
+    Without these options and without a recipe, the run is planned for the CUDA
+    card it runs on, if there is one. The precision on CUDA is bf16, or fp16 on
+    older cards.
     """
-    from razorctl.cli import progress  # with rich's bars, which --help need not wait for
+    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
 
     settings = read(ctx, flags, recipe)
     if plan is not None and recipe is not None:
-        raise UsageError(f"{plan} settles the recipe; leave --recipe out, or plan again.")
+        raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
     if plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:
@@ -64,7 +66,7 @@ def finetune(
         run = trainer.finetune(
             job, chosen, out=directory, device=device, plan=document, progress=at
         )
-        effects.note_settings(ctx, run.job)  # whose steps may be the model's
+        effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
     result = progress.train(prepare, job, chosen, directory, device).result()

@@ -14,13 +14,11 @@ from razorctl.config.registry import find
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="models, datasets, methods, gpus or recipes: all that is said of each."
-        ),
+        typer.Argument(help="models, datasets, methods, gpus or recipes: show these in full."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the models, data sets, methods and GPUs known by name, or all of one KIND in full."""
+    """Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in full."""
     groups = known()
     if kind is not None:
         group = find("kind", kind, {name.replace(" ", ""): name for name in groups})

@@ -1,4 +1,4 @@
-"""All that a user may name: for `list`, and for a shell that completes what is half typed."""
+"""The names a user can type, for `list` and for shell completion."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from razorctl.methods import METHODS
 
 
 def known() -> dict[str, dict[str, str]]:
-    """Group -> name -> summary."""
+    """The known names: group -> name -> summary."""
     from razorctl import data, models
     from razorctl.planning import gpus
 
@@ -25,7 +25,7 @@ def known() -> dict[str, dict[str, str]]:
 
 
 def completes(group: str) -> Callable[[str], list[str]]:
-    """What a shell offers where a name of that group is half typed."""
+    """The shell completion for the names of a group."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in known()[group] if name.startswith(incomplete)]

@@ -1,8 +1,8 @@
-"""Every option that commands share, once: the setting it sets, what its help says, its panel.
+"""The options that commands share: each has a setting, a help text and a panel.
 
-`JOB` and `RECIPE` have an option for each field of these, of the field's type, `PLANNING` those
-that say what to plan for. None has a default: what is not given is None, and the default is the
-dataclass's, the model's or the method's to know.
+`JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANNING`
+holds the options that say what to plan for. No option has a default: one that is not given is
+None, and the dataclass, the model or the method supplies the value.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ Command = Callable[..., None]
 
 
 def option(*flags: str, help: str, **settings: Any) -> Any:
-    """An option of typer whose help is shown as it is written."""
-    # Or rich would take "[default: 1]" for markup, and show nothing of it.
+    """A typer option whose help is shown exactly as written."""
+    # Escaped, since rich would read "[default: 1]" as markup and drop it.
     return typer.Option(*flags, help=escape(help), show_envvar=False, **settings)
 
 
@@ -33,11 +33,11 @@ of_plan = partial(option, rich_help_panel="Planning")
 
 
 def _typed(kind: type[Any], **infos: Any) -> dict[str, Any]:
-    """The fields of a dataclass that have an option, by name: their types, annotated with it."""
+    """Field name -> the field's type annotated with its option, for the fields in `infos`."""
     types = {field.name: field.type for field in fields(kind)}
     table: dict[str, Any] = {}
     for name, info in infos.items():
-        # A dataclass names its choices, and the nearest one, better than a parser would.
+        # The dataclass checks choices itself: its error also names the nearest one.
         plain: Any = str if get_origin(types[name]) is Literal else types[name]
         table[name] = Annotated[plain | None, info]
     return table
@@ -51,38 +51,39 @@ JOB = _typed(
     model=MODEL,
     dataset=typer.Argument(help="Name of a data set.", autocompletion=completes("data sets")),
     steps=_of_job(help="Optimizer steps."),
-    epochs=_of_job(help="Passes over the data, not steps."),
+    epochs=_of_job(help="Passes over the data, instead of --steps."),
     input_size=_of_job(help="Pixels of an image's side, or tokens. [default: the model's]"),
     batch_size=_of_job(help="Examples in a step."),
-    accumulate=_of_job(help="Micro-batches that a step's gradient adds up over. [default: 1]"),
+    accumulate=_of_job(help="Micro-batches accumulated in a step. [default: 1]"),
     precision=_of_job(help="fp32, bf16 or fp16. [default: what suits the device]"),
     optimizer=_of_job("--optimizer", help="sgd or adamw. [default: sgd]"),
     learning_rate=_of_job("--lr", help="Highest learning rate."),
-    momentum=_of_job(help="Of SGD."),
-    weight_decay=_of_job(help="Of the optimizer."),
-    warmup_steps=_of_job(help="Steps of rising learning rate."),
+    momentum=_of_job(help="Momentum of SGD."),
+    weight_decay=_of_job(help="Weight decay of the optimizer."),
+    warmup_steps=_of_job(help="Steps in which the learning rate rises."),
     clip_norm=_of_job(help="Largest norm of the gradient."),
     evaluate_every=_of_job(help="Steps between evaluations."),
-    seed=_of_job(help="Of classifier, data order and draws."),
+    seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
 RECIPE = _typed(
     Recipe,
     method=_of_recipe(
-        help="What survives of each activation.", autocompletion=completes("methods")
+        help="Method by name; `razorctl list methods` shows them.",
+        autocompletion=completes("methods"),
     ),
-    ratio=_of_recipe(help="Share that is pruned; of razor, of bytes; in [0, 1)."),
-    joint_budget=_of_recipe(help="Share of blocks with a gradient each step, in (0, 1]."),
-    joint=_of_recipe(help="Those blocks: weights or branches. [default: weights]"),
+    ratio=_of_recipe(help="Share that is pruned, in [0, 1); for razor, share of bytes."),
+    joint_budget=_of_recipe(help="Share of blocks that get a gradient in a step, in (0, 1]."),
+    joint=_of_recipe(help="Blocks of the joint budget: weights or branches. [default: weights]"),
     attention=_of_recipe(help="stored, flash or sparse-flash. [default: the method's]"),
-    mean_correction=_of_recipe(help="Save the mean of each column exactly, prune only the rest."),
+    mean_correction=_of_recipe(help="Save each column's mean exactly and prune only the rest."),
     unbiased=_of_recipe(
         help="Scale the gradients of drawn columns and blocks by 1 / p. [default: the method's]"
     ),
     int8_weight_grad=_of_recipe(
-        help="Weight gradients of linear layers in int8. [default: the method's]"
+        help="Compute weight gradients of linear layers in int8. [default: the method's]"
     ),
     int8_input_grad=_of_recipe(
-        help="Input gradients of linear layers in int8. [default: the method's]"
+        help="Compute input gradients of linear layers in int8. [default: the method's]"
     ),
 )
 PLANNING: dict[str, Any] = {
@@ -90,13 +91,13 @@ PLANNING: dict[str, Any] = {
     "gpu": Annotated[
         str | None,
         of_plan(
-            help="A card by its preset's name or file. [default: detected]",
+            help="Name or file of a GPU preset. [default: detected]",
             autocompletion=completes("gpus"),
         ),
     ],
     "prefer": Annotated[str | None, of_plan(help="balanced, exact or fast. [default: balanced]")],
     "max_ratio": Annotated[
-        float | None, of_plan(help="Largest ratio that may be planned. [default: 0.95]")
+        float | None, of_plan(help="Largest ratio a plan may choose. [default: 0.95]")
     ],
 }
 SETTINGS = PLANNING | RECIPE | JOB
@@ -105,7 +106,7 @@ Preset = Annotated[
     str | None,
     _of_recipe(
         "--recipe",
-        help="Settings by a preset's name; `razorctl list recipes` shows them.",
+        help="Name or file of a recipe preset; `razorctl list recipes` shows the names.",
         autocompletion=completes("recipes"),
     ),
 ]
@@ -114,9 +115,9 @@ Json = Annotated[bool, option("--json", help="Print one JSON document.")]
 
 
 def takes(*names: str) -> Callable[[Command], Command]:
-    """Gives a command that ends in `**flags` the options of these settings, by name.
+    """Adds the options of the named settings to a command that ends in `**flags`.
 
-    Those that it names itself, as with a default of its own, are left to it.
+    A setting that is already a parameter of the command is left as the command declares it.
     """
 
     def with_options(command: Command) -> Command:

@@ -12,21 +12,20 @@ from razorctl.cli.views import plan as view
 from razorctl.errors import NoFitError
 
 
-@takes(*PLANNING, *RECIPE, *(name for name in JOB if name != "accumulate"))  # a plan chooses that
+@takes(*PLANNING, *RECIPE, *(name for name in JOB if name != "accumulate"))  # the plan chooses it
 def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
-    explain: Annotated[
-        bool, option("--explain", help="Say what was tried, in which order.")
-    ] = False,
+    explain: Annotated[bool, option("--explain", help="Show what was tried, in order.")] = False,
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Say how MODEL fits a card on DATASET, what that takes, and which way to take.
+    """Show the ways to train MODEL on DATASET on a card, what each needs, and which one to take.
 
-    Training steps are traced, on no device: the exact ways are listed beside the approximate ones.
-    With a method or any other setting of a recipe, only that recipe is planned.
+    Training steps are traced without a device. Exact ways are listed beside
+    approximate ones. With a method or any other setting of a recipe, only that
+    recipe is planned.
     """
     settings = read(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:

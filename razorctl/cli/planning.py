@@ -1,4 +1,4 @@
-"""What `plan` and `finetune` share: a plan for the card that is given, or for the one found."""
+"""Shared by `plan` and `finetune`: planning for the given card, or for the card of this machine."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from razorctl.planning.plan import Plan
 
-Settled = tuple[Job, Recipe, dict[str, Any] | None]  # and the document of a plan, if there is one
+Settled = tuple[Job, Recipe, dict[str, Any] | None]  # the last is the plan's document, if planned
 
 
 def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool = False) -> "Plan":
-    """The plan for the card, the memory and the preference that are given, to be run on `place`.
+    """The plan for the given card, memory and preference; `place` is the device it will run on.
 
-    quiet: whether not to note that a card is assumed.
+    quiet: print no note when the card is assumed from the memory alone. Raises NoFitError if
+    nothing fits, and UsageError for settings that cannot be used.
     """
     from razorctl.planning import detect
     from razorctl.planning import plan as planner
@@ -32,7 +33,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     index = 0 if place is None else place.index or 0
     gpu, budget, source, assumed = detect.target(given.get("gpu"), given.get("vram"), index)
     if assumed and not quiet:
-        views.note(f"{gpu.name} is assumed from --vram alone; --gpu names another card.")
+        views.note(f"{gpu.name} is assumed from --vram alone; name the card with --gpu.")
     job = settings.job
     _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
@@ -48,7 +49,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
 
 
 def _check_place(precision: str, place: "torch.device | None", plan: str) -> None:
-    """Raises UsageError if what is planned cannot run there, before anything is read or built."""
+    """Raises UsageError if the device `place` cannot train in the precision of a plan."""
     if place is not None and place.type != "cuda" and precision == "fp16":
         raise UsageError(
             f"the plan for {plan} is in fp16, which cannot be trained on {place.type}; plan with "
@@ -57,14 +58,15 @@ def _check_place(precision: str, place: "torch.device | None", plan: str) -> Non
 
 
 def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Settled:
-    """Job and recipe as they are given, or else planned.
+    """The job, the recipe and, if they were planned, the document of the plan.
 
-    A recipe, or a part of one, is an order. Without any the job is planned for the card that it
-    runs on, if that is known.
+    A run is planned if --gpu or --vram is given. Without these it is planned if no setting of a
+    recipe is given and the card it runs on has a preset. Raises UsageError for settings that
+    cannot be used, and NoFitError if nothing fits.
     """
     given = settings.given
     if not {"model", "dataset"} <= given.keys():
-        raise UsageError("name a model and a data set, as in: finetune vit-micro digits.")
+        raise UsageError("no model or data set is given; name both: finetune vit-micro digits.")
     job, recipe = settings.job, settings.recipe
     from razorctl import data
     from razorctl.planning import detect
@@ -74,7 +76,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         found = () if device == "cpu" else detect.detect()
         if settings.orders or not found:
             for name in (name for name in PLANNING if name in given):
-                views.note(f"{name.replace('_', ' ')} does nothing where nothing is planned.")
+                views.note(f"{name.replace('_', ' ')} does nothing: the run is not planned.")
             return job, recipe, None
     with views.waiting("looking for the device"):
         from razorctl import devices
@@ -83,7 +85,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
     if not {"gpu", "vram"} & given.keys():
         cards = found[place.index or 0 :] if place.type == "cuda" else ()
         if not cards or detect.preset_for(cards[0]) is None:
-            views.note(f"nothing is planned: no preset is known for {devices.name(place)}.")
+            views.note(f"the run is not planned: {devices.name(place)} has no preset.")
             return job, recipe, None
     planned = plan(settings, place, quiet=quiet)
     view.say_choice(planned)
@@ -91,7 +93,11 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
 
 
 def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> Settled:
-    """What a file of `plan --json` says, beside which flags may say no other."""
+    """The job, the recipe and the document in a file of `plan --json`.
+
+    Raises UsageError for a file that cannot be used, and for a flag that the plan already sets,
+    unless it is a field of the job with the plan's value.
+    """
     from razorctl.planning.plan import read
 
     job, recipe, document = read(file)
@@ -99,7 +105,7 @@ def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> 
     settled = [*own.of(Job), *own.of(Recipe), *(n for n in PLANNING if n in own.given)]
     if other := [name for name in settled if getattr(job, name, None) != own.given[name]]:
         raise UsageError(
-            f"{file} settles {other[0].replace('_', ' ')}; leave it out, or plan again."
+            f"{file} already sets {other[0].replace('_', ' ')}; leave it out, or plan again."
         )
     from razorctl import devices
 

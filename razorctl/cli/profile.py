@@ -12,26 +12,27 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as view
 from razorctl.job import Job
 
-OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # all of it that counts
+OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # fields that change a step's cost
 
 
 @takes(*RECIPE, *OF_JOB)
 def profile(
     ctx: typer.Context,
     model: Annotated[str, MODEL],
-    timed_steps: Annotated[int, option("--steps", help="Steps that are timed.")] = 5,
+    timed_steps: Annotated[int, option("--steps", help="Number of timed steps.")] = 5,
     device: Device = None,
-    trace: Annotated[Path | None, option(help="File for a chrome trace of two steps.")] = None,
+    trace: Annotated[Path | None, option(help="File for a Chrome trace of two steps.")] = None,
     snapshot: Annotated[
-        Path | None, option(help="File for what CUDA allocates in two steps.")
+        Path | None, option(help="File for a CUDA memory snapshot of two steps.")
     ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
     """Show where the bytes and the time of a training step of MODEL go.
 
-    Saved bytes, and what full fine-tuning would save, are traced; times are of real steps with
-    fresh weights and random batches, so that nothing is downloaded.
+    The saved bytes, of this recipe and of full fine-tuning, are traced. The times
+    are measured on real steps with fresh weights and random batches; nothing is
+    downloaded.
     """
     from razorctl import models
 
@@ -39,7 +40,7 @@ def profile(
     recipe = settings.recipe
     effects.note_settings(ctx, recipe)
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
-    # Refused before torch is loaded, which takes seconds.
+    # Checks the settings before torch is loaded, which takes seconds.
     Job(models.find(model).name, "random", steps=timed_steps, **of_job)
     with views.waiting(f"profiling {model}"):
         from razorctl.training.profiler import profile as measure

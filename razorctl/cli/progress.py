@@ -1,4 +1,4 @@
-"""What is said on stderr while runs go on: a live bar, or lines where there is no terminal."""
+"""The progress of runs on stderr: a live bar, or lines where there is no terminal."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from razorctl.training.grid import Progress as Standing
     from razorctl.training.run import Run
 
-APART = 5.0  # seconds between two lines at least
+APART = 5.0  # least seconds between two lines
 
 
 def train(
@@ -38,15 +38,16 @@ def train(
     out: "Path",
     device: str | None,
 ) -> "Run":
-    """Prepares a run and trains it to the end, and says what is known of it as soon as it is.
+    """Prepares a run, trains it to the end and returns it; prints its settings and progress.
 
-    prepare: makes the run of `job` and `recipe` in `out`, and tells its argument what it is at.
+    prepare: makes the run of `job` and `recipe` in `out`; it calls its argument with the name of
+    each stage.
     """
     view.header(job, recipe, out, device)
     try:
         with views.waiting("loading PyTorch") as at:
             run = prepare(at)
-            from razorctl import devices  # imports torch, as all that prepares does
+            from razorctl import devices  # imports torch, which `prepare` has already loaded
 
         view.settled(run, job, device, devices.name(run.device))
         (_bar if views.err.is_interactive else _lines)(run)
@@ -76,7 +77,10 @@ def _bar(run: "Run") -> None:
 
 
 def _lines(run: "Run") -> None:
-    """Trains with a line for each tenth, if not sooner than APART, and for the last step."""
+    """Trains with a line for each tenth of the steps and for the last step.
+
+    The line of a tenth is left out if the last one was printed less than APART seconds ago.
+    """
     steps, start, accuracy = run.job.steps or 0, time.monotonic(), ""
     with Pulse("the first step") as pulse:
         for step in run:
@@ -93,7 +97,7 @@ def _lines(run: "Run") -> None:
 
 
 def compare(grid: "Grid") -> None:
-    """Runs all of a grid: under a live bar, or with a line as each run begins and ends."""
+    """Runs a whole grid under a live bar, or with a line when each run begins and ends."""
     seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
     views.say(f"{grid.job.model} on {grid.job.dataset}: {', '.join(grid.methods)}; {seeds}")
     views.say(f"directory: {grid.out}")

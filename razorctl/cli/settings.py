@@ -1,8 +1,8 @@
-"""Job and recipe from what is given: flags, environment, files.
+"""The job and the recipe that flags, environment and files give.
 
-The first of these that says something counts: flag, RAZORCTL_<NAME> in the environment, the [job]
-and [recipe] tables of razorctl.toml, a preset of --recipe, the measured default of the model or
-method.
+A setting comes from the first of these that has it: the flag, RAZORCTL_<NAME> in the environment,
+the [job] and [recipe] tables of razorctl.toml, the preset of --recipe, the measured default of the
+model or method.
 """
 
 from collections.abc import Mapping
@@ -19,49 +19,55 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
-PREFIX = "RAZORCTL"  # of variables of the environment
+PREFIX = "RAZORCTL"  # prefix of environment variables
 PROJECT_FILE = Path("razorctl.toml")
-OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # which suit one alone
+OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is given of a job, of a recipe and of what to plan for, by name."""
+    """The given settings of a job, a recipe and a plan, by name."""
 
     given: Mapping[str, Any]
 
     def but(self, **settings: Any) -> "Settings":
-        """The same with these on top."""
+        """A copy in which these settings replace those of the same name."""
         return Settings({**self.given, **settings})
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
-        """What is given of the fields of Job or of Recipe."""
+        """The given settings that are fields of `kind`, which is Job or Recipe."""
         return {f.name: self.given[f.name] for f in fields(kind) if f.name in self.given}
 
     @property
     def job(self) -> Job:
-        """The job, which needs a model and a data set; raises UsageError if it is unsound."""
+        """The job; a model and a data set must be given. Raises UsageError for invalid values."""
         return Job(**self.of(Job))
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe; raises UsageError if it is unsound."""
+        """The recipe; raises UsageError for invalid values."""
         return Recipe(**self.of(Recipe))
 
     @property
     def orders(self) -> bool:
-        """Whether a recipe is given, or a part of one; a seed, which is the job's too, is none."""
+        """Whether any setting of a recipe is given; the seed does not count: a job has it too."""
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
 def read(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
-    """What is given to a command: `flags`, which have the environment's, over files and preset."""
+    """The settings given to a command: `flags` first, then the file's, then the preset's.
+
+    `flags` already include the environment's. Raises UsageError for an unknown or bad preset.
+    """
     given = {**(ctx.obj or {}), **{k: v for k, v in flags.items() if v is not None}}
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
 def of_file(file: Path) -> dict[str, Any]:
-    """The [job] and [recipe] tables of a razorctl.toml or a run's config.toml, as one mapping."""
+    """The [job] and [recipe] tables of a razorctl.toml or a run's config.toml, as one mapping.
+
+    Raises UsageError if the file cannot be read or has an unknown setting.
+    """
     known = [field.name for field in (*fields(Job), *fields(Recipe))]
     tables = read_toml(file)
     settings: dict[str, Any] = {}
@@ -78,10 +84,10 @@ def of_file(file: Path) -> dict[str, Any]:
 
 
 def _over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a recipe preset, by name or file, with what is given on top."""
+    """The settings of a recipe preset, by name or file; those in `given` replace them."""
     file = Path(name) if name.endswith(".toml") else find("recipe", name, presets.files("recipes"))
     settings = of_file(file)
-    if "steps" in given or "epochs" in given:  # two ways to say the same
+    if "steps" in given or "epochs" in given:  # a job takes only one of them
         settings = {k: v for k, v in settings.items() if k not in ("steps", "epochs")}
     if given.get("optimizer", Job.optimizer) != settings.get("optimizer", Job.optimizer):
         settings = {k: v for k, v in settings.items() if k not in OF_OPTIMIZER}

@@ -1,1 +1,1 @@
-"""What files and names of settings have in common; no torch."""
+"""Reading and checking settings, presets and names, without torch."""

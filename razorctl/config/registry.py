@@ -1,4 +1,4 @@
-"""Names: those that a user may say, the files that define them, and how many read as one."""
+"""Names that a user can type: their defining modules, their look-up, and their errors."""
 
 import importlib
 import pkgutil
@@ -11,11 +11,11 @@ from typing import TypeVar
 from razorctl.errors import UsageError
 
 Entry = TypeVar("Entry")
-NEAR = 0.6  # at least this share of the letters of two names, in order
+NEAR = 0.6  # least likeness of a name that an error suggests, by SequenceMatcher
 
 
 def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list[ModuleType]:
-    """Every module of a package but for `skip`, imported: a new file needs no other mention."""
+    """Imports and returns all modules of a package except `skip`, so new files need no entry."""
     return [
         importlib.import_module(f"{package}.{file.name}")
         for file in pkgutil.iter_modules(path)
@@ -24,16 +24,16 @@ def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list
 
 
 def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
-    """The entry of that name; raises UsageError with the nearest one if there is none."""
+    """The entry of that name; raises UsageError, with the nearest name, if there is none."""
     if name not in entries:
         raise unknown(what, name, entries)
     return entries[name]
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not known; says the nearest one that is, or all if none is near.
+    """The error for an unknown name, which suggests the nearest known one, or lists all of them.
 
-    Near is one of which a few letters differ, or that begins or ends with the name.
+    A known name is near if it begins or ends with `name`, or if only a few letters differ.
     """
     names = sorted(known)
 
@@ -49,6 +49,6 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def starred(name: str) -> str:
-    """A dotted name with `*` for the numbers of blocks: one for a module and its kin in others."""
+    """A dotted module name with `*` for block numbers, so that equal parts of blocks share it."""
     *outer, own = (re.sub(r"^\d+$", "*", part) for part in name.split("."))
     return ".".join([*(re.sub(r"_\d+$", "_*", part) for part in outer), own])

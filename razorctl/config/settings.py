@@ -1,4 +1,4 @@
-"""What frozen dataclasses of settings, Job, Recipe or Gpu, and their files have in common."""
+"""Checks and TOML reading that the settings dataclasses Job, Recipe and Gpu share."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from razorctl.errors import UsageError
 
 
 def check_types(settings: Any) -> None:
-    """Raises UsageError if a field does not hold what it is annotated with.
+    """Raises UsageError if a field's value is not of its annotated type.
 
-    A whole number may stand for a float, but True for no number. Literals, mappings and tuples
-    are left to the caller.
+    An int is accepted for a float, but a bool is not accepted for a number. Fields annotated with
+    Literal, Mapping or tuple are not checked here.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -29,16 +29,16 @@ def check_types(settings: Any) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raises UsageError for a seed that not every generator of numbers takes."""
+    """Raises UsageError for a seed that some random generators do not accept."""
     if not 0 <= seed < 2**32:
-        raise UsageError(f"seed {seed} is outside [0, 2**32); give a whole number from 0 up.")
+        raise UsageError(f"seed {seed} is outside [0, 2**32); give one such as 0.")
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What a TOML file holds; raises UsageError if it cannot be read or is not TOML."""
+    """The contents of a TOML file; raises UsageError if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML, mend it: {error}.") from None
+        raise UsageError(f"{file} is not valid TOML ({error}); correct it.") from None

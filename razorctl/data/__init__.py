@@ -1,6 +1,6 @@
-"""Data sets by name: a file a source, found by listing.
+"""Data sets by name.
 
-A data file defines `DATASETS`, a tuple of `Source` entries.
+Every module of this package is imported and defines `DATASETS`, a tuple of `Source` entries.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Splits:
-    """Train and test rows, and the names of the classes that their `label` column numbers.
+    """Train and test rows, and the class names.
 
-    Beside `label` a row has an `image`, or a `text` and perhaps a `text_pair`.
+    A row has a `label`, which is an index into `classes`, and an `image`, or a `text` and
+    sometimes a `text_pair`.
     """
 
     train: "Dataset"
@@ -30,9 +31,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name, and what can be said of it before it is loaded.
+    """A data set by name, with what is known before it is loaded.
 
-    load: raises MissingError or DataError where the rows cannot be had or read.
+    load: returns the splits. Raises MissingError if the files cannot be found, and DataError if
+        they cannot be read.
     """
 
     name: str
@@ -50,28 +52,31 @@ DATASETS: dict[str, Source] = {
 
 
 def find(name: str) -> Source:
-    """The data set of that name; raises UsageError with the nearest one if there is none."""
+    """The data set of that name; raises UsageError, with the nearest name, if there is none."""
     return registry.find("data set", name, DATASETS)
 
 
 def usual(model: str) -> str:
-    """The data set that a model is planned for where none is named."""
+    """The name of the data set that a model is planned for if none is given."""
     return {"image": "cifar100", "text": "rte"}[models.find(model).modality]
 
 
 def pair(model: str, dataset: str) -> tuple[models.Model, Source]:
-    """The model and the data set of those names; raises UsageError if one cannot take the other."""
+    """The model and the data set of those names.
+
+    Raises UsageError for an unknown name, and if the model cannot take the data set.
+    """
     family, source = models.find(model), find(dataset)
     if family.modality != source.modality:
         fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
         raise UsageError(
-            f"{model} takes {family.modality}s, and {dataset} has {source.modality}s; data sets of "
-            f"{family.modality}s: {', '.join(fitting)}."
+            f"{model} takes {family.modality}s, and {dataset} has {source.modality}s; choose one "
+            f"of {', '.join(fitting)}."
         )
     return family, source
 
 
 def check(job: Job) -> None:
-    """Raises UsageError for what can be said against a job before anything is loaded."""
+    """Raises UsageError for every mistake in a job that can be found before loading anything."""
     family, source = pair(job.model, job.dataset)
     job.resolved(family.defaults, source.train_examples)

@@ -12,16 +12,16 @@ DIGITS = Path(__file__).parent / "digits"
 
 
 def _read(file: Path) -> "Dataset":
-    # Imported here: it is slow to import, and only reading needs it.
+    # Imported here since they are slow to import and only reading needs them.
     import pyarrow.parquet
     from datasets import Dataset
 
-    # Straight from the file; Dataset.from_parquet would write a copy to the user's cache.
+    # Read without Dataset.from_parquet, which would write a copy to the user's cache.
     return Dataset(pyarrow.parquet.read_table(file))
 
 
 def digits() -> Splits:
-    """1,797 handwritten digits, 8 x 8 gray; every fifth is in the test split."""
+    """1,797 handwritten digits of 8 x 8 gray pixels; every fifth is in the test split."""
     train, test = _read(DIGITS / "train.parquet"), _read(DIGITS / "test.parquet")
     return Splits(train, test, tuple(train.features["label"].names))
 

@@ -1,4 +1,4 @@
-"""Data sets on the hub, read from the Parquet files of their repositories."""
+"""Data sets on the Hugging Face hub, read from the Parquet files of their repositories."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,8 +23,13 @@ def load(
     columns: Mapping[str, str],
     classes: int,
 ) -> Splits:
-    """Reads the splits in those files, of which `columns` says what razorctl calls which."""
-    # Imported here: it is slow to import, and only reading needs it.
+    """Reads the splits of a data set from Parquet files of its repository.
+
+    train, test: patterns of the files. columns: column name in the files -> name in `Splits`.
+    Raises MissingError if the files cannot be found, and DataError if they cannot be read or do
+    not have these columns and classes.
+    """
+    # Imported here since it is slow to import and only reading needs it.
     from datasets import load_dataset
 
     folder = hub.fetch(name, repo, (*train, *test), "dataset")
@@ -62,15 +67,16 @@ def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Datase
     if missing:
         raise DataError(
             f"{name} has no column {', '.join(sorted(missing))}, only "
-            f"{', '.join(split.column_names)}; it may have changed on the hub."
+            f"{', '.join(split.column_names)}; it may have changed on the hub, so choose another "
+            "data set."
         )
     split = split.select_columns(list(columns)).rename_columns(columns)
-    # Parquet that another library wrote does not say that a column of bytes holds images.
+    # Parquet files of other libraries do not mark a column of bytes as images.
     return split.cast_column("image", Image()) if "image" in split.column_names else split
 
 
 def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Splits:
-    """The splits with labels that count the classes from 0."""
+    """The splits with labels numbered from 0; raises DataError if the classes do not match."""
     names = getattr(train.features["label"], "names", None)
     values = sorted({*train.unique("label"), *test.unique("label")})
     if names is None:
@@ -81,10 +87,14 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
             for split in (train, test)
         )
     elif not set(values) <= set(range(len(names))):
-        raise DataError(f"{name} has rows without a label; it may have changed on the hub.")
+        raise DataError(
+            f"{name} has rows without a label; it may have changed on the hub, so choose another "
+            "data set."
+        )
     if len(names) != classes:
         raise DataError(
-            f"{name} has {len(names)} classes, not {classes}; it may have changed on the hub."
+            f"{name} has {len(names)} classes, not {classes}; it may have changed on the hub, so "
+            "choose another data set."
         )
     return Splits(train, test, tuple(names))
 
@@ -102,7 +112,7 @@ def from_hub(
     train: tuple[str, ...] = ("data/train-*.parquet",),
     test: tuple[str, ...] = ("data/test-*.parquet",),
 ) -> Source:
-    """The entry of a data set on the hub; see `load`."""
+    """The `Source` of a data set on the hub; see `load` for the arguments."""
     read = partial(load, name, repo, train, test, columns, classes)
     return Source(
         name, f"{summary}; from the hub", modality, classes, train_examples, test_examples, read
@@ -138,7 +148,7 @@ DATASETS = (
         "flowers102",
         "8,189 photographs of 102 kinds of flowers",
         "image",
-        # The one with the split of its authors; transfer learning trains on train and validation.
+        # This copy has the authors' splits; transfer learning trains on train and validation.
         "dpdl-benchmark/oxford_flowers102",
         {"image": "image", "label": "label"},
         classes=102,
@@ -158,7 +168,7 @@ DATASETS = (
     ),
     from_hub(
         "rte",
-        "2,767 pairs of texts, of which one may entail the other (GLUE)",
+        "2,767 pairs of texts: does the first entail the second? (GLUE)",
         "text",
         "nyu-mll/glue",
         {"sentence1": "text", "sentence2": "text_pair", "label": "label"},
@@ -166,6 +176,6 @@ DATASETS = (
         train_examples=2_490,
         test_examples=277,
         train=("rte/train-*.parquet",),
-        test=("rte/validation-*.parquet",),  # that of GLUE's test split are secret
+        test=("rte/validation-*.parquet",),  # the labels of GLUE's test split are not public
     ),
 )

@@ -1,8 +1,8 @@
-"""What operations cost on a GPU: the kernels that run, and the memory they take inside themselves.
+"""The cost of operations on a GPU: the kernels that run, and their workspace memory.
 
-An operation of PyTorch counts as the kernels that CUDA runs for it, most of them as one; each reads
-its operands and writes its results once. An op of razorctl is looked into: it runs on the meta
-device, where it does what it would on a GPU, without values.
+An operation of PyTorch costs the kernels that CUDA runs for it, usually one. Each kernel reads its
+operands and writes its results once. The cost of an op of razorctl is the sum over the PyTorch
+operations in it: the op runs on the meta device, with the same operations as on a GPU.
 """
 
 import math
@@ -23,25 +23,28 @@ from razorctl.memory.trace_cache import Kernel
 
 aten = torch.ops.aten
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
-_LIKE = {aten._int_mm: aten.mm}  # products that torch does not count, and what counts alike
-# What writes its result alone, whatever it is given.
+_LIKE = {aten._int_mm: aten.mm}  # products torch has no count for -> one with the same count
+# Operations that only write their result and do not read their arguments.
 _CREATE = {
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_full", "zero_", "fill_", "_foreach_zero_"),
 }
-# How many of the first arguments of an operation it makes contiguous for itself.
+# Operation -> how many of its first arguments it copies if they are not contiguous.
 _CONTIGUOUS = {
     aten.native_layer_norm: 1,
     aten.native_layer_norm_backward: 2,
     aten._softmax: 1,
     aten._softmax_backward_data: 2,
 }
-# Multiples that fused attention rounds the queries and the columns of a head up to.
+# Fused attention rounds the queries and the columns of a head up to multiples of these.
 _QUERIES, _COLUMNS = 128, 32
 
 
 class Cost(NamedTuple):
-    """kernels: how often each runs. workspace: most bytes at a time beside operands and results."""
+    """The cost of an operation.
+
+    kernels: how often each runs. workspace: highest bytes beside operands and results.
+    """
 
     kernels: Mapping[Kernel, int]
     workspace: int
@@ -56,7 +59,7 @@ class _Blank(NamedTuple):
 
 
 def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
-    """What a call of an operation costs, which returned `result`."""
+    """The cost of a call of an operation that returned `result`."""
     if operation.namespace == "razorctl":
         leaves, tree = tree_flatten((args, kwargs))
         blanks = (
@@ -71,7 +74,7 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
 
 @cache
 def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
-    """Of an op of razorctl by that name."""
+    """The cost of the op of razorctl with that name; `leaves` are its flattened arguments."""
     with _disable_current_modes():
         blanks = (
             torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
@@ -87,9 +90,9 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts kernels, and the bytes of the tensors that they make while these live.
+    """Counts kernels, and the bytes of the tensors they make for as long as these are alive.
 
-    most: the highest number of bytes.
+    now, most: bytes at this moment and at the highest.
     """
 
     def __init__(self) -> None:
@@ -115,7 +118,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel]:
-    """What an operation runs on CUDA; nothing for a view or an empty tensor."""
+    """The kernels that CUDA runs for an operation; none for a view or an empty tensor."""
     inputs, outputs = _tensors((*args, *kwargs.values())), _tensors((result,))
     if "empty" in operation.name() or operation is aten.detach_.default:
         return []
@@ -140,12 +143,12 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
 
 
 def _pass(*tensors: Tensor | None) -> Kernel:
-    """A kernel that goes once through these."""
+    """A kernel that reads or writes each of these tensors once."""
     return Kernel("fp32", 0, sum(_bytes(tensor) for tensor in tensors if tensor is not None))
 
 
 def _statistics(args: Any, result: Any) -> list[Kernel]:
-    """Batch and group norm go through the input for its moments, and again to normalize it."""
+    """Batch and group norm: one pass over the input for its moments, one to normalize it."""
     return [_pass(args[0]), _pass(args[0], result[0])]
 
 
@@ -155,7 +158,7 @@ def _batch_norm(args: Any, result: Any) -> list[Kernel]:
 
 
 def _statistics_backward(args: Any, result: Any) -> list[Kernel]:
-    """Sums over input and gradient, of which that of the input is made in a second pass."""
+    """One pass over input and gradient for their sums; a second one for the input's gradient."""
     sums, dx = _pass(*args[:2]), result[0]
     return [sums] if dx is None else [sums, _pass(*args[:2], dx)]
 
@@ -174,23 +177,23 @@ _PASSES: dict[Any, Callable[[Any, Any], list[Kernel]]] = {
     aten.native_group_norm: _statistics,
     aten.native_group_norm_backward: _statistics_backward,
     aten.native_layer_norm_backward: _layer_norm_backward,
-    # The rows that are looked up, not the table.
+    # An embedding reads the rows that are looked up, not the whole table.
     aten.embedding: lambda args, rows: [_pass(args[1], rows, rows)],
 }
 
 
 def _convolution(args: Any, result: Tensor) -> list[Kernel]:
-    """A convolution, of which cuDNN transposes what does not lie as its tensor cores want it."""
+    """A convolution, with the copies that cuDNN makes for its tensor cores."""
     x, weight, bias = args[:3]
     kernel = _product(args, x, weight, result, (x, weight, bias, result))
     return [*_transposed(args, x, weight, (x, weight, result)), kernel]
 
 
 def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
-    """The gradients of input, weight and bias, each a kernel that reads that of the output."""
+    """The gradients of input, weight and bias; the kernel of each reads the output's gradient."""
     dy, x, weight = args[:3]
     dx, dweight, dbias = result
-    shape = args[1:3] + args[3:]  # as the convolution's own, with the size of the bias in its place
+    shape = args[1:3] + args[3:]  # the convolution's arguments, with the bias's size as its bias
     kernels: list[Kernel] = []
     for operand, gradient in ((weight, dx), (x, dweight)):
         if gradient is not None:
@@ -202,17 +205,17 @@ def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
 def _product(
     args: Any, x: Tensor, weight: Tensor, y: Tensor, moved: tuple[Tensor | None, ...]
 ) -> Kernel:
-    """The product of a convolution or of one of its gradients; all take as many operations."""
+    """The product of a convolution or of a gradient of it; all need as many operations."""
     transposed = args[6]
     operations = 2 * (x if transposed else y).numel() * weight[0].numel()
-    precision = _PRECISIONS.get(x.dtype, "tf32")  # which cuDNN may use unless told not to
+    precision = _PRECISIONS.get(x.dtype, "tf32")  # PyTorch allows cuDNN to use it by default
     if _depthwise(args, x):
-        precision = "depthwise"  # tensor cores have nothing to do there
+        precision = "depthwise"  # these do not run on tensor cores
     return Kernel(precision, operations, _pass(*moved).bytes)
 
 
 def _transposed(args: Any, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> list[Kernel]:
-    """Copies that cuDNN makes for half-precision tensor cores of tensors with channels first."""
+    """Copies that cuDNN makes of channels-first tensors for half-precision tensor cores."""
     last = any(
         t.dim() == 4
         and t.is_contiguous(memory_format=torch.channels_last)
@@ -230,24 +233,24 @@ def _depthwise(args: Any, x: Tensor) -> bool:
 
 
 def _rearranged(packet: Any, args: Any) -> list[Tensor]:
-    """Operands that an operation makes contiguous inside itself."""
+    """Operands that an operation copies because they are not contiguous."""
     return [t for t in _tensors(args[: _CONTIGUOUS.get(packet, 0)]) if not t.is_contiguous()]
 
 
 def _read(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Tensors among the arguments whose values are read."""
+    """The tensors among the arguments whose values the operation reads."""
     if operation.overloadpacket.__name__ in _CREATE:
         return []
     return _tensors((*args[operation.overloadpacket is aten.copy_ :], *kwargs.values()))
 
 
 def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor]:
-    """Results, and what is changed in place."""
+    """The results of an operation, and the arguments that it changes in place."""
     values = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
     changed = [
         values.get(argument.name)
         for argument in operation._schema.arguments
-        # Fused optimizers write gradients only if they are to undo a scale.
+        # Fused optimizers write gradients only to undo a loss scale.
         if argument.alias_info is not None
         and argument.alias_info.is_write
         and argument.name != "grads"
@@ -258,13 +261,13 @@ def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> l
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Of the elements that there are in memory, of which an expanded tensor shows some often."""
+    """Bytes of the elements in memory; an expanded tensor repeats elements without storing them."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.itemsize * math.prod(size for size, stride in sizes if stride or not size)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Those among arguments or results, some of which are lists."""
+    """The tensors among arguments or results, also those inside lists and tuples."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -275,10 +278,10 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _workspace(operation: Any, args: Any) -> int:
-    """Bytes that a kernel of PyTorch takes on CUDA for itself, where that depends on its operands.
+    """Bytes that PyTorch's kernels for an operation allocate on CUDA beside operands and results.
 
-    Fused attention has the gradient of q in single precision, and of each row a sum; others have
-    contiguous copies.
+    The backward pass of fused attention allocates the gradient of q in fp32 and a sum for each
+    row. Other operations allocate contiguous copies of operands.
     """
     if operation is not aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return sum(tensor.nbytes for tensor in _rearranged(operation.overloadpacket, args))

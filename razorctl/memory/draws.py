@@ -1,4 +1,4 @@
-"""The draw of a joint budget that saves most: a trace counts that one."""
+"""The draw of a joint budget with the most saved bytes, which is the one that a trace counts."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,18 @@ from razorctl.sampling.joint import MARK, Blocks, Reduce
 
 
 class Held(Blocks):
-    """A draw that stays what it is, and notes what its blocks save.
+    """A draw that does not change from step to step and records what each block saves.
 
-    sizes: of each block the elements that its weight packed last, or the bytes that were saved
+    sizes: for each block, the elements that its weight packed last, or the bytes that were saved
     while its branch ran.
     """
 
     sizes: list[int]
-    branch: int | None  # the one that is running
+    branch: int | None  # the block whose branch is running
 
     @classmethod
     def hold(cls, blocks: Blocks) -> "Held":
-        """Makes a draw, of a copy of a model, one of every block."""
+        """Turns the `blocks` of a copied model into a Held in which every block is drawn."""
         blocks.__class__ = cls
         assert isinstance(blocks, Held)
         blocks.sizes, blocks.branch = [0] * blocks.size, None
@@ -36,25 +36,25 @@ class Held(Blocks):
         self.sizes[block] = elements
 
     def saved(self, size: int) -> None:
-        """Told of bytes that are saved, somewhere in the model."""
+        """Adds bytes that the model saves to the branch that is running, if any."""
         if self.branch is not None:
             self.sizes[self.branch] += size
 
     def hold_largest(self) -> None:
-        """Becomes the draw of the largest blocks."""
+        """Draws the largest blocks, as many as the joint budget allows."""
         largest = sorted(range(self.size), key=self.sizes.__getitem__, reverse=True)
         self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
 
 
 def draws(model: nn.Module) -> list[Blocks]:
-    """The draws of `model` and its parts."""
+    """The draws of `model` and its submodules."""
     return [vars(module)[MARK] for module in model.modules() if MARK in vars(module)]
 
 
 def hold_largest(model: nn.Module, forward: Callable[[Callable[[int], object]], object]) -> None:
-    """Holds the draws of a copy of a model to those that save most, which a forward pass tells.
+    """Fixes the draws of a copied model to those with the most saved bytes.
 
-    `forward(note)` runs one, and tells `note` the bytes of each storage that it saves.
+    `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it saves.
     """
     held = [Held.hold(blocks) for blocks in draws(model)]
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 def fake(
     model: nn.Module, mode: FakeTensorMode | None = None, device: torch.device | str = "cpu"
 ) -> FakeTensorMode:
-    """Gives a model, for what it has on the meta device, fake tensors on one that can be.
+    """Replaces a model's parameters and buffers on the meta device by fake ones on `device`.
 
-    Returns their mode, which is a new one if none is given.
+    Returns the mode of the fake tensors, a new one if `mode` is None.
     """
     mode, known = mode or FakeTensorMode(), dict[int, Tensor]()
     for module in model.modules():
@@ -39,7 +39,7 @@ def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
-    """A fake tensor on `device` of the layout of one on the meta device."""
+    """A fake tensor on `device` with the shape, strides and dtype of `tensor`."""
     with mode:
         return torch.empty_strided(
             tensor.shape,
@@ -51,12 +51,12 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str)
 
 
 def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
-    """A fake mode, and fake copies of a model in train mode and of its inputs.
+    """A fake mode, a fake copy of a model in train mode, and fake copies of its inputs.
 
-    What is on the meta device joins the rest, on the CPU if there is none.
+    Copies of meta tensors are on the device of the other tensors, or on the CPU if all are meta.
     """
     if isinstance(inputs, Mapping):
-        inputs = dict(inputs)  # tokenizers give mappings of their own
+        inputs = dict(inputs)  # tokenizers return their own mapping type
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     known = [*tensors, *model.parameters(), *model.buffers()]
     modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))

@@ -1,4 +1,4 @@
-"""Measured bytes."""
+"""Measured bytes, on a CPU and on CUDA."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 
 def allocated_on_cpu(run: Callable[[], object]) -> int:
-    """Most bytes at a time that `run` allocates on the CPU, measured; kernels' own are counted."""
+    """Highest bytes that `run` has allocated on the CPU at a time, kernels' workspaces included."""
     now = most = 0
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -24,7 +24,7 @@ def allocated_on_cpu(run: Callable[[], object]) -> int:
 
 @contextmanager
 def snapshot(path: Path) -> Iterator[None]:
-    """Records each allocation on CUDA inside it in a file for https://pytorch.org/memory_viz."""
+    """Records the CUDA allocations of the block to a file for https://pytorch.org/memory_viz."""
     torch.cuda.memory._record_memory_history()
     try:
         yield

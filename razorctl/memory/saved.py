@@ -23,7 +23,7 @@ from razorctl.memory.fake import fake_copies
 
 
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
-    """`byte_budget.saved_bytes`, without a look at a byte budget."""
+    """As `byte_budget.saved_bytes`, but does not check a byte budget."""
     sizes: list[int] = []
     _trace(*fake_copies(model, inputs), autocast, sizes.append)
     return sum(sizes)
@@ -32,15 +32,15 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
 def saved_by_module(
     model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None
 ) -> dict[str, int]:
-    """`saved_bytes`, traced in the same way, by the module in whose forward pass they are saved.
+    """Module name -> bytes saved in its forward pass, traced as in `saved_bytes`.
 
-    The keys are dotted names, "" for the model itself; modules that save nothing have none. A
-    storage counts once, for the first to save it, and of nested modules for the innermost.
+    The names are dotted, "" for the model itself; modules that save nothing are left out. A
+    storage counts once, for the innermost module that is running when it is first saved.
     """
     mode, model, inputs = fake_copies(model, inputs)
     running, sizes = [""], Counter[str]()
 
-    def leave(*_: Any) -> None:  # a hook that returned the name would replace the output by it
+    def leave(*_: Any) -> None:  # returns None, since a hook's result would replace the output
         running.pop()
 
     for name, module in model.named_modules():
@@ -52,7 +52,7 @@ def saved_by_module(
 
 @contextmanager
 def _tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """For steps of a fake model; raises UsageError where its values would decide what it does."""
+    """Runs the block in the fake mode; raises UsageError if the model needs tensor values."""
     try:
         with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
             yield
@@ -62,19 +62,19 @@ def _tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
         elif isinstance(error, DynamicOutputShapeException):
             why = f"makes a tensor whose size depends on values ({error.func})"
         elif isinstance(error, UnsupportedOperatorException):
-            why = f"runs {error.func}, which does not say what it would give"
+            why = f"runs {error.func}, which has no fake implementation"
         elif ".numpy() is not supported" in str(error):
             why = "reads the values of a tensor (.numpy())"
         else:
             raise
         raise UsageError(
             f"cannot trace {_running(model, error)}, since it {why} and a trace has no values; "
-            "trace the modules around it by themselves."
+            "trace the other modules on their own."
         ) from None
 
 
 def _running(model: nn.Module, error: BaseException) -> str:
-    """The innermost module of `model` in whose code an error came up: its name and class."""
+    """The name and class of the innermost module of `model` in whose code an error was raised."""
     names = {module: name for name, module in model.named_modules()}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     selves = [model, *(frame.f_locals.get("self") for frame in frames)]
@@ -98,7 +98,10 @@ def _trace(
     autocast: torch.dtype | None,
     note: Callable[[int], object],
 ) -> None:
-    """Tells `note` the bytes of each storage that a forward pass saves, when it is first saved."""
+    """Runs a forward pass and calls `note` with the bytes of each storage when it is first saved.
+
+    A joint budget's draw is first fixed to the one with the most saved bytes.
+    """
 
     def forward() -> None:
         _forward(model, inputs, autocast)
@@ -112,7 +115,7 @@ def _note_saved(
     model: nn.Module, forward: Callable[[], Any], note: Callable[[int], object]
 ) -> None:
     resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held: dict[int, torch.UntypedStorage] = {}  # alive, so that no other gets the same key
+    held: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no key is used again
 
     def pack(tensor: Tensor) -> Tensor:
         key, storage = _storage(tensor), tensor.untyped_storage()

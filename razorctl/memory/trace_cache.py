@@ -1,4 +1,4 @@
-"""What tracing a training step tells, and the cache of it; importing neither needs torch."""
+"""The trace of a training step and the cache of traces; both can be imported without torch."""
 
 import json
 import tempfile
@@ -14,10 +14,11 @@ LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 
 
 class Kernel(NamedTuple):
-    """What an operation does, as far as its time depends on it.
+    """What the time of a kernel depends on.
 
-    precision: of its products, a name in `gpus.PRECISIONS`, or depthwise for convolutions of one
-    channel each. operations: of products, additions counted too. bytes: read and written.
+    precision: that of its products, a name in `gpus.PRECISIONS`, or "depthwise" for depthwise
+    convolutions. operations: multiplications and additions of its products. bytes: bytes read and
+    written.
     """
 
     precision: str
@@ -27,13 +28,15 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A training step, traced; in bytes.
+    """A traced training step; sizes are in bytes.
 
-    peak: most that tensors take at a time; weights, gradients and optimizer are the shares of
-    these at that moment, buffers being weights, and the rest is activations and temporaries.
-    workspace: by how much kernels exceed that at some moment, on CUDA, by what they take inside.
-    saved: between the forward and backward pass of a micro-batch.
-    kernels: how often each runs in a step. fused: whether attention, if any, is fused.
+    peak: highest bytes of all tensors.
+    weights, gradients, optimizer: their parts of `peak`; buffers count as weights. The rest is
+        activations and temporaries.
+    workspace: by how much the highest bytes of tensors and of CUDA kernels' workspaces together
+        exceed `peak`.
+    saved: saved bytes of a micro-batch.
+    kernels: how often each runs in a step. fused: whether an attention kernel is fused.
     """
 
     peak: int
@@ -47,23 +50,24 @@ class Trace:
 
     @property
     def highest(self) -> int:
-        """Most that tensors and the workspaces of kernels take at a time on CUDA."""
+        """Highest bytes of tensors and workspaces of kernels together, on CUDA."""
         return self.peak + self.workspace
 
     def on(self, device: str) -> int:
-        """What a step takes at a time on a kind of device, as far as that is known."""
+        """Highest bytes of the step on a kind of device; on a CPU, workspaces are not known."""
         return self.peak if device == "cpu" else self.highest
 
 
 class Cache:
-    """Facts by name, kept in a file of the user's cache directory for these versions of the code.
+    """Facts by name, in a file of the user's cache directory for this version of the code.
 
-    What cannot be read counts as empty, and what cannot be written is found out again.
+    A file that cannot be read counts as empty. If it cannot be written, facts last as long as the
+    object.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         if folder is None:
-            from platformdirs import user_cache_dir  # a machine that only runs steps may lack it
+            from platformdirs import user_cache_dir  # not needed on machines that only train
 
             folder = Path(user_cache_dir("razorctl"))
         self.file = folder / f"traces-{_code()}.json"
@@ -72,11 +76,11 @@ class Cache:
             self.facts = dict(json.loads(self.file.read_text()))
 
     def get(self, *name: Any) -> Any:
-        """The fact of that name, None if there is none."""
+        """The fact of that name; None if there is none."""
         return self.facts.get(json.dumps(name))
 
     def put(self, fact: Any, *name: Any) -> None:
-        """Keeps a fact, of what JSON can hold."""
+        """Stores a fact, which must be a JSON value, under a name."""
         self.facts[json.dumps(name)] = fact
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,18 +92,18 @@ class Cache:
 
 
 def dump(trace: Trace) -> dict[str, Any]:
-    """A trace as JSON can hold it."""
+    """A trace as a JSON value."""
     return asdict(trace) | {"kernels": [[*kernel, n] for kernel, n in trace.kernels.items()]}
 
 
 def load(document: dict[str, Any]) -> Trace:
-    """What `dump` was given."""
+    """The trace that `dump` turned into this document."""
     kernels = {Kernel(*kernel): n for *kernel, n in document["kernels"]}
     return Trace(**{**document, "kernels": kernels})
 
 
 def _code() -> str:
-    """A digest of what a trace depends on beside its arguments."""
+    """A digest of the code and library versions, on which every trace depends."""
     digest = sha256(" ".join(version(library) for library in LIBRARIES).encode())
     for file in sorted(Path(__file__).parents[1].rglob("*")):
         if file.suffix in (".py", ".json"):

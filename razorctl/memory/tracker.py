@@ -1,4 +1,4 @@
-"""Traced and measured bytes: the only place that touches torch's private trackers."""
+"""Traced steps and their peak, on torch's private memory tracker."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,20 +27,24 @@ def trace(
     *,
     micro_batches: int = 1,
 ) -> Trace:
-    """Runs a step on fake copies, as `saved_bytes` does, of an optimizer that has run before.
+    """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 
-    Counts parameters, buffers, inputs, gradients, what the optimizer holds, saved activations and
-    every tensor that comes and goes in between; apart from these, what kernels take inside on CUDA.
-    `step(model, micro_batches, optimizer)` takes a step over micro-batches, each of these inputs,
-    and `forward(model, inputs)` is the forward pass in it. Of a larger number two are traced: with
-    the second the gradients are there from the start, as with all that follow.
+    The trace counts parameters, buffers, inputs, gradients, optimizer state, saved activations and
+    temporaries, and separately the workspaces of CUDA kernels. The optimizer has its state from
+    the start, as in every step but the first.
+
+    step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
+    forward: `forward(model, inputs)` runs only the forward pass of a micro-batch.
+    micro_batches: their number. At most two are traced, since the second stands for all later
+        ones: the gradients exist from its start.
+    Raises UsageError if the model needs tensor values.
     """
     mode, model, inputs = fake_copies(model, inputs)
     tracker, marks = _Tracker(), list[Counter[Kernel]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
-            tracker.reset_mod_stats()  # it takes no module for its second pass otherwise
+            tracker.reset_mod_stats()  # otherwise it raises when a module runs a second time
             marks.append(tracker.kernels.copy())
             yield inputs
         marks.append(tracker.kernels.copy())
@@ -85,10 +89,11 @@ def peak_bytes(
     autocast: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> int:
-    """Highest bytes of tensors alive in a training step; see `trace`.
+    """Highest bytes of all tensors in a training step; see `trace`.
 
-    `optimizer` builds one from parameters; with None the step ends with the backward pass.
-    `accumulate` is for a step over several micro-batches, of which the inputs are one.
+    optimizer: builds an optimizer from parameters; with None the step ends after the backward pass.
+    accumulate: whether `inputs` are one of several micro-batches of the step.
+    Raises UsageError if the model needs tensor values.
     """
 
     def step(model: nn.Module, micro_batches: Iterable[Any], updates: Optimizer | None) -> None:
@@ -122,10 +127,10 @@ def _make_state(optimizer: Optimizer) -> None:
 
 
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """MemTracker that takes frozen parameters, on which it cannot put a hook.
+    """A MemTracker that also accepts frozen parameters, on which it cannot register a hook.
 
-    kernels: how often each ran. highest: bytes at a time, workspaces of kernels counted in.
-    fused: whether a kernel of fused attention was among them.
+    kernels: how often each ran. highest: highest bytes of tensors and workspaces of kernels.
+    fused: whether a kernel of fused attention ran.
     """
 
     def __init__(self) -> None:
@@ -135,7 +140,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         self.fused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Modes that watch functions saw this one; what is asked of tensors in here is not theirs.
+        # TorchFunctionModes have already seen this call; they must not see the tracker's own.
         with torch._C.DisableTorchFunction():
             result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
             kernels, workspace = cost(func, args, kwargs or {}, result)
@@ -155,7 +160,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         return sizes
 
     def _update_peak_stats(self, peak_state: Any) -> None:
-        # The stock one keeps a peak of every module too, which takes two thirds of a trace.
+        # MemTracker's own also updates a peak for every module: two thirds of a trace's time.
         for device, now in self._curr_mem_snap.items():
             if now["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device] = now["Total"]

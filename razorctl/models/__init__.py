@@ -1,7 +1,7 @@
-"""Models by name: a file a library, found by listing.
+"""Models by name.
 
-A family file defines `MODELS`, a tuple of `Model` entries. It imports its library where it builds
-and feeds a model, not before: what is known of a model takes no torch.
+Every module of this package is imported, is for one library, and defines `MODELS`, a tuple of
+`Model` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +22,17 @@ class Model:
     """A pretrained model by name.
 
     An input size is the pixels of an image's side, or the tokens of a text; None is the model's
-    own, and one that the model cannot take is a UsageError.
+    own. The functions raise UsageError for a size that the model cannot take.
 
     build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
-        MissingError or DataError where the weights cannot be had or read.
-    bare: the same with fresh weights, from no file and no network.
+        MissingError if the weights cannot be found, and DataError if they cannot be read.
+    bare: (classes, input size) -> the same model with fresh weights, without files or network.
     transform: (model, input size) -> a function from data set rows to {"inputs": [...],
         "labels": [...]}.
-    example: (model, batch size, input size) -> inputs as a batch of transformed rows has them.
+    example: (model, batch size, input size) -> inputs of the shape of a batch of transformed rows.
     logits: (model, batched inputs) -> logits [batch, classes].
-    defaults: settings by their field of `Job`; learning rate and weight decay, which suit one
-        optimizer alone, stand in a mapping under its name.
+    defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
+        optimizer's name, since they suit only that optimizer.
     """
 
     name: str
@@ -57,5 +57,5 @@ def models() -> dict[str, Model]:
 
 
 def find(name: str) -> Model:
-    """The model of that name; raises UsageError with the nearest one if there is none."""
+    """The model of that name; raises UsageError, with the nearest name, if there is none."""
     return registry.find("model", name, _MODELS)

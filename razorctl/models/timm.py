@@ -27,8 +27,7 @@ VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
 def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
     """A ViT of 1.2 million parameters for 28 x 28 gray images, pretrained on Fashion-MNIST.
 
-    The classifier is always fresh. How the weights were made stands beside them, in
-    pretraining.json.
+    The classifier is always fresh. pretraining.json beside the weights says how they were made.
     """
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
@@ -53,14 +52,14 @@ def _micro(
 ) -> "VisionTransformer":
     if input_size not in (None, VIT_MICRO["img_size"]):
         raise UsageError(
-            f"vit-micro takes images of {VIT_MICRO['img_size']} pixels, not {input_size}; leave "
-            "the input size out."
+            f"vit-micro takes images of {VIT_MICRO['img_size']} x {VIT_MICRO['img_size']} pixels, "
+            f"not {input_size}; leave the input size out."
         )
     return vit_micro(classes, pretrained)
 
 
 def _data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
-    """timm's account of the images that a model takes, `input_size` pixels high and wide."""
+    """timm's data config of a model, for images `input_size` pixels high and wide."""
     from timm.data import resolve_model_data_config
 
     config: dict[str, Any] = resolve_model_data_config(model)
@@ -70,7 +69,7 @@ def _data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
 
 
 def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-    """Rows of images and labels -> tensors [channels, height, width] as the model expects them."""
+    """A function from rows with images to rows with input tensors [channels, height, width]."""
     from timm.data import create_transform
 
     config = _data_config(model, input_size)
@@ -84,7 +83,7 @@ def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows
 
 
 def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
-    """Blank images [batch, channels, height, width]."""
+    """A batch of zero images [batch, channels, height, width]."""
     import torch
 
     return torch.zeros(batch_size, *_data_config(model, input_size)["input_size"])
@@ -98,14 +97,14 @@ def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
 def from_hub(
     name: str, summary: str, timm_name: str, patch: int, defaults: Mapping[str, Any]
 ) -> Model:
-    """The entry of a timm ViT of that patch size in pixels, whose weights timm has on the hub."""
+    """The `Model` of a timm ViT with patches of `patch` pixels and weights from the hub."""
 
     def settings(classes: int, input_size: int | None) -> dict[str, Any]:
         if input_size is None:
             return {"num_classes": classes}
         if input_size % patch:
             raise UsageError(
-                f"{name} cuts images into patches of {patch} pixels, and {input_size} is no "
+                f"{name} splits images into patches of {patch} pixels, and {input_size} is not a "
                 f"multiple of that; use {-(-input_size // patch) * patch}."
             )
         return {"num_classes": classes, "img_size": input_size}
@@ -115,7 +114,7 @@ def from_hub(
 
         wanted = settings(classes, input_size)
         folder = hub.fetch(name, f"timm/{timm_name}", ("model.safetensors",), "model")
-        # The hub's file has timm's own layout, whatever that of the first release.
+        # The hub's file has timm's layout, even if the first release of the weights had another.
         weights = {"file": str(folder / "model.safetensors"), "custom_load": False}
         with hub.reading(name, folder):
             model: nn.Module = create_model(
@@ -132,7 +131,7 @@ def from_hub(
     return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
 
 
-# The settings of Sheared Backpropagation, section 5.1. It has no AdamW: those are what is usual.
+# SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
 VIT_DEFAULTS = {
     "batch_size": 128,
     "steps": 20_000,

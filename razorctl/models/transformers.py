@@ -1,4 +1,4 @@
-"""Text models of transformers."""
+"""Text models built by transformers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from razorctl.models import Model, Rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Nothing is generated; and transformers warns of a cache beside activation checkpointing.
+# Training needs no cache, and transformers warns about one with activation checkpointing.
 WITHOUT_CACHE = {"use_cache": False}
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 TOKENS = 128
 
 
 def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "dict[str, Tensor]":
-    """Texts [batch, tokens] that padding ends, as it does most."""
+    """A batch of texts [batch, tokens] that end in padding, as most do."""
     import torch
 
     ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
@@ -35,7 +35,7 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' bar, and its report that the classifier is fresh, as it always is."""
+    """Hides transformers' progress bar and its warning that the classifier is fresh."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -50,7 +50,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _tokenized(tokenizer: Any, tokens: int, rows: Rows) -> Rows:
-    # Of one length, so that what a step saves is known.
+    # All of one length, so that the saved bytes of a step are known.
     batch = tokenizer(
         rows["text"],
         rows.get("text_pair"),
@@ -66,7 +66,7 @@ def _tokenized(tokenizer: Any, tokens: int, rows: Rows) -> Rows:
 def from_hub(
     name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Model:
-    """The entry of a BERT on the hub; `config` is its BertConfig, which no plan need download."""
+    """The `Model` of a BERT on the hub; `config` is its BertConfig, so that plans download none."""
 
     def check(input_size: int | None) -> None:
         longest = config["max_position_embeddings"]
@@ -107,7 +107,10 @@ def from_hub(
         return model
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        """Rows of texts, or of pairs, and labels -> tensors of `input_size` tokens by name."""
+        """A function from rows of texts or text pairs to the model's inputs of `input_size` tokens.
+
+        Raises MissingError if the tokenizer cannot be found, and DataError if it cannot be read.
+        """
         from transformers import AutoTokenizer
 
         folder = hub.fetch(name, repo, FILES, "model")
@@ -134,8 +137,9 @@ MODELS = (
         "BERT-base, uncased, 128 tokens; from the hub",
         "google-bert/bert-base-uncased",
         BERT_BASE,
-        # Sheared Backpropagation, section 5.2, which does not state its learning rate. That of
-        # AdamW is of those that BERT's authors tried (2018, appendix A.3), with their decay.
+        # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no
+        # learning rate. AdamW's is one that BERT's authors tried (2018, appendix A.3), with
+        # their weight decay.
         {
             "batch_size": 32,
             "epochs": 5,

@@ -1,7 +1,8 @@
-"""Ways to run a job on a card, and what each is predicted to take.
+"""Ways to run a job on a card, with the predicted memory and time of each.
 
-Every figure comes from a traced step: bytes as its tensors and its kernels take them, time as the
-slower of arithmetic and memory for each kernel, at the rates of the card's preset.
+All figures come from a traced step. Memory is what its tensors and kernels allocate. The time of a
+kernel is that of its arithmetic or of its memory traffic, whichever is longer, at the rates of the
+card's preset.
 """
 
 import math
@@ -12,20 +13,21 @@ from razorctl.methods import METHODS
 from razorctl.planning.gpus import Gpu
 from razorctl.recipe import Recipe
 
-# What a process takes beside its tensors: the context and the libraries' workspaces, and, of the
-# tensors, what the allocator loses between them. Not measured yet: both are on the safe side.
+# Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
+# workspaces, FRAGMENTATION the share of the tensors' bytes that the allocator loses. Neither is
+# measured yet; both are chosen high.
 CONTEXT = 640 * 2**20
 FRAGMENTATION = 0.04
-LAUNCH = 5e-6  # seconds that a kernel takes at least
+LAUNCH = 5e-6  # least seconds of a kernel
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Of a training step, in bytes and seconds.
+    """Predicted bytes and seconds of a training step.
 
-    peak_bytes: most that is allocated at a time; weights, gradients, optimizer and transient bytes
-    and as many of the saved ones as are alive then make it up. reserve_bytes come on top: what the
-    process takes beside its tensors.
+    peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
+    transient bytes, and of the saved bytes that are alive at that moment.
+    reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
     """
 
     peak_bytes: int
@@ -39,12 +41,12 @@ class Predicted:
 
     @property
     def needed_bytes(self) -> int:
-        """All that the card must have."""
+        """Bytes that the card must have free."""
         return self.peak_bytes + self.reserve_bytes
 
     @classmethod
     def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
-        """What a traced step takes on a card."""
+        """The prediction for a traced step on a card."""
         activations = trace.highest - trace.weights - trace.gradients - trace.optimizer
         return cls(
             trace.highest,
@@ -59,9 +61,10 @@ class Predicted:
 
 
 def seconds(trace: Trace, gpu: Gpu) -> float:
-    """Of a step: each kernel takes what its arithmetic or its memory does, whichever is longer.
+    """Predicted seconds of a traced step: the sum over its kernels.
 
-    Both at the shares of the card's peaks that published measurements reach.
+    A kernel takes the time of its arithmetic or of its memory traffic, whichever is longer, plus
+    a launch. The rates are the shares of the card's peaks that published measurements reach.
     """
     total = 0.0
     for kernel, count in trace.kernels.items():
@@ -72,7 +75,7 @@ def seconds(trace: Trace, gpu: Gpu) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run a job: a recipe, and the micro-batches that a step accumulates over."""
+    """A way to run a job: a recipe, and the number of micro-batches in a step."""
 
     recipe: Recipe
     accumulate: int
@@ -85,29 +88,29 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """What it does, in a few words."""
+        """The recipe and the micro-batches in a few words."""
         return label(self.recipe, self.accumulate)
 
     @property
     def seconds(self) -> float:
-        """Of a step, predicted."""
+        """Predicted seconds of a step."""
         return self.predicted.step_seconds
 
     @property
     def approximation(self) -> tuple[float, ...]:
-        """Orders ways by how far their gradient is from the exact one, which comes first."""
+        """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
         adapts = METHODS[recipe.method].adapts
         return adapts, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
 
     def fits(self, budget: int) -> bool:
-        """In that many bytes of a card."""
+        """Whether it needs at most `budget` bytes of the card."""
         return self.predicted.needed_bytes <= budget
 
 
 def label(recipe: Recipe, accumulate: int) -> str:
-    """What a way does, in a few words."""
+    """A recipe and a number of micro-batches in a few words."""
     words = recipe.method
     if METHODS[recipe.method].has_ratio:
         words += f" {recipe.ratio:g}"

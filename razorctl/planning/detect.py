@@ -19,7 +19,7 @@ _SAME_MEMORY = 0.05
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a card; memory_bytes is None where the driver does not say."""
+    """A process on a card; memory_bytes is None if the driver does not report it."""
 
     pid: int
     memory_bytes: int | None
@@ -29,9 +29,9 @@ class Process:
 class Detected:
     """A GPU of this machine as the driver describes it now.
 
-    memory_bytes, free_bytes: in all, and what nobody holds at this moment.
-    compute_capability: such as "8.9". processes: those on the card, this one left out;
-    inside a container the driver may name pids of the host, or none.
+    memory_bytes, free_bytes: total memory, and memory that is free at this moment.
+    compute_capability: such as "8.9". processes: the processes on the card without this one;
+    inside a container the driver may report pids of the host, or no processes.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Detected:
 
 
 def detect() -> tuple[Detected, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets through; none without a driver, never an error.
+    """The GPUs that CUDA_VISIBLE_DEVICES allows; empty without a driver. Never raises.
 
-    Indices count as nvidia-smi does, which is CUDA's way too under CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    A card that the driver cannot describe (lost, forbidden, without memory of its own) and
-    instances of a card (MIG) are left out.
+    Indices are those of nvidia-smi, which CUDA also uses with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    MIG instances are left out, and so are cards that the driver cannot describe: lost cards,
+    forbidden ones and those without their own memory.
     """
     try:
         pynvml.nvmlInit()
@@ -64,7 +64,7 @@ def detect() -> tuple[Detected, ...]:
 
 
 def preset_for(detected: Detected) -> Gpu | None:
-    """The preset of a card that was found, by its name and memory; the user's own come first."""
+    """The preset with a detected card's name and memory, the user's own first; None if none has."""
     for file in presets.files("gpus").values():
         gpu = read(file)
         distance = abs(gpu.memory_bytes - detected.memory_bytes)
@@ -76,8 +76,8 @@ def preset_for(detected: Detected) -> Gpu | None:
 class Target(NamedTuple):
     """A card to plan for.
 
-    budget: bytes of it that may be used. source: where that figure is from. assumed: whether the
-    card was guessed from its memory.
+    budget: bytes of the card that may be used. source: where that figure comes from.
+    assumed: whether the card was guessed from its memory.
     """
 
     gpu: Gpu
@@ -87,12 +87,12 @@ class Target(NamedTuple):
 
 
 def target(name: str | None = None, vram: str | None = None, index: int = 0) -> Target:
-    """The card to plan for.
+    """The card to plan for, and the memory of it that may be used.
 
-    By `name`, a preset's or a preset file's, or else the card of this machine with that index, or
-    else the preset of the memory nearest to `vram`. Of a named card all may be used, of one that is
-    there what is free now; `vram` says otherwise. Raises UsageError if that names no card, or more
-    memory than it has.
+    With `name`, the card is the preset of that name or file. Without it, it is this machine's card
+    with that index, and if there is none, the preset whose memory is nearest to `vram`.
+    The budget is `vram` if given, else all memory of a named card or the free memory of this
+    machine's. Raises UsageError if no card is found, or if `vram` is more than the card has.
     """
     budget = None if vram is None else memory_size(vram)
     found = detect() if name is None else ()
@@ -103,7 +103,7 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
         known = preset_for(found[index])
         if known is None:
             raise UsageError(
-                f"{found[index].name} has no preset; name one with --gpu, or write one."
+                f"{found[index].name} has no preset; name one with --gpu, or write a preset file."
             )
         gpu, free, source = known, found[index].free_bytes, "free now"
         if found[index].processes:
@@ -126,15 +126,15 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
 
 
 def _bare(name: str) -> str:
-    """A card's name without the brands that come and go with the driver's version."""
+    """A card's name without the brands that only some driver versions include."""
     return name.casefold().removeprefix("nvidia ").removeprefix("tesla ")
 
 
 def _visible(uuids: Sequence[str]) -> list[int]:
-    """Indices of the cards that CUDA_VISIBLE_DEVICES names, as CUDA reads it.
+    """Indices of the cards that CUDA_VISIBLE_DEVICES names, read as CUDA reads it.
 
-    The first entry that names no card (-1, too high, a prefix of several UUIDs) ends the list;
-    a card named twice empties it.
+    The list ends before the first entry that does not name one card, such as -1, an index that is
+    too high or a prefix of several UUIDs. The list is empty if a card is named twice.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -179,14 +179,14 @@ def _processes(handle: Any) -> tuple[Process, ...]:
     ):
         try:
             for process in running(handle):
-                if found.get(process.pid) is None:  # one that computes and draws is in both lists
+                if found.get(process.pid) is None:  # a process can be in both lists
                     found[process.pid] = process.usedGpuMemory
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-            continue  # not every card or driver lists them
+            continue  # some cards and drivers do not list processes
     found.pop(os.getpid(), None)
     return tuple(Process(pid, used) for pid, used in sorted(found.items()))
 
 
 def _text(value: str | bytes) -> str:
-    """Text as older versions of the binding (bytes) and newer ones hand it out."""
+    """`value` as text; older versions of the binding return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""GPUs: what a card can hold and how fast it is, a TOML file a card, and those of this machine."""
+"""GPU presets: the memory and the speed of a card, in one TOML file each."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from razorctl.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 ATTENTION = ("flash", "efficient", "math", "cudnn")
-# Of each generation the shipped preset whose achieved shares a card without its own is given.
+# Compute capability -> the shipped preset that lends its achieved shares to cards without them.
 MEASURED = {
     "7.0": "v100-16gb",
     "7.5": "rtx-2080-ti",
@@ -24,17 +24,20 @@ MEASURED = {
     "9.0": "h100-80gb",
     "12.0": "rtx-5090",
 }
-# Cards clock above the boost clock that their rates are given for, but not by more than this.
+# Cards can run above the boost clock that their rates are for; a higher share is a mistake.
 _MOST = 1.5
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """Shares of a card's peaks that published measurements reach; raises UsageError for others.
+    """The shares of a card's peaks that published measurements reach.
 
-    matrix: of the rates. fp32, int8: of these rates, if not the same; depthwise: of fp32's, by
-    convolutions of one channel each. bandwidth: of the bandwidth. source: who measured them.
-    borrowed: the card that they were measured on, if it is another one.
+    matrix: share of the rates of matrix products.
+    fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`.
+    depthwise: share of the fp32 rate that depthwise convolutions reach.
+    bandwidth: share of the bandwidth.
+    source: who measured the shares. borrowed: the card they were measured on, if another one.
+    Raises UsageError for a share that is not above 0 and at most 1.5.
     """
 
     matrix: float
@@ -52,27 +55,28 @@ class Achieved:
             if isinstance(share, int | float) and not 0 < share <= _MOST:
                 raise UsageError(
                     f"achieved.{field.name} {share!r} is not a share of a peak; "
-                    f"give one above 0 and up to {_MOST:g}."
+                    f"give a number above 0 and up to {_MOST:g}."
                 )
 
     def of(self, work: str) -> float:
-        """Of the rate of a precision, or of fp32's for depthwise."""
+        """The share of the rate of a precision, or for "depthwise" of the fp32 rate."""
         share: float | None = getattr(self, work, None)
         return self.matrix if share is None else share
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its preset describes it; raises UsageError if a field cannot be meant.
+    """A GPU as its preset describes it; raises UsageError for an invalid field.
 
-    name: as the driver says it. memory_bytes: as the driver reports it.
+    name, memory_bytes: as the driver reports them.
     compute_capability: such as "8.9". bandwidth: bytes per second.
     attention: the kernels of PyTorch's SDPA that it can run, in the order PyTorch tries them.
     source: the vendor's document for these figures.
     rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
-    accumulation; what the card has no unit for is not there, fp32 always is.
-    achieved: shares of these peaks that work reaches, an Achieved or a table of its fields; if it
-    is not given, that of the nearest generation that is not newer, whose source then says so.
+        accumulation. fp32 is always there; a precision without hardware support is not.
+    achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its fields.
+        If not given, they are borrowed from the nearest generation that is not newer, and
+        `achieved.source` says so.
     """
 
     name: str
@@ -101,21 +105,24 @@ class Gpu:
         _check_names("rates", self.rates, Mapping, PRECISIONS, "fp32")
         for precision, rate in self.rates.items():
             _check_positive(f"rates.{precision}", rate, "operations per second")
-        object.__setattr__(self, "attention", tuple(self.attention))  # TOML has lists alone
+        object.__setattr__(self, "attention", tuple(self.attention))  # TOML has no tuples
 
     def operations_per_second(self, work: str) -> float:
-        """That kernels reach, of a precision (fp32's if the card lacks it) or of depthwise."""
+        """The rate that kernels reach in a precision, or for "depthwise" convolutions.
+
+        A precision that the card lacks runs at the fp32 rate.
+        """
         unit = work if work in self.rates else "fp32"
         return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
 
     @property
     def bytes_per_second(self) -> float:
-        """That kernels reach, read and written together."""
+        """The bandwidth that kernels reach, reads and writes together."""
         return self.bandwidth * self.achieved.bandwidth
 
 
 def _achieved(table: Any) -> Achieved:
-    """Of a preset's table; raises UsageError for a field that is missing or unknown."""
+    """The Achieved of a preset's table; raises UsageError for a missing or unknown field."""
     if not isinstance(table, Mapping):
         raise UsageError(f"achieved {table!r} is not a table; give one, or leave it out.")
     known = [field.name for field in fields(Achieved)]
@@ -129,14 +136,14 @@ def _achieved(table: Any) -> Achieved:
 
 
 def _of_generation(compute_capability: str) -> Achieved:
-    """The shares of the newest generation up to a compute capability, or of the oldest."""
+    """The shares of the newest measured generation up to a compute capability, else the oldest."""
     version = {capability: tuple(map(int, capability.split("."))) for capability in MEASURED}
     match = re.fullmatch(r"([0-9]+)\.([0-9]+)", compute_capability)
     asked = (int(match[1]), int(match[2])) if match else (0, 0)
     older = [capability for capability in MEASURED if version[capability] <= asked]
     nearest = older[-1] if older else next(iter(MEASURED))
     gpu = read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
-    source = f"none of its own; those of {gpu.name}, capability {nearest}: {gpu.achieved.source}"
+    source = f"borrowed from {gpu.name}, capability {nearest}: {gpu.achieved.source}"
     return replace(gpu.achieved, source=source, borrowed=gpu.name)
 
 
@@ -152,7 +159,7 @@ def _check_positive(field: str, value: object, unit: str) -> None:
 
 
 def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed: str) -> None:
-    """Raises UsageError unless value holds known names, each once, and the one all cards have."""
+    """Raises UsageError unless `value` is a `kind` of known names, each once, with `needed`."""
     if not isinstance(value, kind):
         form = "table" if kind is Mapping else "list"
         raise UsageError(f"{field} {value!r} is not a {form}; give a {form} with {needed!r} in it.")
@@ -166,15 +173,15 @@ def _check_names(field: str, value: Any, kind: Any, known: Sequence[str], needed
 
 
 def names() -> tuple[str, ...]:
-    """The GPUs that have a preset, shipped or the user's own."""
+    """The names of all GPU presets, shipped or the user's own."""
     return tuple(sorted(presets.files("gpus")))
 
 
 def load(name: str) -> Gpu:
     """The preset of that name, or in that file if the name ends in .toml.
 
-    Raises UsageError with the nearest name if there is none, and for a file that cannot be read
-    or has a field that is missing, unknown or cannot be meant.
+    Raises UsageError for an unknown name, which suggests the nearest one, and for a file that
+    cannot be read or has a missing, unknown or invalid field.
     """
     return read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
 
@@ -187,7 +194,7 @@ def read(file: Path) -> Gpu:
         if name not in known:
             raise unknown(f"field in {file}", name, known)
     if missing := [name for name in _required(Gpu) if name not in table]:
-        raise UsageError(f"{file} lacks {', '.join(missing)}; add what the preset t4 shows.")
+        raise UsageError(f"{file} lacks {', '.join(missing)}; add them as in the preset t4.")
     try:
         return Gpu(**table)
     except UsageError as error:
@@ -195,7 +202,10 @@ def read(file: Path) -> Gpu:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 11GB or 11264MiB; as cards are labeled, GB and GiB are both 2^30."""
+    """Bytes of a size such as 11GB or 11264MiB; GB and GiB both mean 2^30, as on a card's label.
+
+    Raises UsageError for any other text.
+    """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")

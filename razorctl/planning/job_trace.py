@@ -1,4 +1,4 @@
-"""A job's training step on fake tensors: no weights, no data and no device are needed."""
+"""Traces a job's training step on fake tensors, without weights, data or a device."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -22,7 +22,7 @@ from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 
-# What autocast computes in single precision on CUDA, but not on the CPU, among what layers call.
+# Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
 SINGLE = (
     *(torch.softmax, Tensor.softmax, F.softmax),
     *(torch.log_softmax, Tensor.log_softmax, F.log_softmax),
@@ -39,14 +39,14 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Fused attention, whose dropout CUDA's kernels draw inside; the CPU's cannot have any."""
+    """Fused attention without dropout, which CUDA draws inside its kernels and the CPU lacks."""
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, is_causal=is_causal, **options
     )
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout that keeps its mask in bytes; the CPU's keeps what it multiplies by."""
+    """Dropout that saves its mask as bytes, as on CUDA; the CPU's saves the scaled mask."""
     if not training or inplace or not 0 < p < 1:
         return F.dropout(x, p, training, inplace)
     out: Tensor = torch.native_dropout(x, p, True)[0]
@@ -67,7 +67,7 @@ _CUDA: dict[Any, Callable[..., Any]] = {
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Inside it, autocast of SINGLE, fused attention and dropout on the CPU are as on CUDA."""
+    """Makes autocast of SINGLE, fused attention and dropout on the CPU behave as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.backward:
@@ -75,14 +75,17 @@ class _AsOnCuda(TorchFunctionMode):
         return _CUDA.get(func, func)(*args, **(kwargs or {}))
 
     def _backward(self, loss: Tensor) -> None:
-        """`loss.backward()` inside the mode, as layers may run again in it; torch's is outside."""
+        """`loss.backward()` inside this mode; torch's own call would leave the mode.
+
+        Layers may run their forward again in the backward pass.
+        """
         engine: Any = Variable._execution_engine
         with self:
             engine.run_backward(
                 (loss,),
                 (torch.ones_like(loss),),
-                False,  # the graph is not kept
-                False,  # and none made
+                False,  # retain_graph
+                False,  # create_graph
                 (),
                 allow_unreachable=True,
                 accumulate_grad=True,
@@ -91,17 +94,17 @@ class _AsOnCuda(TorchFunctionMode):
 
 @cache
 def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Module, FakeTensorMode]:
-    """A model of fake parameters of their true sizes, and the mode to make such tensors in."""
+    """A model whose parameters are fake tensors of their real sizes, and their fake mode."""
     with torch.device("meta"):
         model = models.find(name).bare(classes, input_size)
     return model, fake.fake(model)
 
 
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace:
-    """A step of a resolved job as `finetune` takes it on a kind of device, with a recipe.
+    """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
-    Evaluation needs no more: it runs the same rows through the same layers and saves nothing.
-    Raises UsageError for a recipe that the model cannot take.
+    An evaluation needs no more memory: it runs the same rows through the same layers and saves
+    nothing. Raises UsageError for a recipe that the model cannot take.
     """
     family = models.find(job.model)
     model, mode = _blueprint(job.model, classes, job.input_size)
@@ -110,7 +113,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
     with mode:
         inputs = family.example(model, rows, job.input_size)
         batch = inputs, torch.zeros(rows, dtype=torch.long)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)  # it would wait for numbers
+    scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it would read tensor values
 
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
         assert optimizer is not None
@@ -120,7 +123,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
         with autocast(batch[1].device, job):
             family.logits(model, batch[0])
 
-    model = fake.copied(model, mode)  # for adapters, being real, do not merge into fake weights
+    model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     optimizer = partial(build_optimizer, job=job)
     with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _AsOnCuda():
         sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])

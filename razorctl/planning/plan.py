@@ -1,4 +1,4 @@
-"""plan: what fits a card, what that costs, and which way to take, before anything runs."""
+"""plan: the ways to run a job that fit a card, their cost, and the one to take."""
 
 import json
 import shlex
@@ -21,11 +21,11 @@ from razorctl.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """The ways to run a job that were looked at, and the one to take.
+    """The ways to run a job that were tried, and the one to take.
 
-    job: resolved, but for `accumulate`, which the chosen candidate tells. budget: bytes of the
-    card that may be used. steps: what was tried, in order, and why it was passed over.
-    others: what the other preferences would have chosen, if anything.
+    job: resolved except for `accumulate`, which is in the chosen candidate. budget: bytes of the
+    card that may be used. steps: sentences on what was tried, in order, and why it was not taken.
+    others: preference -> what it would have chosen, None if nothing fits.
     """
 
     job: Job
@@ -40,17 +40,17 @@ class Plan:
 
     @property
     def planned_job(self) -> Job:
-        """The job with the micro-batches that were chosen."""
+        """The job with the chosen number of micro-batches."""
         return replace(self.job, accumulate=self.chosen.accumulate)
 
     @property
     def planned_recipe(self) -> Recipe:
-        """The chosen recipe with the seed of the job, as `finetune --seed` sets both."""
+        """The chosen recipe with the seed of the job, since `finetune --seed` sets both."""
         return replace(self.chosen.recipe, seed=self.job.seed)
 
     @property
     def reason(self) -> str:
-        """Why the chosen way is taken, in a phrase."""
+        """A phrase that says why the chosen way is taken."""
         if not self.others:
             return "as asked for, in as few micro-batches as fit"
         if self.prefer == "fast":
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """That runs exactly what was planned."""
+        """The command line that runs exactly what was planned."""
         words = ["razorctl", "finetune", self.job.model, self.job.dataset]
         told = {"model", "dataset"}
         for settings in (self.planned_job, self.planned_recipe):
@@ -79,11 +79,11 @@ class Plan:
                     else:
                         words += [f"--{flag}", str(value)]
         if self.planned_recipe == Recipe(seed=self.job.seed):
-            words += ["--method", self.planned_recipe.method]  # or it would be planned again
+            words += ["--method", self.planned_recipe.method]  # without it, `finetune` plans again
         return shlex.join(words)
 
     def document(self) -> dict[str, Any]:
-        """Under the stable keys of `plan --json`."""
+        """The plan under the stable keys of `plan --json`."""
         body = {
             "razorctl": razorctl.__version__,
             "fits": True,
@@ -104,7 +104,7 @@ class Plan:
 
 
 def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dict[str, Any]:
-    """What a plan and a refusal have in common."""
+    """The part of the document that a plan and a refusal share."""
     return {
         "budget_bytes": budget,
         "gpu": {
@@ -147,9 +147,10 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
-    """The job and the recipe that a file of `plan --json` chose, and all that it holds.
+    """The job, the chosen recipe and the whole document of a file of `plan --json`.
 
-    Raises UsageError for a file that cannot be read, is none, was edited, or is another version's.
+    Raises UsageError for a file that cannot be read, is not a plan, was edited, or was written by
+    another version of razorctl.
     """
     try:
         document: dict[str, Any] = json.loads(file.read_text("utf-8"))
@@ -158,11 +159,11 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise UsageError(f"{file} is no plan; write one with `razorctl plan --json`.") from None
+        raise UsageError(f"{file} is not a plan; write one with `razorctl plan --json`.") from None
     if known != razorctl.__version__:
         raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
     if digest != _digest(body):
-        raise UsageError(f"{file} was changed after it was planned; plan again, or use flags.")
+        raise UsageError(f"{file} was edited after it was written; plan again, or use flags.")
     return Job(**document["job"]), Recipe(**document["chosen"]["recipe"]), document
 
 
@@ -177,20 +178,25 @@ def plan(
     cache: traces.Cache | None = None,
     report: Callable[[str], object] = lambda _: None,
 ) -> Plan:
-    """Looks for the way to run a job in `budget` bytes of a card, by default all of it.
+    """Plans how to run a job in `budget` bytes of a card; None is all of its memory.
 
-    Exact ways are full fine-tuning, in one pass or accumulated over micro-batches, and activation
-    checkpointing. `exact` takes the fastest that fits. `balanced` takes another way instead if that
-    is predicted to be at least 5 % faster and its gradient was measured at a cosine of 0.98 or
-    more. `fast` takes what is predicted to be fastest, with razor up to `max_ratio`. None draws
-    parameter blocks: a step that trains a part of the model cannot be held against one that trains
-    all of it. With a `recipe` only that one is looked at. `report` is told what is traced, before
-    it is. Raises NoFitError if nothing fits, with the smallest budget that would do.
+    Exact ways are full fine-tuning and activation checkpointing, each in one pass or accumulated
+    over micro-batches. prefer:
+    - `exact` takes the fastest exact way that fits.
+    - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time
+      and its gradient was measured at a cosine of 0.98 or more.
+    - `fast` takes the way with the least predicted time, with razor up to `max_ratio`.
+    No preference chooses a joint budget: the time of a step that trains a part of the model cannot
+    be compared with one that trains all of it.
+
+    recipe: if given, the only recipe that is tried. report: called with the label of each way
+    before it is traced. Raises NoFitError, with the smallest budget that is enough, if nothing
+    fits, and UsageError for settings that cannot be used.
     """
     if prefer not in get_args(Prefer):
         raise unknown("preference", prefer, get_args(Prefer))
     if not 0 <= max_ratio < 1:
-        raise UsageError(f"largest ratio {max_ratio!r} is outside [0, 1); 0.95 is a good one.")
+        raise UsageError(f"max ratio {max_ratio!r} is outside [0, 1); give one such as 0.95.")
     search = Search(job, gpu, budget or gpu.memory_bytes, recipe, max_ratio, cache, report)
     chosen = search.choose(prefer)
     if chosen is None:

@@ -1,4 +1,4 @@
-"""The search for ways to run a job on a card, and which of them a preference chooses."""
+"""The search for ways to run a job on a card, and the choice of each preference."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,23 +23,23 @@ from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 
 Prefer = Literal["balanced", "exact", "fast"]
-WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that may take more
+WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "exact": ("balanced", "fast"),
     "balanced": ("fast",),
     "fast": (),
 }
-RATIOS = (0.5, 0.9)  # of razor, beside the largest that is allowed
-ALIKE = 0.75  # of the time of a method at one ratio: what it takes at another at least
-PAYS = 0.95  # of an exact way's time: what an approximate one may take at most to be worth it
+RATIOS = (0.5, 0.9)  # ratios of razor that are tried beside the largest allowed one
+ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
+PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
 ADAPTERS = Recipe("lora")
 SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
 
 
 def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
-    """What planning needs to know of a job's model and data set.
+    """What planning needs to know about a job's model and data set.
 
-    That is `defaults` for a Job, the number of `classes` and of `train_examples`. Raises UsageError
-    for names that are not known, or that do not go together.
+    Returns `defaults`, the model's settings of a Job, and the numbers of `classes` and
+    `train_examples`. Raises UsageError for unknown names and for a data set the model cannot take.
     """
     known: dict[str, Any] | None = cache.get("facts", job.model, job.dataset)
     if known is None:
@@ -58,11 +58,11 @@ def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
 def traced(
     job: Job, recipe: Recipe, classes: int, cache: traces.Cache, device: str = "cuda"
 ) -> Trace:
-    """A training step of a resolved job on a kind of device.
+    """The trace of a training step of a resolved job on a kind of device, cached.
 
     Raises UsageError for a recipe that the model cannot take.
     """
-    # Alone what tells one step from another, so that other jobs find it too.
+    # Only what changes the trace of a step, so that similar jobs share it.
     step = [
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
@@ -84,7 +84,7 @@ def traced(
 
 
 class Search:
-    """Ways to run one job on one card, traced when they are asked for."""
+    """The ways to run one job on one card; each is traced when it is needed."""
 
     def __init__(
         self,
@@ -108,10 +108,11 @@ class Search:
 
     @property
     def rows(self) -> tuple[Candidate, ...]:
-        """What is worth showing of all that was looked at, from exact to ever more approximate.
+        """The ways to show, of all that were tried, ordered from exact to most approximate.
 
-        In one pass every way is, in micro-batches one that fits or, where none does, the smallest;
-        of ways that only differ in name the least approximate.
+        Every way in one pass is shown. Of ways in micro-batches, those that fit are shown, or, if
+        no way fits, those with the most micro-batches. Of ways with equal predictions, only the
+        least approximate is shown.
         """
         ways = list(self.looked_at.values())
         fitting = [way for way in ways if way.fits(self.budget)]
@@ -122,7 +123,7 @@ class Search:
         return tuple(way for way in ways if way in unlike.values())
 
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
-        """What one way takes."""
+        """The candidate of a recipe and a number of micro-batches, traced on first use."""
         key = recipe, accumulate
         if key not in self.looked_at:
             self.report(label(recipe, accumulate))
@@ -135,7 +136,7 @@ class Search:
         return traced(job, recipe, self.classes, self.cache)
 
     def choose(self, prefer: Prefer) -> Candidate | None:
-        """The way that a preference takes, None if nothing fits."""
+        """The way that a preference takes; None if nothing fits."""
         self.reasons[prefer] = self._reasons = []
         if prefer == "balanced" and self.recipe is None:
             chosen = self._balanced()
@@ -146,10 +147,10 @@ class Search:
         return chosen
 
     def _balanced(self) -> Candidate | None:
-        """The fastest exact way, or a close one that is faster, if any such pays.
+        """The fastest exact way, or the fastest close way if that is faster and any close way pays.
 
-        A close way that pays in less memory stays worth its approximation where there is more;
-        or else more memory could make a step slower.
+        It is enough that a close way pays in the memory that it needs. Otherwise a larger budget
+        could make the chosen step slower.
         """
         exact = self._fastest(self._exact)
         limit = math.inf if exact is None else exact.seconds
@@ -160,25 +161,25 @@ class Search:
         return close if any(map(self._pays, ways)) else exact
 
     def _pays(self, way: Candidate) -> bool:
-        """Whether it is clearly faster than all that is exact in the memory that it needs."""
+        """Whether `way` takes at most PAYS of the time of each exact way that fits its memory."""
         rival = self._fastest(self._exact, way.predicted.needed_bytes)
         if rival is None or way.seconds <= PAYS * rival.seconds:
             return True
         self._reasons.append(
-            f"{way.label}: {way.seconds:.3g} s a step is not 5 % less than of {rival.label}."
+            f"{way.label}: {way.seconds:.3g} s a step is not 5 % less than with {rival.label}."
         )
         return False
 
     @cached_property
     def _exact(self) -> list[Recipe]:
-        """What has the gradient of full fine-tuning."""
+        """The recipes whose gradient is that of full fine-tuning."""
         if self._trace(Recipe("full"), 1).fused:
             return [Recipe("full"), Recipe("checkpoint")]
         return [Recipe("full"), Recipe("full", attention="flash"), Recipe("checkpoint")]
 
     @cached_property
     def _razor(self) -> list[Recipe]:
-        """razor at the ratios that are allowed, the largest that is close to exact first."""
+        """razor at the allowed ratios: close recipes first, larger ratios before smaller ones."""
         width = "wide" if self.job.precision == "fp32" else "narrow"
         most = min(self.max_ratio, largest(width))
         ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
@@ -187,18 +188,21 @@ class Search:
 
     @property
     def _close(self) -> list[Recipe]:
-        """Those of them whose gradient was measured to be close to the exact one."""
+        """The recipes of razor whose gradient was measured to be close to the exact one."""
         return [recipe for recipe in self._razor if recipe.close]
 
     def _allowed(self, prefer: Prefer) -> list[Recipe]:
-        """What a preference may take."""
+        """The recipes that a preference may take."""
         if self.recipe is not None:
             return [self.recipe]
         approximate = {"exact": [], "balanced": self._close, "fast": self._razor}
         return [*self._exact, *approximate[prefer]]
 
     def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
-        """Whether the model can take a recipe; if not, notes why."""
+        """Whether the model can take a recipe; if not, adds the reason to the explanation.
+
+        Raises UsageError instead if the user chose the recipe.
+        """
         try:
             self.predict(recipe, accumulate)
         except UsageError as error:
@@ -211,16 +215,16 @@ class Search:
     def _fastest(
         self, recipes: list[Recipe], budget: int | None = None, limit: float = math.inf
     ) -> Candidate | None:
-        """Of the ways of these recipes that fit, the fastest; of equals the least approximate.
+        """The fastest way of these recipes that fits; of equally fast ways the least approximate.
 
-        None if all take more than `limit` seconds.
+        None if no way fits, or if all take more than `limit` seconds.
         """
         best: Candidate | None = None
         for recipe in recipes:
             if self._least(recipe) > limit or not self._possible(recipe):
                 continue
             whole = self.predict(recipe)
-            if whole.seconds > limit:  # in micro-batches it is slower
+            if whole.seconds > limit:  # micro-batches would be slower still
                 self._note(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.", budget)
             else:
                 way = next(self._fitting(recipe, budget or self.budget), None)
@@ -229,16 +233,16 @@ class Search:
         return best
 
     def _least(self, recipe: Recipe) -> float:
-        """Seconds that a step takes at least, as far as is known without tracing it."""
+        """A lower bound of the seconds of a step, from the ways that are already traced."""
         whole = {known: way.seconds for (known, n), way in self.looked_at.items() if n == 1}
         if recipe in whole:
-            return whole[recipe]  # micro-batches are slower
+            return whole[recipe]  # with micro-batches a step is slower
         others = whole.items()
         alike = (taken for known, taken in others if replace(known, ratio=recipe.ratio) == recipe)
         return ALIKE * max(alike, default=0.0)
 
     def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:
-        """Ways of a recipe that fit, over ever more micro-batches, each slower than the last."""
+        """The ways of a recipe that fit, from few micro-batches to many; each is slower."""
         for accumulate in self._counts:
             if self._hopeless(recipe, accumulate, budget):
                 continue
@@ -252,28 +256,31 @@ class Search:
                     self._note(f"{way.label}: needs {_gib(over)} more than there is.", budget)
 
     def _note(self, reason: str, budget: int | None) -> None:
-        """Keeps a reason once, and none of less memory than there is."""
+        """Adds a reason to the explanation once, unless it is about a smaller budget."""
         if budget in (None, self.budget) and reason not in self._reasons:
             self._reasons.append(reason)
 
     @property
     def _counts(self) -> list[int]:
-        """The numbers of equal micro-batches that a batch can be cut into."""
+        """The numbers of equal micro-batches that the batch can be split into."""
         assert self.job.batch_size is not None
         batch = self.job.batch_size
         return [count for count in range(1, batch + 1) if batch % count == 0]
 
     def _hopeless(self, recipe: Recipe, accumulate: int, budget: int) -> bool:
-        """Whether a way cannot fit, as tensors of the batch shrink no faster than it does."""
+        """Whether a way cannot fit, even if all tensors shrink with the micro-batch.
+
+        Weights and optimizer state do not shrink.
+        """
         whole = self.predict(recipe).predicted
         fixed = whole.weights_bytes + whole.optimizer_bytes
         least = fixed + (whole.peak_bytes - fixed - whole.gradients_bytes) / accumulate
         return accumulate > 1 and CONTEXT + (1 + FRAGMENTATION) * least > budget
 
     def refusal(self, prefer: Prefer) -> tuple[str, int]:
-        """What to say where nothing fits, with what would have to change; and `needed`."""
+        """The error message if nothing fits, which says what to change; and `needed`."""
         needed = self.needed(prefer)
-        enough = math.ceil(100 * needed / 2**30) / 100  # so that asking for it will do
+        enough = math.ceil(100 * needed / 2**30) / 100  # rounded up, so that it is enough
         return (
             f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
             f"it needs {enough:.2f} GiB, and {self._closest(prefer)}.",
@@ -281,7 +288,10 @@ class Search:
         )
 
     def needed(self, prefer: Prefer) -> int:
-        """The smallest budget in which a preference finds a way."""
+        """The smallest budget in bytes in which a preference finds a way.
+
+        Raises UsageError if no way can be traced.
+        """
         sizes = list(self._sizes(prefer))
         if not sizes:
             raise UsageError(
@@ -290,8 +300,8 @@ class Search:
         return min(sizes)
 
     def _sizes(self, prefer: Prefer) -> Iterator[int]:
-        """What the ways of a preference need that may need least, of the likeliest first."""
-        for counts in (reversed(self._counts), (1,)):  # all between them take more
+        """Bytes needed by the ways of a preference that may need least, likely ones first."""
+        for counts in (reversed(self._counts), (1,)):  # all counts between need more
             tried = list(counts)
             for recipe in self._allowed(prefer):
                 count = next((n for n in tried if self._possible(recipe, n)), None)
@@ -303,7 +313,7 @@ class Search:
         return any(size <= self.budget for size in self._sizes(prefer))
 
     def _closest(self, prefer: Prefer) -> str:
-        """The nearest to this that fits: the job in another way, or another job."""
+        """The smallest change of recipe, preference or job that fits, as the end of a sentence."""
         if self.recipe is not None:
             free = Search(
                 self.job, self.gpu, self.budget, None, self.max_ratio, self.cache, self.report
@@ -320,7 +330,7 @@ class Search:
             so_far |= change
             flags |= dict.fromkeys(change, flag)
             if "input_size" not in so_far and self._floor > self.budget:
-                continue  # so no trace is needed to see that it does not fit
+                continue  # the weights alone do not fit, so no trace is needed
             job = replace(self.job, **so_far)
             search = Search(
                 job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
@@ -329,23 +339,23 @@ class Search:
                 if search._finds(prefer):
                     return f"fits with {' and '.join(flags.values())}"
         if self.recipe is None and self._fastest([ADAPTERS]):
-            return f"only --method {ADAPTERS.method} fits, which trains adapters alone"
+            return f"only --method {ADAPTERS.method} fits, which trains only adapters"
         return "no way to train all of this model fits; choose a smaller one"
 
     @property
     def _floor(self) -> int:
-        """What a card must have for the weights alone, of which an input size may change some."""
+        """Bytes that a card needs for the weights alone; some weights depend on the input size."""
         weights = min(way.predicted.weights_bytes for way in self.looked_at.values())
         return CONTEXT + math.ceil((1 + FRAGMENTATION) * weights)
 
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Settings of the job that make it smaller, each to be tried with those before it."""
+        """Flags and settings that make the job smaller; each is tried with those before it."""
         half = settle_precision("auto", self.gpu.compute_capability)
         if self.job.precision == "fp32" != half:
             yield f"--precision {half}", {"precision": half}
         if self.job.optimizer != "sgd":
             yield "--optimizer sgd", {"optimizer": "sgd"}
-        if self.job.input_size is not None:  # a smaller one, the model's own as the last
+        if self.job.input_size is not None:  # smaller sizes, then the model's own
             for size in (round(self.job.input_size * share / 32) * 32 for share in SMALLER):
                 if 0 < size < self.job.input_size:
                     yield f"--input-size {size}", {"input_size": size}

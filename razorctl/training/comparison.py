@@ -1,4 +1,4 @@
-"""Finished runs side by side: a row of figures for each way, the best of them, the Pareto front."""
+"""Finished runs side by side: a row of figures for each, the best figures, the Pareto front."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 
-# What a method is compared with beside the methods themselves, and the attention it is run with.
-OPPONENTS = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
-NAMES = (*METHODS, *OPPONENTS)
-# In the directory of a grid, and of one of its runs that failed.
+# Baselines that are `full` in another way, by the attention they run with.
+BASELINES = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
+NAMES = (*METHODS, *BASELINES)
+# Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 TARGET = 0.99  # of full's best accuracy
-IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")  # of a candidate
-# Columns of a row beside its memory: where less is better, and where more is.
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")
+# Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")
 
@@ -38,14 +38,14 @@ class FinishedRun:
 
     @property
     def best(self) -> float:
-        """The best accuracy of its evaluations."""
+        """The best accuracy of the run's evaluations."""
         accuracies = [float(s["accuracy"]) for s in self.steps if s["accuracy"] is not None]
         return max(accuracies)
 
     def time_to(self, target: float) -> float | None:
-        """Seconds of training until an evaluation reaches `target` and all later ones do too.
+        """Seconds of training until an evaluation and all later ones reach `target`; else None.
 
-        What evaluations take is not counted. None if it never stays there.
+        The time of the evaluations themselves is not counted.
         """
         seconds, reached = 0.0, None
         for step in self.steps:
@@ -61,10 +61,10 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one row is about: runs that differ in their seeds alone.
+    """The runs of one row, which differ only in their seeds.
 
-    method: as it was asked for, a name in NAMES. label: what tells the row from the others.
-    failures: by the seed of the run, its error with the exit code it ended with.
+    method: the name that was asked for, one of NAMES. label: tells the row from the others.
+    failures: seed -> the error of the run, with its exit code.
     """
 
     method: str
@@ -75,20 +75,20 @@ class Entry:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job that the runs share, but for seed and micro-batches."""
+        """The device and the job of the runs, without the seed and the micro-batches."""
         result = self.runs[0].result
         job = {k: v for k, v in result["job"].items() if k not in ("seed", "accumulate")}
         return result["device"], job
 
     @property
     def accumulate(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches in a step."""
         count: int = self.runs[0].result["job"]["accumulate"]
         return count
 
     @property
     def error(self) -> str | None:
-        """Why runs of it are missing."""
+        """Why runs of this entry are missing; None if none is."""
         if not self.failures:
             return None
         sentence = str(next(iter(self.failures.values())))
@@ -97,7 +97,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Entries of one model and data set, with finished runs or without."""
+    """The entries of one model and data set; some may have no finished run."""
 
     model: str
     dataset: str
@@ -105,19 +105,19 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 if any run has a result, else what all runs ended with, or 1."""
+        """0 if any run has a result, else the exit code that all runs share, or 1."""
         if any(entry.runs for entry in self.entries):
             return 0
         codes = {error.exit_code for entry in self.entries for error in entry.failures.values()}
         return codes.pop() if len(codes) == 1 else 1
 
     def document(self, target: float | None = None) -> dict[str, Any]:
-        """Under the stable keys of `compare --json`: a row for each entry.
+        """The comparison under the stable keys of `compare --json`: a row for each entry.
 
-        Times are medians over the seeds, accuracies means with their sample standard deviation.
-        `memory` names what rows are compared by: the measured peak if all have one, else the
-        traced saved bytes. `target` None is 99 % of the best accuracy of `full`, the mean over its
-        seeds.
+        Times are medians over the seeds; accuracies are means with a sample standard deviation.
+        `memory` names the column that memory is compared by: the measured peak if all runs have
+        one, else the traced saved bytes. A `target` of None is 99 % of `full`'s best accuracy,
+        averaged over its seeds.
         """
         done = [entry for entry in self.entries if entry.runs]
         runs = [run.result for entry in done for run in entry.runs]
@@ -153,10 +153,10 @@ def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read(directory: Path) -> FinishedRun:
-    """A run directory that `finetune` has written.
+    """The finished run in a directory that `finetune` has written.
 
-    Raises UsageError if the run is not finished or is another version's, DataError if it is
-    damaged.
+    Raises UsageError if the run is not finished or was made by another version of razorctl, and
+    DataError if its files are damaged.
     """
     known = read_toml(directory / CONFIG).get("environment", {}).get("razorctl")
     if known != razorctl.__version__:
@@ -181,28 +181,28 @@ def read(directory: Path) -> FinishedRun:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether `finetune` has written there, be it to the end or not."""
+    """Whether `finetune` has written to the directory, finished or not."""
     return (directory / METRICS).exists()
 
 
 def is_grid(directory: Path) -> bool:
-    """Whether `compare` has written there."""
+    """Whether `compare` has written to the directory."""
     return (directory / SETTINGS).exists()
 
 
 def recipe_of(name: str, ratio: float) -> Recipe:
-    """How a name in NAMES is run; raises UsageError for a ratio that cannot be."""
+    """The recipe of a name in NAMES; raises UsageError for a ratio that cannot be used."""
     method = name if name in METHODS else "full"
-    return Recipe(method, ratio, attention=OPPONENTS.get(name, "auto"))  # type: ignore[arg-type]
+    return Recipe(method, ratio, attention=BASELINES.get(name, "auto"))  # type: ignore[arg-type]
 
 
 def of_grid(
     directory: Path, methods: Iterable[str] | None = None, seeds: Iterable[int] | None = None
 ) -> Comparison:
-    """What `compare` has written to a directory: of all methods and seeds there, or of those.
+    """The comparison that `compare` has written to a directory, for these methods and seeds.
 
-    A run that failed, cannot be read or is not finished stands in the failures of its entry.
-    Raises DataError if the settings there are not what `compare` wrote.
+    None means all of them. A run that failed, is not finished or cannot be read is one of its
+    entry's failures. Raises DataError if the settings are not as `compare` wrote them.
     """
     settings = read_toml(directory / SETTINGS)
     try:
@@ -225,7 +225,7 @@ def of_grid(
 
 
 def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
-    """The run of a method and seed in a grid; raises the error that it failed with."""
+    """The finished run of a method and seed in a grid; else raises the error it failed with."""
     directory = grid / f"{method}-{seed}"
     if (directory / RESULT).exists():
         return read(directory)
@@ -239,17 +239,17 @@ def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
 
 
 def note_failure(directory: Path, error: RazorError) -> None:
-    """Keeps why a run of a grid failed, for `of_grid`."""
+    """Writes the error of a failed run to its directory, where `of_grid` reads it."""
     directory.mkdir(exist_ok=True)
     known = {"error": str(error), "exit_code": error.exit_code}
     (directory / FAILURE).write_text(json.dumps(known), "utf-8")
 
 
 def finished(directories: Iterable[Path]) -> Comparison:
-    """Of finished runs and of the runs of grids, grouped by all of their settings but the seed.
+    """The comparison of finished runs and grids; runs that differ only in the seed share an entry.
 
-    One grid alone is the comparison that it was. Raises as `read` and `of_grid` do, and UsageError
-    if they are not all of one model and data set.
+    A single grid gives its own comparison. Raises what `read` and `of_grid` raise, and UsageError
+    if the directories are not all of one model and data set.
     """
     parts = [_part(directory) for directory in dict.fromkeys(directories)]
     first, start = parts[0]
@@ -265,7 +265,7 @@ def finished(directories: Iterable[Path]) -> Comparison:
 
 
 def _part(directory: Path) -> tuple[Path, Comparison]:
-    """What is in one directory, and its name."""
+    """A directory, and the comparison of what is in it."""
     if is_grid(directory):
         return directory, of_grid(directory)
     run = read(directory)
@@ -275,7 +275,7 @@ def _part(directory: Path) -> tuple[Path, Comparison]:
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """Entries without two of the same settings, and without two of the same run."""
+    """The entries, with those of the same settings merged and repeated runs left out."""
     groups: dict[str, Entry] = {}
     seen: set[Path] = set()
     for entry in entries:
@@ -291,7 +291,7 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _labeled(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with labels that say how they differ."""
+    """The entries with labels that say how they differ."""
     settings = [_settings(entry.runs[0]) for entry in entries if entry.runs]
     differing = [
         name
@@ -311,14 +311,14 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
-    """Recipe and job in one, without their seeds."""
+    """The recipe and the job in one mapping, without their seeds."""
     return {k: v for k, v in (run.result["recipe"] | run.result["job"]).items() if k != "seed"}
 
 
 def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
-    """Plain full fine-tuning with the settings and on the device of an entry, if it was run.
+    """The entry of plain full fine-tuning with the same settings and device, if it was run.
 
-    One over more micro-batches than another entry has is not plain.
+    Plain means automatic attention, and no more micro-batches than any entry of those settings.
     """
     if not entry.runs:
         return None
@@ -377,7 +377,7 @@ def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:
-    """Notes in each row which of its figures are the best, and whether it is on the front."""
+    """Adds to each row its `best` columns and whether it is on the Pareto front."""
     for row in rows:
         row["best"], row["pareto"] = [], False
     for name in (memory, *COSTS, *GAINS):
@@ -393,7 +393,7 @@ def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
-    """Of each point, whether no other is as small in all of its numbers and smaller in one."""
+    """For each point, whether no other point is at most equal in all numbers and less in one."""
     return [
         not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
         for p in points

@@ -1,8 +1,8 @@
-"""Methods x seeds, one run after the other, each in a process of its own.
+"""A grid of methods and seeds: one run after the other, each in its own process.
 
-A grid's directory holds `comparison.toml`, the settings that all runs share in the layout of a
-razorctl.toml beside their methods and seeds, and a run directory for each of these, with
-`failure.json` where the run failed. `comparison.of_grid` reads it.
+A grid's directory holds `comparison.toml` and a run directory for each method and seed.
+`comparison.toml` has the shared settings in the layout of a razorctl.toml, and the methods and
+seeds. The directory of a failed run has a `failure.json`. `comparison.of_grid` reads all this.
 """
 
 import os
@@ -39,15 +39,16 @@ from razorctl.training.comparison import (
 )
 from razorctl.training.signals import sigterm_waits
 
-POLL = 0.25  # seconds between two looks at a run
+POLL = 0.25  # seconds between two reports of a run's progress
 KILLED = -getattr(signal, "SIGKILL", 9)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a grid stands.
+    """The progress of a grid.
 
-    run: of runs, from 0. steps: of the run, None until that is known. end: how it has ended.
+    run: index of the current run, from 0. runs: their number. step, steps: steps done and in all
+    in this run; `steps` is None until it is known. end: the run's outcome; None until it ends.
     """
 
     run: int
@@ -60,9 +61,9 @@ class Progress:
 
 
 class Grid:
-    """Methods x seeds, one run after the other, each in a process of its own.
+    """Runs of methods and seeds, one after the other, each in its own process.
 
-    Made, it has checked all that can be checked and has its directory; `run` fills that.
+    The constructor checks the settings and makes the directory; `run` trains.
     """
 
     def __init__(
@@ -76,13 +77,15 @@ class Grid:
         out: Path | None = None,
         resume: bool = False,
     ) -> None:
-        """Raises UsageError for settings that no run could have, and for a directory in the way.
+        """Checks the settings and makes the directory.
 
-        methods: names in NAMES. seeds: how many, counted up from the job's. out: made here; with
-        `resume` it may exist, and what is finished there is kept.
+        methods: names in NAMES. seeds: number of seeds, counted up from the job's. out: the
+        directory to make; with `resume` it may exist, and its finished runs are not run again.
+        Raises UsageError for settings that no run can use, and for a directory that exists
+        without `resume`, belongs to other settings or cannot be written.
         """
         if seeds < 1:
-            raise UsageError(f"{seeds} seeds are no comparison; give 1 or more.")
+            raise UsageError(f"{seeds} seeds are too few; give 1 or more.")
         self.methods = list(dict.fromkeys(methods))
         for name in self.methods:
             if name not in NAMES:
@@ -97,7 +100,7 @@ class Grid:
         self._prepare(resume)
 
     def _prepare(self, resume: bool) -> None:
-        """Makes the directory, or sees that it is of these settings."""
+        """Makes the directory, or with `resume` checks that it has the same settings."""
         job = {k: v for k, v in asdict(self.job).items() if v is not None and k != "seed"}
         environment = {"razorctl": razorctl.__version__, "device": self.device}
         settings = {
@@ -126,10 +129,10 @@ class Grid:
         known = read_toml(self.out / SETTINGS)
         if other := _difference(known, settings):
             raise UsageError(
-                f"{self.out} was begun with {other}; resume it so, or name another directory with "
-                "--out."
+                f"{self.out} was begun with {other}; resume it with the same, or name another "
+                "directory with --out."
             )
-        before = known.get("runs", {})  # which stay
+        before = known.get("runs", {})  # methods and seeds of earlier calls stay in the grid
         for name, values in runs.items():
             runs[name] = list(dict.fromkeys([*before.get(name, []), *values]))
         self._write(settings | {"runs": runs})
@@ -141,10 +144,11 @@ class Grid:
             file.write_text(tomli_w.dumps(settings), "utf-8")
 
     def run(self, report: Callable[[Progress], object]) -> None:
-        """Runs what is not finished yet, every method with a seed before the next seed.
+        """Runs what is not finished yet: all methods with one seed, then with the next seed.
 
-        Tells `report` where it stands, again and again. A run that fails is noted as such and the
-        next one begins; when interrupted or terminated, ends the run that is on.
+        Calls `report` with the progress about every POLL seconds. The error of a failed run is
+        written to its directory, and the next run begins. KeyboardInterrupt and Terminated end
+        the current run and are raised again.
         """
         cells = list(product(self.seeds, self.methods))
         for number, (seed, name) in enumerate(cells):
@@ -157,7 +161,7 @@ class Grid:
                 report(replace(at, end=f"failed: {error}"))
 
     def _run(self, at: Progress, report: Callable[[Progress], object]) -> FinishedRun:
-        """The run of one method and seed, from its directory if it is finished there."""
+        """The run of one method and seed, which is only read if it is already finished."""
         directory = self._directory(at)
         report(at)
         if not (directory / rundir.RESULT).exists():
@@ -170,18 +174,18 @@ class Grid:
 
     @property
     def comparison(self) -> Comparison:
-        """Of what has been run so far."""
+        """The comparison of the runs so far."""
         return of_grid(self.out, self.methods, self.seeds)
 
     @property
     def left(self) -> str:
-        """What it leaves if it stops now, as a sentence without its full stop."""
+        """A sentence, without its period, on what the directory holds if the grid stops now."""
         done = sum(len(entry.runs) for entry in self.comparison.entries)
         runs = len(self.seeds) * len(self.methods)
         return f"{self.out} holds {done} of {runs} runs; go on with --resume --out {self.out}"
 
     def _command(self, at: Progress, directory: Path) -> list[str]:
-        """What a user would type for one run."""
+        """The command line of one run; raises UsageError if the model cannot run that baseline."""
         recipe = self.recipes[at.method]
         words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
         words += [
@@ -196,7 +200,7 @@ class Grid:
             words += ["--accumulate", str(self._micro_batches())]
         if at.method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
             raise UsageError(
-                f"{self.job.model} runs fused attention as it comes, as `full` does; "
+                f"{self.job.model} has fused attention already, so full-flash is the same as full; "
                 "leave full-flash out."
             )
         if self.device is not None:
@@ -204,7 +208,10 @@ class Grid:
         return [*words, "--json", "--out", str(directory)]
 
     def _micro_batches(self) -> int:
-        """As few of `full` as bring its traced peak to at most razor's."""
+        """The fewest micro-batches with which the traced peak of `full` is at most razor's.
+
+        Raises UsageError if no number is enough.
+        """
         batch = self._settled().batch_size
         assert batch is not None
         most = self._peak(self.job.accumulate, "razor")
@@ -240,7 +247,7 @@ class Grid:
 
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first setting that is another than the wanted one, as it is known."""
+    """The first setting whose known value differs from the wanted one, with its known value."""
     for table in ("environment", "job", "recipe"):
         ours, theirs = wanted[table], known.get(table, {})
         for name in (*ours, *theirs):
@@ -251,11 +258,12 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | No
 
 
 def _call(command: list[str], wait: Callable[[], object]) -> None:
-    """Runs a command to its end, and calls `wait` meanwhile.
+    """Runs a command to its end, and calls `wait` every POLL seconds.
 
-    Raises RazorError if it fails, with its sentence and its exit code, and Terminated at a SIGTERM.
+    Raises RazorError with the command's error and exit code if it fails, and Terminated after a
+    SIGTERM.
     """
-    # All settings are in the command: none may come from the environment as well.
+    # The command has all settings, so none may come from the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
     with (
         sigterm_waits() as check,
@@ -277,7 +285,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
                 wait()
         except BaseException:
             process.kill()
-            process.wait()  # after a KeyboardInterrupt Popen would not
+            process.wait()  # after a KeyboardInterrupt, Popen would not wait
             raise
     code = process.returncode
     if code == 0:
@@ -286,18 +294,20 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
     if sentences:
         sentence = sentences[-1].removeprefix("error: ")
     elif code == KILLED:
-        sentence, code = "it was killed, as when memory runs out; lower --batch-size.", 4
+        sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
     else:
-        sentence = f"it ended with {code} and no word; run it by hand: {shlex.join(command)}"
+        sentence = (
+            f"the run ended with code {code} and no error; try by hand: {shlex.join(command)}"
+        )
     failure = RazorError(sentence)
     failure.exit_code = code if code > 0 else 1
     raise failure
 
 
 def _look(progress: Progress, directory: Path) -> Progress:
-    """How far the run in a directory is."""
+    """`progress` with the steps done of the run in a directory."""
     try:
         steps = read_toml(directory / rundir.CONFIG)["job"]["steps"]
         return replace(progress, step=rundir.steps(directory), steps=steps)
-    except (UsageError, KeyError):  # not there yet
+    except (UsageError, KeyError):  # the run has not written its settings yet
         return progress

@@ -1,4 +1,4 @@
-"""profile: where the bytes and the time of a training step go."""
+"""profile: the bytes and the time of a training step, by module and by phase."""
 
 import gc
 import os
@@ -32,16 +32,16 @@ from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
 
 CLASSES = 10
-WARM_UP, TRACED = 2, 2  # steps before the timed ones, and in a trace
+WARM_UP, TRACED = 2, 2  # steps before the timed ones; steps in a trace or a snapshot
 OTHER = "other"  # the kind of a module that no method swaps
 PHASES = ("data", "forward", "sampling", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes that a module saves for backward, by the recipe and with full fine-tuning, traced.
+    """Traced bytes that a module saves for backward, with the recipe and with full fine-tuning.
 
-    module: its dotted name, "" for the model itself. kind: of layer, as `Method.rules` names it.
+    module: its dotted name, "" for the model itself. kind: its layer kind, as in `Method.rules`.
     """
 
     module: str
@@ -52,13 +52,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a step by phase, medians over the steps; no time is in two of them.
+    """Seconds of a step by phase, as medians over the steps; phases do not overlap.
 
-    data: making a random batch and moving it to the device; reading a data set is not in it.
+    data: making a random batch and moving it to the device; no data set is read.
     forward: the forward pass and the loss, without `sampling`.
-    sampling: what layers and rules take in the forward pass to choose and pack what they save,
-        and the draws of a joint budget. Unpacking, and what samplers learn, are in `backward`.
-    optimizer: clipping, the update, and dropping the gradients.
+    sampling: choosing and packing what layers save in the forward pass, and the draws of a joint
+        budget.
+    backward: the backward pass, with unpacking and the updates of samplers.
+    optimizer: clipping, the update, and setting the gradients to None.
     """
 
     data_s: float
@@ -70,8 +71,10 @@ class Phases:
 
 @dataclass(frozen=True)
 class Peak:
-    """Highest bytes of a step: `traced` as `plan` does, and those that CUDA's
-    allocator measured, None on a CPU.
+    """Highest bytes of a step.
+
+    traced: predicted as `plan` does. measured_allocated, measured_reserved: from CUDA's allocator,
+    None on a CPU.
     """
 
     traced: int
@@ -81,7 +84,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Profile:
-    """What `profile` found. step_s: seconds of a whole step, median. device: its name."""
+    """The result of `profile`. step_s: median seconds of a whole step. device: the name of it."""
 
     model: str
     recipe: Recipe
@@ -97,7 +100,10 @@ class Profile:
     step_s: float
 
     def result(self) -> dict[str, Any]:
-        """The stable keys of `profile --json`; those of full fine-tuning have `full` in them."""
+        """The profile under the stable keys of `profile --json`.
+
+        Keys with `full` in their name are for full fine-tuning.
+        """
         saved, full = Counter[str](), Counter[str]()
         for row in self.rows:
             saved[row.kind] += row.saved_bytes
@@ -111,10 +117,10 @@ class Profile:
 
 
 class Clock:
-    """Takes the time of one step by phase; its ranges have the same names in a chrome trace.
+    """Times one step by phase; a Chrome trace shows ranges of the same names.
 
-    A phase begins and ends with the device idle. What is sampling inside it is timed by events
-    on the device, which do not hold it up.
+    The device is idle when a phase begins and when it ends. Sampling inside a phase is timed by
+    CUDA events, which do not synchronize.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -132,7 +138,7 @@ class Clock:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Counts what runs inside as sampling, once where it is nested; only in `forward`."""
+        """Times the block as sampling; nested blocks count once. Only for use in `forward`."""
         if self._sampling:
             yield
             return
@@ -144,7 +150,7 @@ class Clock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By phase, once the step has ended."""
+        """Seconds by phase; the step must have ended."""
         sampling = sum(self._between(*marks) for marks in self._sampled)
         forward = self._seconds["forward"] - sampling
         return {**self._seconds, "forward": forward, "sampling": sampling}
@@ -168,7 +174,7 @@ class Clock:
 
 
 class Training:
-    """A model in training on random batches, by the steps of `finetune`."""
+    """Trains a model on random batches with the same step as `finetune`."""
 
     def __init__(self, family: Model, model: nn.Module, job: Job, device: torch.device) -> None:
         assert job.batch_size is not None
@@ -182,7 +188,7 @@ class Training:
         return tree_map_only(Tensor, lambda t: t.to(self.device), batch)
 
     def step(self) -> dict[str, float]:
-        """One training step. Returns its seconds by phase, and those of all as "step"."""
+        """Runs one training step. Returns its seconds by phase, and in all under "step"."""
         clock = Clock(self.device)
 
         def batch() -> Iterator[tuple[Any, Tensor]]:
@@ -216,13 +222,15 @@ def profile(
     trace: Path | str | None = None,
     snapshot: Path | str | None = None,
 ) -> Profile:
-    """Profiles a training step of the model of that name, with fresh weights and random batches.
+    """Profiles a training step of a model, by its name, with fresh weights and random batches.
 
-    Bytes are traced on fake tensors, as `saved_bytes` are; the ratio is held to as `finetune`
-    holds it. Times are medians over `steps` steps on `device`, None for CUDA where there is any;
-    `batch_size` None is the model's default, the other settings are as in a `Job`. `trace` is a
-    file for a chrome trace of two more steps, `snapshot` one for what CUDA allocates in two others.
-    Raises UsageError for what cannot be, before any step has run.
+    Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in `finetune`.
+    Times are medians over `steps` steps on `device`; None is CUDA if available, else the CPU. A
+    `batch_size` of None is the model's default. The other settings are those of a `Job`.
+
+    trace: file for a Chrome trace of two more steps.
+    snapshot: file for a CUDA memory snapshot of two more steps.
+    Raises UsageError for settings that cannot be used, before any step has run.
     """
     recipe, family = recipe or Recipe(), models.find(model)
     place = devices.find(device)
@@ -239,7 +247,7 @@ def profile(
     dtype = DTYPES[job.precision]
     if snapshot is not None and place.type != "cuda":
         raise UsageError(
-            "a memory snapshot needs a CUDA device; leave out --snapshot or name a device that is."
+            "a memory snapshot needs a CUDA device; leave --snapshot out, or choose --device cuda."
         )
     for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
         if file is not None:
@@ -259,7 +267,7 @@ def profile(
     )
     traced = tracing.trace(job, recipe, CLASSES, place.type)
     del inputs
-    gc.collect()  # fake copies, in cycles
+    gc.collect()  # the fake copies are in reference cycles
 
     for _ in range(WARM_UP):
         training.step()
@@ -288,22 +296,22 @@ def profile(
 
 
 def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
-    """Runs steps under what `trace` and `snapshot` ask for; none if neither does."""
+    """Runs steps for a trace and for a snapshot, whichever has a file."""
     if snapshot is not None:
         with measured.snapshot(Path(snapshot)):
             for _ in range(TRACED):
                 step()
     if trace is not None:
-        # Or torch tells stderr of every trace, and calls a machine without a GPU an error.
+        # Without it, torch logs each trace to stderr, and an error on a machine without a GPU.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        with torch.profiler.profile() as profiler:  # of every activity that there is
+        with torch.profiler.profile() as profiler:  # records all available activities
             for _ in range(TRACED):
                 step()
         profiler.export_chrome_trace(str(trace))
 
 
 def _check_writable(file: Path, flag: str) -> None:
-    """Raises UsageError if a file cannot be written; leaves nothing behind."""
+    """Raises UsageError if a file cannot be written; creates no file."""
     there = file.exists()
     try:
         with file.open("ab"):

@@ -1,4 +1,4 @@
-"""finetune: one visible training loop over any registered model and data set."""
+"""finetune: one training loop for every registered model and data set."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ from razorctl.training.rundir import CONFIG, METRICS, RESULT, WEIGHTS, choose, c
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step; `accuracy` and `test_loss` only where the test split was evaluated."""
+    """One optimizer step; `accuracy` and `test_loss` are None unless the step was evaluated."""
 
     step: int
     epoch: float
@@ -49,9 +49,9 @@ class Step:
 
 
 class Run(Iterator[Step]):
-    """A fine-tuning run: prepared on creation, trained while iterated, summed up by `result`.
+    """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
 
-    `saved_bytes` and `full_saved_bytes` are what this run and full fine-tuning save for backward.
+    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning save for backward.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Run(Iterator[Step]):
                 batch = next(batches)
                 loss, norm = train_step(model.train(), self.logits, batch, optimizer, job, scaler)
                 scheduler.step()
-                if not math.isfinite(loss.item()):  # waits for the device, so the time is true
+                if not math.isfinite(loss.item()):  # waits for the device before the time is taken
                     raise RazorError(f"the loss is {loss.item()} at step {step}; lower --lr.")
                 seconds = time.perf_counter() - start
                 self._note_peak()
@@ -149,7 +149,7 @@ class Run(Iterator[Step]):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """`accuracy` and mean cross-entropy `test_loss` on the test split."""
+        """The `accuracy` and the mean cross-entropy `test_loss` on the test split."""
         self.model.eval()
         hits = loss = 0.0
         for inputs, labels in map(self._to_device, self.test_data):
@@ -183,9 +183,9 @@ class Run(Iterator[Step]):
         }
 
     def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:
-        """The micro-batches of each step, which must all be taken before the next step's."""
+        """The micro-batches of each step; take them all before those of the next step."""
         for epoch in itertools.count():
-            # From seed and epoch alone, so that the order of any epoch can be had again.
+            # Seeded by seed and epoch alone, so that the order of any epoch can be repeated.
             self.order.manual_seed(self.job.seed * 1_000_003 + epoch)
             micro_batches = map(self._to_device, self.train_data)
             for _ in range(self.steps_per_epoch):
@@ -205,7 +205,7 @@ class Run(Iterator[Step]):
             self.peak_bytes = max(peak, self.peak_bytes or 0)
 
     def _config(self) -> str:
-        """The settings in the layout of a project's razorctl.toml, to be run again."""
+        """The settings as the text of a razorctl.toml, with which the run can be repeated."""
         tables = {
             "recipe": asdict(self.recipe),
             "job": asdict(self.job),
@@ -221,7 +221,10 @@ class Run(Iterator[Step]):
         )
 
     def _save(self) -> None:
-        """Writes the weights under a stock model's names, then the result; whole or not at all."""
+        """Writes the weights under the stock model's names, then the result; never a part of one.
+
+        The model must be restored first.
+        """
         with whole(self.out / WEIGHTS) as file:
             save_model(self.model, str(file))
         with whole(self.out / RESULT) as file:
@@ -229,7 +232,7 @@ class Run(Iterator[Step]):
 
 
 def _hold_to(budget: int, device: torch.device) -> None:
-    """Lets this process allocate no more tensors than that, so that a larger card acts its part."""
+    """Limits this process to `budget` bytes of tensors, even if the card has more."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
 
@@ -243,13 +246,14 @@ def finetune(
     plan: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Prepares a run of `job` under `recipe`; iterate over it to train, then ask its `result`.
+    """Prepares and returns a run of `job` with `recipe`: iterate to train, then call `result`.
 
-    `out` is the run directory, made here; it must not exist. None is a new one under runs/.
-    `device` None is CUDA where there is any, else the CPU. `plan` is the document of the plan that
-    job and recipe are from: its budget bounds what CUDA may allocate, and its prediction stands
-    beside what is measured. `progress` is told what is being done until the first step. Raises
-    RazorError, and leaves nothing behind, for anything that cannot run.
+    out: the run directory to make; it must not exist. None is a new one under runs/.
+    device: None is CUDA if available, else the CPU.
+    plan: the document of the plan that `job` and `recipe` come from. Its budget limits what CUDA
+        may allocate, and the result has its prediction.
+    progress: called with the name of each stage of the preparation.
+    Raises RazorError, and leaves no directory behind, if the run cannot be prepared.
     """
     recipe = recipe or Recipe()
     out = choose(out, job.model, job.dataset, recipe.method)

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, its files, and what is in it when a run has stopped early."""
+"""The directory of a run: its name, its files, and what a run that stopped early has written."""
 
 import os
 import re
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from razorctl.errors import UsageError
 
-CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the beginning
+CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 
 
 def choose(out: Path | str | None, *words: str) -> Path:
-    """`out`, or for None a new directory under runs/ that is named by `words`; makes nothing.
+    """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
 
-    Raises UsageError if it is there already, or where it cannot be made.
+    Raises UsageError if the path exists or cannot be made.
     """
     if out is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
@@ -43,9 +43,9 @@ def _unwritable(out: Path, reason: str | None) -> UsageError:
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Makes a run directory; leaves nothing of it behind if that, or what is inside, fails.
+    """Makes a run directory; removes it if that or the block inside fails.
 
-    Raises UsageError if it is there already, or cannot be written.
+    Raises UsageError if the directory exists already or cannot be written.
     """
     missing = [path for path in out.parents if not path.exists()]
     made = False
@@ -61,7 +61,7 @@ def claimed(out: Path) -> Iterator[None]:
     except BaseException:
         if made:
             shutil.rmtree(out, ignore_errors=True)
-        for path in missing:  # but for those that another run has come into
+        for path in missing:  # a parent that another run has used is not empty and stays
             with suppress(OSError):
                 path.rmdir()
         raise
@@ -69,9 +69,9 @@ def claimed(out: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Where to write a file that is to be there whole or not at all.
+    """Yields a temporary path that replaces `file` if the block succeeds and is removed if not.
 
-    It gets the permissions that a new file has, whatever the writer sets.
+    The file gets the permissions of a new file, whatever the writer sets.
     """
     partial = file.with_name(f"{file.name}.partial")
     partial.touch()
@@ -85,7 +85,7 @@ def whole(file: Path) -> Iterator[Path]:
 
 
 def steps(out: Path) -> int:
-    """How many steps of a run are written down."""
+    """Number of steps in the metrics of a run."""
     try:
         return (out / METRICS).read_bytes().count(b"\n")
     except OSError:
@@ -93,7 +93,7 @@ def steps(out: Path) -> int:
 
 
 def left(out: Path) -> str:
-    """What a run has left that has stopped early, as a sentence without its full stop."""
+    """A sentence, without its period, on what a run that stopped early has written."""
     names = [name for name in (CONFIG, METRICS, WEIGHTS, RESULT) if (out / name).exists()]
     if CONFIG not in names:
         return "before the first step; nothing was written"

@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that what is ended from outside can say what it leaves."""
+"""SIGTERM as an exception, so that a command that is ended can say what it has written."""
 
 import signal
 import threading
@@ -13,14 +13,14 @@ def _raise(number: int, _: object) -> None:
 
 
 def _ours() -> bool:
-    """Whether we may handle SIGTERM: other threads may not, and another handler is somebody's."""
+    """Whether we may handle SIGTERM: only in the main thread, and if no other code handles it."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _raise)
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Inside it SIGTERM raises Terminated, where it would have ended the process without a word."""
+    """Inside the block, SIGTERM raises Terminated instead of ending the process silently."""
     if not _ours():
         yield
         return
@@ -33,9 +33,9 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextmanager
 def sigterm_waits() -> Iterator[Callable[[], None]]:
-    """Holds back a SIGTERM that would end this process alone and let its child go on.
+    """Delays SIGTERM inside the block, so that a child process can be ended first.
 
-    What it yields raises Terminated if one has come, and so does leaving.
+    Yields a function that raises Terminated if SIGTERM has come; the end of the block does too.
     """
     came: list[int] = []
 

@@ -50,7 +50,7 @@ BAD = {
     "no batch": (["--batch-size", "0"], 2, "not a positive number"),
     "no pixels": (["--input-size", "0"], 2, "input size 0 is not a positive number"),
     "other pixels": (["--input-size", "30"], 2, "leave the input size out"),
-    "text of images": (["finetune", "bert-base", "digits"], 2, "data sets of texts: rte"),
+    "text of images": (["finetune", "bert-base", "digits"], 2, "choose one of rte"),
     "no steps": (["--steps", "0"], 2, "not a positive number"),
     "steps and epochs": (["--steps", "1", "--epochs", "1"], 2, "give one of them"),
     "unusable device": (["--device", "warp"], 2, "try cpu"),
@@ -66,7 +66,7 @@ BAD = {
             "no batch": (["--batch-size", "0"], "batch size 0 is not a positive number"),
             "no steps": (["--steps", "0"], "steps 0 is not a positive number"),
             "unusable device": (["--device", "warp"], "try cpu"),
-            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave out --snapshot"),
+            "snapshot on a CPU": (["--snapshot", "new.pickle"], "leave --snapshot out"),
             "trace in a file": (["--trace", "file/trace.json"], "cannot write file/trace.json"),
             "trace over a directory": (["--trace", "taken"], "name another file with --trace"),
         }.items()

@@ -66,9 +66,9 @@ def test_a_joint_budget_gives_these_something_to_do():
     ("name", "settings", "word"),
     [
         ("momentum", {"momentum": 0.5}, None),
-        ("momentum", {"momentum": 0.5, "optimizer": "adamw"}, "it is of sgd, not of adamw"),
+        ("momentum", {"momentum": 0.5, "optimizer": "adamw"}, "adamw does not use it"),
         ("warmup_steps", {"warmup_steps": 9, "steps": 10}, None),
-        ("warmup_steps", {"warmup_steps": 10, "steps": 10}, "10 steps of warmup are not over"),
+        ("warmup_steps", {"warmup_steps": 10, "steps": 10}, "the warmup takes 10 steps"),
         ("warmup_steps", {"warmup_steps": 10}, None),  # the steps are the model's, or epochs
     ],
 )
@@ -113,7 +113,7 @@ class TestNotes:
         )
         result = razorctl("finetune", "vit-micro", "digits", "--warmup-steps", "2000", "--json")
         (note,) = self.notes(result)
-        assert note.endswith("2,000 steps of warmup are not over after 300.")
+        assert note.endswith("the warmup takes 2,000 steps, and the run has 300.")
 
     def test_a_variable_that_nothing_reads(self, monkeypatch):
         monkeypatch.setenv("RAZORCTL_RATOI", "0.5")

@@ -76,7 +76,7 @@ def test_what_does_not_fit():
         ([], "no GPU was found; name one with --gpu, or its memory with --vram."),
         (["--gpu", "none.toml"], "cannot read none.toml"),
         (["--gpu", "t4", "--prefer", "quick"], "unknown preference 'quick'"),
-        (["--gpu", "t4", "--max-ratio", "2"], "largest ratio 2.0 is outside [0, 1)"),
+        (["--gpu", "t4", "--max-ratio", "2"], "max ratio 2.0 is outside [0, 1)"),
         (["--gpu", "t4", "--precision", "bf16"], "needs compute capability 8.0"),
         (["--gpu", "t4", "--method", "razr"], "did you mean 'razor'?"),
     ],
@@ -118,7 +118,7 @@ def test_a_card_whose_rates_were_not_measured_says_whose_stand_in():
 
 def test_a_card_that_is_assumed_is_named():
     result = razorctl("plan", *PLANNED, "--vram", "11GB")
-    assert "RTX 2080 Ti is assumed from --vram alone; --gpu names another card." in result.stderr
+    assert "RTX 2080 Ti is assumed from --vram alone; name the card with --gpu." in result.stderr
     assert "assumed" not in razorctl("plan", *PLANNED, "--gpu", "t4", "--vram", "8GB").stderr
 
 

@@ -44,12 +44,12 @@ def test_finetune_runs_what_was_planned(tmp_path):
     document_file.write_text(planned.stdout)
     other = razorctl("finetune", "--plan", "p.json", "--ratio", "0.3", "--device", "cpu")
     assert other.exit_code == 2
-    assert "p.json settles ratio; leave it out, or plan again." in other.stderr
+    assert "p.json already sets ratio; leave it out, or plan again." in other.stderr
     other = razorctl("finetune", "--plan", "p.json", "--vram", "8GB", "--device", "cpu")
-    assert "p.json settles vram; leave it out, or plan again." in other.stderr
+    assert "p.json already sets vram; leave it out, or plan again." in other.stderr
     other = razorctl("finetune", "--plan", "p.json", "--recipe", "sheared-tab1-full")
     assert other.exit_code == 2
-    assert "p.json settles the recipe; leave --recipe out, or plan again." in other.stderr
+    assert "p.json already sets the recipe; leave --recipe out, or plan again." in other.stderr
     short = json.loads(razorctl("finetune", *order, "--steps", "2", "--device", "cpu").stdout)
     assert short["recipe"] == document["chosen"]["recipe"]
     assert short["predicted"] == document["chosen"]["predicted"]
@@ -74,7 +74,7 @@ def test_a_plan_file_is_run_as_it_is(tmp_path):
 def test_without_a_model_or_a_plan():
     result = razorctl("finetune")
     assert result.exit_code == 2
-    assert "name a model and a data set" in result.stderr
+    assert "no model or data set is given; name both" in result.stderr
 
 
 CARD = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 20 * 2**30, "8.9", ())
@@ -108,13 +108,13 @@ def test_a_recipe_is_an_order(on_a_card, order):
 
 def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, capsys):
     planning.settle(Settings(JOB | {"method": "razor", "prefer": "fast"}), None)
-    assert "prefer does nothing where nothing is planned." in capsys.readouterr().err
+    assert "prefer does nothing: the run is not planned." in capsys.readouterr().err
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
     monkeypatch.setattr(detect, "detect", lambda: (replace(CARD, name="Some Card"),))
     assert planning.settle(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
-    assert "no preset is known for" in capsys.readouterr().err
+    assert "has no preset." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", [["--gpu", "t4"], ["--plan", "p.json"]])

@@ -39,7 +39,7 @@ class TestPrecedence:
         ("text", "sentence"),
         [
             ("[job]\nstep = 2", "unknown setting in razorctl.toml 'step'; did you mean 'steps'?"),
-            ("[job", "razorctl.toml is not TOML"),
+            ("[job", "razorctl.toml is not valid TOML"),
             ("job = 3", "job in razorctl.toml is not a table"),
             ("[job]\nmomentum = 'much'", "momentum"),
             ("[recipe]\njoint = 3", "unknown joint '3'"),

@@ -83,10 +83,10 @@ def test_the_document_and_the_command_say_the_same(cache, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d | {"budget_bytes": 1}, "was changed after it was planned"),
+        (lambda d: d | {"budget_bytes": 1}, "was edited after it was written"),
         (lambda d: d | {"razorctl": "0.0.1"}, r"was planned by razorctl 0\.0\.1; plan again"),
-        (lambda d: {"rows": []}, "is no plan"),
-        (lambda d: [1, 2], "is no plan"),
+        (lambda d: {"rows": []}, "is not a plan"),
+        (lambda d: [1, 2], "is not a plan"),
     ],
 )
 def test_a_plan_that_is_none(cache, tmp_path, change, message):
@@ -95,7 +95,7 @@ def test_a_plan_that_is_none(cache, tmp_path, change, message):
     with pytest.raises(UsageError, match=message):
         read(file)
     file.write_text("{")
-    with pytest.raises(UsageError, match="is no plan"):
+    with pytest.raises(UsageError, match="is not a plan"):
         read(file)
     with pytest.raises(UsageError, match="cannot read"):
         read(tmp_path / "none.json")
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
     ("options", "message"),
     [
         ({"prefer": "quick"}, "unknown preference 'quick'"),
-        ({"max_ratio": 1.0}, r"largest ratio 1.0 is outside \[0, 1\)"),
+        ({"max_ratio": 1.0}, r"max ratio 1.0 is outside \[0, 1\)"),
         ({"job": replace(JOB, batch_size=60_000)}, "larger than the 50000 training examples"),
         ({"job": replace(JOB, model="bert-base")}, "bert-base takes texts"),
     ],

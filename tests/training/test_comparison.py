@@ -234,12 +234,12 @@ def test_json_and_csv_are_all_there_is_on_stdout():
 
 
 BAD = {
-    "neither": (["nothing"], 2, "nothing is no directory of a run or of a"),
-    "a run and a model": (["run", "digits"], 2, "digits is no directory of a run"),
-    "three names": (["a", "b", "c"], 2, "a is no directory of a run"),
+    "neither": (["nothing"], 2, "nothing is not the directory of a run or a"),
+    "a run and a model": (["run", "digits"], 2, "digits is not the directory of a run"),
+    "three names": (["a", "b", "c"], 2, "a is not the directory of a run"),
     "unfinished": (["run", "half"], 2, "half holds no finished run"),
-    "settings of finished runs": (["run", "--steps", "3"], 2, "take no other steps; leave it out"),
-    "methods of finished runs": (["run", "--methods", "full"], 2, "take no other methods"),
+    "settings of finished runs": (["run", "--steps", "3"], 2, "steps does not apply to finished"),
+    "methods of finished runs": (["run", "--methods", "full"], 2, "methods does not apply to"),
     "damaged settings": (["grid"], 5, "grid/comparison.toml is damaged; compare again"),
     "both forms": (["run", "--json", "--csv"], 2, "give one of them"),
     "target": (["run", "--target", "95"], 2, "target 95 is outside (0, 1]"),

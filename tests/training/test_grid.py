@@ -46,7 +46,7 @@ BAD = {
     "unknown data set": (["vit-micro", "digit"], 2, "did you mean 'digits'?"),
     "unknown method": ([*NAMED, "--methods", "full,razr"], 2, "did you mean 'razor'?"),
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
-    "no seeds": ([*NAMED, "--seeds", "0"], 2, "0 seeds are no comparison; give 1 or more"),
+    "no seeds": ([*NAMED, "--seeds", "0"], 2, "0 seeds are too few; give 1 or more"),
     "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
     "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
     "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1437 training"),
@@ -174,7 +174,7 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("args", "sentence"),
         [
-            (["--steps", "4"], "x was begun with steps 3; resume it so"),
+            (["--steps", "4"], "x was begun with steps 3; resume it with"),
             (["--steps", "3", "--ratio", "0.5"], "x was begun with ratio 0.9"),
             (["--steps", "3", "--device", "cpu"], "x was begun with device left out"),
             (["--steps", "3", "--lr", "1"], "x was begun with learning rate left out"),
@@ -204,7 +204,7 @@ class TestGrid:
         result = compare(*NAMED, "--methods", names, *SMALL, "--ratio", "0.5", "--json")
         full, stored, flash, accumulated = json.loads(result.stdout)["rows"]
         assert [row["method"] for row in (full, stored, flash, accumulated)] == names.split(",")
-        assert "runs fused attention as it comes" in flash["error"]
+        assert "has fused attention already" in flash["error"]
         assert commands[1][8:10] == ["--attention", "stored"]
         count = int(commands[2][commands[2].index("--accumulate") + 1])
         job = JOB.resolved({}, 1437)
@@ -259,7 +259,7 @@ def test_a_command_that_fails_tells_why():
     assert "lower --batch-size" in str(error)
     assert error.exit_code == 4
     error = call("sys.exit(3)")
-    assert "ended with 3" in str(error)
+    assert "ended with code 3" in str(error)
     assert error.exit_code == 3
 
 

@@ -131,9 +131,9 @@ def register(monkeypatch, build) -> None:
         ({"batch_size": 1438}, "larger than the 1437 training examples"),
         (
             {"model": "bert-base"},
-            "bert-base takes texts, and digits has images; data sets of texts: rte",
+            "bert-base takes texts, and digits has images; choose one of rte",
         ),
-        ({"input_size": 30}, "vit-micro takes images of 28 pixels, not 30"),
+        ({"input_size": 30}, "vit-micro takes images of 28 x 28 pixels, not 30"),
         ({"model": "odd"}, "no layer of Sequential can be pruned"),
     ],
 )
@@ -262,7 +262,7 @@ def test_mixed_precision_on_a_cpu(method, optimizer, tmp_path):
         ({"precision": "fp16"}, "fp16 cannot be trained on cpu"),
         ({"precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
         ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
-        ({"accumulate": 5}, "batch size 32 cannot be cut into 5 equal micro-batches"),
+        ({"accumulate": 5}, "batch size 32 cannot be split into 5 equal micro-batches"),
         ({"accumulate": 0}, "accumulate 0 is not a positive number"),
     ],
 )
