@@ -93,10 +93,9 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return y
 
     def rows(self, x: Tensor) -> Tensor:
-        """`x` [batch, channels, height, width] as rows of patches, or of pixels with their
-        channels.
+        """A batch of images as rows: [patches, values of a patch], or [pixels, channels].
 
-        Returns [patches, values of a patch] or [pixels, channels].
+        x: [batch, channels, height, width].
         """
         if not _by_patches(self):
             return flat(x.movedim(1, -1))

@@ -40,10 +40,10 @@ class Blocks:
         return self.joined - 1
 
     def advance(self, reduce: Reduce) -> None:
-        """Learns from the norms of the last step, averaged by `reduce`, then draws for the next
-        step.
+        """Learns from the norms of the last step, then draws for the next step.
 
-        All processes draw the same if `reduce` returns the same in all of them.
+        reduce: averages the norms. All processes draw the same if it returns the same in all of
+        them.
         """
         if self.step:
             self._learn(*reduce(self.seen, self.size))
