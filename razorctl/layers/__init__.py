@@ -1,1 +1,1 @@
-"""Layers that keep the forward pass exact and save by a rule: a file a kind."""
+"""Layers with an exact forward pass that save by a rule: one file for each kind of layer."""

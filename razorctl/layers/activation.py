@@ -1,7 +1,7 @@
-"""Activation functions that save their input by a rule: GELU, SiLU; and ReLU, exactly, by its sign.
+"""Activation functions: GELU and SiLU save their input by a rule, ReLU saves one bit per element.
 
-The papers save activation inputs dense in half precision (rule `half`): gelu'(0) is 1/2, so a
-pruned element would not be left out but get a wrong derivative.
+Back Razor and Sheared Backpropagation save these inputs dense in half precision (rule `half`):
+gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative.
 """
 
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ class Activation(RazorLayer):
         if not (self.saving and x.requires_grad):
             return self.stock(x)
         with packing(), torch.no_grad():
-            # A rule may keep the very tensor that the function is about to overwrite.
+            # A rule may save the tensor itself, which the function is about to overwrite.
             rows = flat(x.detach().clone() if getattr(self, "inplace", False) else x.detach())
             rule = self.rules.of(rows)
             copy = Copy(rule, rule.pack(rows))
@@ -61,7 +61,7 @@ class Activation(RazorLayer):
         return y
 
     def offer(self, y: Tensor, copy: Copy) -> None:
-        """What tells x tells y = f(x) too, which the linear layers that it feeds can take."""
+        """Offers the copy of x, with f to be applied, to the linear layers that y = f(x) feeds."""
         rule, function = copy.rule, self.function_of(self)
         if self.memo is not None and isinstance(rule, Shareable) and function is not None:
             dtype = to_compute_dtype(y.detach()[:0]).dtype
@@ -76,7 +76,7 @@ class Activation(RazorLayer):
 
 
 class ExactGELU(Activation):
-    """x Phi(x)."""
+    """GELU: x Phi(x)."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
@@ -92,7 +92,7 @@ class TanhGELU(Activation):
 
 
 class QuickGELU(Activation):
-    """x sigmoid(1.702 x)."""
+    """Quick GELU: x sigmoid(1.702 x)."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
@@ -100,7 +100,7 @@ class QuickGELU(Activation):
 
 
 class SiLU(Activation):
-    """x sigmoid(x)."""
+    """SiLU: x sigmoid(x)."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
@@ -108,7 +108,7 @@ class SiLU(Activation):
 
 
 class ReLUFunction(torch.autograd.Function):
-    """y = max(x, 0); exact from a bit for each element."""
+    """y = max(x, 0); the gradient is exact, from one bit for each element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "ReLU") -> Tensor:
@@ -127,7 +127,7 @@ class ReLUFunction(torch.autograd.Function):
 
 
 class ReLU(Activation):
-    """max(x, 0): one bit per element is all its derivative needs, whatever the rule."""
+    """max(x, 0): saves one bit per element whatever the rule, as its derivative needs no more."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         x = args[0] if args else next(iter(kwargs.values()))

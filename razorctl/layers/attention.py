@@ -1,8 +1,8 @@
 """Scaled dot-product attention that saves q, k, v, and maybe the probabilities, by a rule.
 
-Backends, as `Recipe.attention` names them: `stored` saves the probabilities too; `flash` is the
-stock fused attention, which saves q, k, v dense; `sparse-flash` packs them and runs the forward
-pass again in the backward pass.
+There are three backends, named as in `Recipe.attention`. `stored` saves the probabilities too.
+`flash` is the stock fused attention, which saves q, k, v dense. `sparse-flash` packs q, k, v by the
+rule, and runs fused attention again in the backward pass.
 """
 
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 from razorctl.spans import packing
 
-WIDEST_HEAD = 256  # that fused kernels take
+WIDEST_HEAD = 256  # columns of a head: the most that fused kernels take
 
 
 class StoredFunction(torch.autograd.Function):
     """softmax(q k^T scale + mask) v with gradients from pruned q, k, v and probabilities.
 
-    Unpacked probabilities are normalized again, so that every row of the scores' gradient sums to 0
-    as it does in truth; Back Razor leaves them as pruned. A probability that dropout zeroed is
-    saved with a minus sign, so the mask costs nothing.
+    Unpacked probabilities are normalized again, so that every row of the scores' gradient sums to
+    0, as a row of the exact gradient does; Back Razor does not normalize them. A probability that
+    dropout zeroed is saved with a minus sign, so that the dropout mask takes no bytes of its own.
     """
 
     @staticmethod
@@ -70,7 +70,7 @@ class StoredFunction(torch.autograd.Function):
             probabilities = signed.abs()
             wide = torch.promote_types(probabilities.dtype, torch.float32)
             total = probabilities.sum(-1, keepdim=True, dtype=wide)
-            # A row of which nothing is left has no gradient.
+            # A row whose elements are all pruned gets no gradient.
             probabilities = (probabilities / total.clamp(min=1e-20)).to(dtype)
             dattended = dout @ v.to(dtype).transpose(-2, -1)
             attended = probabilities
@@ -93,12 +93,13 @@ class StoredFunction(torch.autograd.Function):
 
 
 def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -> None:
-    """Saves `others`, and what the rules of `ctx.layer` pack of q, k, v and maybe probabilities.
+    """Packs `tensors` by the rules of the layer; saves `others` and what was packed.
 
-    join: show them [batch, tokens, columns of all heads] where they lie so, without a copy.
+    tensors: q, k, v and maybe probabilities. join: packs a tensor as [batch, tokens, columns of all
+    heads] where it lies so in memory, without a copy.
     """
     rule = ctx.layer.rules.of(tensors[0])
-    # Probabilities have no columns whose mean meant anything.
+    # Probabilities are not centered: the mean of one of their columns has no meaning.
     of_scores = rule.rule if isinstance(rule, Centered) else rule
     ctx.rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     ctx.joined = [join and _heads_adjoin(t) for t in tensors]
@@ -116,7 +117,7 @@ def _heads_adjoin(t: Tensor) -> bool:
 
 
 def _saved(ctx: Any) -> list[Any]:
-    """What `_save` was given, but for the order: `others` first."""
+    """What `_save` saved: `others`, then the unpacked tensors."""
     parts = saved(ctx)
     others = len(parts) - len(ctx.shapes)
     for i, (rule, shape, joined) in enumerate(zip(ctx.rules, ctx.shapes, ctx.joined, strict=False)):
@@ -130,17 +131,18 @@ def _saved(ctx: Any) -> list[Any]:
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """A bool mask says what takes part; any other is added."""
+    """`scores` under a mask: bool masks are True where a key takes part; other masks are added."""
     if mask.dtype == torch.bool:
-        # Not infinity: a row of which nothing takes part must not become NaN.
+        # Not minus infinity: a row in which no key takes part would become NaN.
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores + mask
 
 
 class SparseFlashFunction(torch.autograd.Function):
-    """Fused attention with the gradient of the same attention of pruned q, k, v (CVPR 2024,
-    supplement, Sec. 8): running it again is what keeps its gradient free of NaN, which the dense
-    output and log-sum-exp together with pruned q, k, v are not.
+    """Fused attention whose gradient is that of the same attention of pruned q, k, v.
+
+    The backward pass runs fused attention again (CVPR 2024, supplement, Sec. 8). The dense output
+    and log-sum-exp do not belong to pruned q, k, v: a gradient from both can become NaN.
     """
 
     @staticmethod
@@ -166,7 +168,7 @@ class SparseFlashFunction(torch.autograd.Function):
             mask, state, *unpacked = _saved(ctx)
             q, k, v = (t.to(dout.dtype) for t in unpacked)
             if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
-                # Or what the forward pass made of it, four times as large, would be saved instead.
+                # Else the compiler saves the forward pass's float mask, four times as large.
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
         dmask = grads[3] if ctx.needs_input_grad[3] else None
@@ -182,7 +184,7 @@ def _attention_gradient(
     dout: Tensor,
     options: dict[str, Any],
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, and of a mask that needs one, from the same attention run again."""
+    """Runs the attention again; returns the gradients of q, k, v, and of a mask that needs one."""
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     if mask is not None and mask.requires_grad:
         mask = mask.detach().requires_grad_()
@@ -205,7 +207,10 @@ def _random_state(device: torch.device) -> Tensor:
 
 @contextmanager
 def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Random numbers as they were from `state` on, and afterwards as if nothing had been drawn."""
+    """Inside, random numbers follow `state`; afterwards the generator is as it was before.
+
+    state: as `_random_state` returns it; None changes nothing.
+    """
     if state is None:
         yield
         return
@@ -218,10 +223,11 @@ def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
 class Attention(RazorLayer):
     """Base of razor attentions, whose forward calls `attend` in place of the stock function.
 
-    backend: of `Recipe.attention`, "auto" settled. rules: None under `flash`, and where a method
-    has no rule for attention; then the backend alone decides what is saved.
-    scales_query: whether the stock eager attention scales q, not the scores.
-    softmax_dtype: of the probabilities in the stock eager attention, None for that of the scores.
+    backend: as `Recipe.backend`. rules: None under `flash`, and where a method has no rule for
+    attention; then the backend alone decides what is saved.
+    scales_query: whether the stock eager attention scales q, and not the scores.
+    softmax_dtype: the dtype of the softmax in the stock eager attention; None is that of the
+    scores.
     """
 
     kind: ClassVar[str] = "attention"
@@ -232,7 +238,7 @@ class Attention(RazorLayer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # No decorator: it loads torch._dynamo, as a library that has attention has done anyway.
+        # Not a decorator: it loads torch._dynamo, which a library that has attention loads anyway.
         torch.compiler.allow_in_graph(_attention_gradient)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -241,7 +247,10 @@ class Attention(RazorLayer):
 
     @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
-        """Why a stock module cannot run on a backend, with the mend, as the end of a sentence."""
+        """The end of an error message if a stock module cannot run on a backend, else None.
+
+        It says why, and what to do.
+        """
         width = cls.head_width(module)
         if backend in ("flash", "sparse-flash") and width > WIDEST_HEAD:
             return (
@@ -266,7 +275,7 @@ class Attention(RazorLayer):
         raise NotImplementedError
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """As the stock eager attention does it."""
+        """Softmax over keys, as the stock eager attention computes it."""
         if self.softmax_dtype is None:
             return scores.softmax(-1)
         return scores.softmax(-1, dtype=self.softmax_dtype).to(scores.dtype)
@@ -282,7 +291,7 @@ class Attention(RazorLayer):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """`F.scaled_dot_product_attention`, saving by rule and backend."""
+        """`F.scaled_dot_product_attention` that saves as the backend and the rules say."""
         options: dict[str, Any] = {
             "dropout_p": dropout_p,
             "is_causal": is_causal,
@@ -309,7 +318,7 @@ class Attention(RazorLayer):
 
 
 class Diverted(TorchFunctionMode):
-    """Inside it, what a stock forward asks of fused attention goes to `attention.attend`."""
+    """Inside it, calls of `F.scaled_dot_product_attention` go to `attention.attend`."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -324,4 +333,4 @@ class Diverted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch's own has no seam; see the libraries
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch: none; see timm and transformers

@@ -1,4 +1,4 @@
-"""The dtypes of autocast, as stock layers have them."""
+"""The dtypes in which stock layers compute under autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -29,7 +29,10 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """For a backward pass: its dtypes are settled, even where a user runs it under autocast."""
+    """A context without autocast, for a backward pass.
+
+    The forward pass has settled the dtypes, even if a user runs the backward pass under autocast.
+    """
     if device.type not in AVAILABLE:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

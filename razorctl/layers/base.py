@@ -23,8 +23,9 @@ from razorctl.spans import packing
 class Settings:
     """What the razor layers of a model have in common.
 
-    memo: None to pack for oneself. blocks: the draw of weights under a joint budget. attention: the
-    backend, of `Recipe.attention`. int8_weight_grad, int8_input_grad: as in a Recipe, settled.
+    memo: where layers find the copies of others; None if each packs for itself. blocks: the draw of
+    weights under a joint budget, else None. attention: the backend, as `Recipe.backend`.
+    int8_weight_grad, int8_input_grad: as `Recipe.int8`.
     """
 
     memo: Memo | None = None
@@ -37,7 +38,7 @@ class Settings:
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward saves by one of its `rules`.
 
-    kind: layer kind, as `Method.rules` names it. memo: of `Settings`.
+    kind: layer kind, as `Method.rules` names it. memo: see `Settings`.
     """
 
     kind: ClassVar[str]
@@ -51,7 +52,7 @@ class RazorLayer(nn.Module):
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
-        """Of an activation function its name in `ops.activation.FUNCTIONS`, else None."""
+        """The name of an activation function in `ops.activation.FUNCTIONS`, else None."""
         return None
 
     @classmethod
@@ -78,9 +79,9 @@ class RazorLayer(nn.Module):
 
 
 class WeightLayer(RazorLayer):
-    """A layer with a weight gradient from what a rule packs of its input.
+    """A layer whose weight gradient is computed from what a rule packs of its input.
 
-    blocks: the draw of weights under a joint budget, of which this layer's weight is number
+    blocks: the draw of weights under a joint budget, in which this layer's weight has the number
     `block`; None if every weight gets a gradient.
     """
 
@@ -109,9 +110,11 @@ class WeightLayer(RazorLayer):
     def pack(
         self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]
     ) -> tuple[Tensor, float, Copy | None]:
-        """Packs `rows` of the input, if the weight is to get a gradient in this step; see `Memo`.
+        """Packs the input, if the weight gets a gradient in this step.
 
-        Returns the weight, detached if it is not drawn, its probability, and the copy.
+        rows, layout: see `Memo.pack`. Returns the weight, the probability with which it was drawn,
+        and the copy. A weight without a gradient is returned detached, with None for the copy; the
+        probability is 1 without a joint budget, and 0 for a weight that is not drawn.
         """
         weight, p = self.weight, 1.0
         if self.blocks is not None:
@@ -126,15 +129,18 @@ class WeightLayer(RazorLayer):
         return weight, p, copy
 
     def weight_grad(self, rule: Rule, product: Product, packed: Packed, p: float) -> Tensor:
-        """The gradient of the weight as [anything, columns]; teaches the draw of blocks."""
+        """The gradient of the weight, [anything, columns]; the draw of blocks learns its norm."""
         if self.memo is not None:
-            self.memo.clear()  # the same tensor in another pass is another input
+            self.memo.clear()  # a later forward pass packs again, even the same tensor
         grad = rule.weight_grad(product, packed)
         return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
 
 
 def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
-    """Saves for backward. `ctx` itself holds no tensor: autograd's hooks see saved ones alone."""
+    """Saves `parts` for backward; `saved` returns them.
+
+    Every tensor goes through `save_for_backward`, because the hooks of autograd see no others.
+    """
     tensors: list[Tensor | None] = []
     forms: list[Packed | None] = []
     for part in parts:
@@ -149,7 +155,7 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
 
 
 def saved(ctx: Any) -> list[Any]:
-    """What `save` was given."""
+    """The parts that `save` was given, in the same order."""
     tensors, parts = list(ctx.saved_tensors), []
     for form in ctx.forms:
         count = 1 if form is None else len(form.tensors)

@@ -1,7 +1,7 @@
 """nn.Conv2d that saves its input by a rule; the input gradient and bias gradient stay exact.
 
-A convolution whose patches do not overlap, as a patch embedding, is a linear layer on patches: its
-columns are their pixels. Of any other the columns are the input channels.
+A convolution whose patches do not overlap, such as a patch embedding, is a linear layer on patches:
+its columns are the values of a patch. The columns of any other convolution are its input channels.
 """
 
 import math
@@ -33,7 +33,7 @@ class Conv2dFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.rule, packed = copy or (None, None)
-        # As stock, the backward pass has the input's own layout: not every kernel takes any.
+        # Backward gets the memory format of the input, as in stock: not every kernel takes any.
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         ctx.memory_format = torch.channels_last if last else torch.contiguous_format
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
@@ -58,7 +58,10 @@ class Conv2dFunction(torch.autograd.Function):
 
 
 class RazorConv2d(WeightLayer, nn.Conv2d):
-    """nn.Conv2d that saves its input by a rule, or nothing of it while its block is not drawn."""
+    """nn.Conv2d that saves its input by a rule.
+
+    It saves no input in a step in which a joint budget does not draw its weight.
+    """
 
     kind: ClassVar[str] = "conv"
 
@@ -76,7 +79,7 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return (
             module.padding_mode == "zeros"
             and not (module.padding == "same" and uneven)
-            # With groups, some columns of the input are no smaller product.
+            # With groups, some of the input channels do not make a smaller convolution.
             and (module.groups == 1 or rule.elementwise)
         )
 
@@ -90,7 +93,10 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return y
 
     def rows(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width] as patches [rows, pixels] or pixels [rows, channels]."""
+        """A batch of images as rows: [patches, values of a patch], or [pixels, channels].
+
+        x: [batch, channels, height, width].
+        """
         if not _by_patches(self):
             return flat(x.movedim(1, -1))
         batch, channels, *image = x.shape
@@ -102,9 +108,9 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
     def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
-        """For an input of `shape`: columns of `rows` -> theirs of dW.
+        """The product that maps columns of `rows(x)` to their columns of dW, for x of `shape`.
 
-        memory_format: of the images that the stock kernel is given.
+        memory_format: that of the images which the stock kernel gets.
         """
         batch, _, height, width = shape
         if _by_patches(self):
@@ -114,7 +120,7 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         def multiply(x: Tensor) -> Tensor:
             image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
             image = image.contiguous(memory_format=memory_format)
-            # Viewed anew, or the strides of a lone channel say channels-last whatever the format.
+            # The view sets new strides: those of a single channel would always mean channels-last.
             image = image.view(image.shape)
             size = (self.out_channels, image.shape[1] // self.groups, *self.kernel_size)
             dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
@@ -123,7 +129,7 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return Product(multiply)
 
     def fold(self, dw: Tensor) -> Tensor:
-        """dW as `product` lays it out -> in the shape of the weight."""
+        """dW as `product` returns it, in the shape of the weight."""
         if _by_patches(self):
             return dw.view_as(self.weight)
         return dw.view(self.out_channels, *self.kernel_size, -1).movedim(-1, 1)

@@ -14,7 +14,7 @@ from razorctl.spans import packing
 
 
 class DropoutFunction(torch.autograd.Function):
-    """y = x mask / (1 - p); exact whatever the rule."""
+    """y = x mask / (1 - p), with an exact gradient whatever the rule."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -33,7 +33,7 @@ class DropoutFunction(torch.autograd.Function):
 
 
 class RazorDropout(RazorLayer, nn.Dropout):
-    """nn.Dropout with a packed mask."""
+    """nn.Dropout that saves one bit per element."""
 
     kind: ClassVar[str] = "dropout"
 
@@ -44,7 +44,7 @@ class RazorDropout(RazorLayer, nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.p == 0:
-            return input  # not a copy, of which no layer would know that it was packed already
+            return input  # the same tensor, so that later layers find its copy
         if not (self.saving and input.requires_grad and self.p < 1):
             return super().forward(input)
         y: Tensor = DropoutFunction.apply(input, self.p)

@@ -1,9 +1,9 @@
-"""Which layers have a razor class: torch's, a file a kind, and a library's own, a file a library.
+"""The stock types that have a razor class: torch's own and those of timm and transformers.
 
-A layer file defines `SWAPS`, which maps exact stock types to their razor classes. A library file
-has the name of its library and defines `SWAPS` too, and `BRANCHES`, which maps its exact block
-types to the residual branches in them: the names of the modules that save something, the last of
-which gives the branch's output.
+Each kind of torch's layers has a file. It defines `SWAPS`, which maps exact stock types to their
+razor classes. Each library has a file of its name. It defines `SWAPS` too, and `BRANCHES`, which
+maps exact block types to their residual branches. A branch is the names of the modules in it that
+save something; the last of them gives the branch's output.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from razorctl import layers
 from razorctl.config import registry
 from razorctl.layers.base import RazorLayer
 
-LIBRARIES = ("timm", "transformers")  # whose files are read once their library is loaded
+LIBRARIES = ("timm", "transformers")  # a file is imported once its library is loaded
 
 
 @cache

@@ -1,6 +1,6 @@
-"""nn.Linear that saves its input by a rule, with GEMMs of its backward pass in int8 where wanted.
+"""nn.Linear that saves its input by a rule, and can run the GEMMs of its backward pass in int8.
 
-Without them the input gradient and bias gradient are exact; the bias gradient is anyway.
+The bias gradient is always exact. The input gradient is exact unless its GEMM runs in int8.
 """
 
 from typing import Any, ClassVar
@@ -22,9 +22,10 @@ from razorctl.rules.packed import PackedCodes
 
 
 class Gemms(Product):
-    """The GEMMs of a linear layer's backward pass, for dy [rows, out]: the product is x -> dy^T x.
+    """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
 
-    weight_int8, input_int8: whether dW and dX run in int8, from one copy of dy for both.
+    weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
+    of dy.
     """
 
     def __init__(self, dy: Tensor, weight_int8: bool, input_int8: bool) -> None:
@@ -92,7 +93,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
         ctx.rule, packed = copy or (None, None)
-        # Autocast saves a low-precision copy of the weight; the parameter itself costs nothing.
+        # Stock autocast saves a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         return F.linear(x, weight, bias)
 
@@ -104,7 +105,7 @@ class LinearFunction(torch.autograd.Function):
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
-            # First, so that an unpacked input is gone before dX, which is as large, is made.
+            # dW first, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
                 dw = ctx.layer.weight_grad(ctx.rule, product, packed, ctx.p)
             if ctx.needs_input_grad[2]:
@@ -115,10 +116,11 @@ class LinearFunction(torch.autograd.Function):
 
 
 class RazorLinear(WeightLayer, nn.Linear):
-    """nn.Linear that saves its input by a rule, or nothing of it while its block is not drawn.
+    """nn.Linear that saves its input by a rule.
 
-    int8_weight_grad, int8_input_grad: whether those GEMMs of the backward pass run in int8 where
-    they have SMALLEST multiplications at least; below, what comes with them takes longer.
+    It saves no input in a step in which a joint budget does not draw its weight. int8_weight_grad,
+    int8_input_grad: whether these GEMMs run in int8 if they have at least SMALLEST multiplications.
+    Below that, making the int8 copies takes more time than int8 gains.
     """
 
     kind: ClassVar[str] = "linear"
@@ -151,7 +153,7 @@ class RazorLinear(WeightLayer, nn.Linear):
         return y
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
-        """Whether the weight gradient and the input gradient of an input take int8 GEMMs."""
+        """Whether the weight gradient and the input gradient run in int8, for the input `x`."""
         large = x.numel() * self.out_features >= self.SMALLEST
         return large and self.int8_weight_grad, large and self.int8_input_grad
 

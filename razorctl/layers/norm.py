@@ -20,8 +20,9 @@ class NormFunction(torch.autograd.Function):
     """y = x_hat w + b, the stock forward, with gradients from what the rule packs of x_hat.
 
     With g = w dy: dx = (g - mean(g) - x_hat mean(g x_hat)) / std, without mean(g) where the norm
-    does not center; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat has
-    zero mean, so that what is left out is small, and gives the better gradient at equal size.
+    does not center; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat of a
+    LayerNorm has mean 0, so that the pruned elements are small, and it gives the better gradient
+    from the same number of bytes.
     """
 
     @staticmethod
@@ -60,7 +61,10 @@ class NormFunction(torch.autograd.Function):
 
 
 class Norm(RazorLayer):
-    """Base of razor norms over the last axes: what they normalize by."""
+    """Base of razor norms, which normalize over the last axes.
+
+    centers: whether the norm subtracts the mean.
+    """
 
     kind: ClassVar[str] = "norm"
     centers: ClassVar[bool] = True
@@ -86,7 +90,7 @@ class Norm(RazorLayer):
 
     @torch.no_grad()
     def pack(self, x: Tensor) -> tuple[Tensor | None, Copy | None]:
-        """1 / std and the copy of x_hat, if a gradient needs them."""
+        """1 / std [rows, 1] and the copy of x_hat; None for both if no gradient needs them."""
         if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
             return None, None
         normalized, scale = self.normalize(x.detach())
@@ -97,7 +101,7 @@ class Norm(RazorLayer):
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:
-        """Codes of x_hat are codes of y too, which the linear layers that it feeds can take."""
+        """Offers the codes of x_hat, with w and b, to the linear layers that y feeds."""
         rule = copy.rule
         if (
             self.memo is not None
@@ -129,9 +133,12 @@ class Norm(RazorLayer):
     def gradients(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, needed: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """std dx [rows, columns] and dw [columns], as needed, from dy and x_hat [rows, columns]."""
+        """dx times std [rows, columns] and dw [columns], from dy and x_hat [rows, columns].
+
+        needed: which of the two to compute; the other is None.
+        """
         g, weight = dy.to(x.dtype), None if weight is None else weight.reshape(-1).to(x.dtype)
-        if self.centers:  # x_hat is its own normalized input, with mean 0 and deviation 1
+        if self.centers:  # normalizing x_hat gives x_hat: its mean is 0, its deviation 1
             mean = x.new_zeros(len(x), 1)
             dx, dw, _ = aten.native_layer_norm_backward(
                 g.contiguous(), x, x.shape[1:], mean, mean + 1, weight, None, [*needed, False]

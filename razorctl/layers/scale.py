@@ -39,7 +39,7 @@ class ScaleFunction(torch.autograd.Function):
 
 
 class LayerScale(RazorLayer):
-    """Base of razor layer scales. gamma_name: of the parameter [columns], in the stock class."""
+    """Base of razor layer scales. gamma_name: the attribute of the stock class that is gamma."""
 
     kind: ClassVar[str] = "scale"
     gamma_name: ClassVar[str] = "gamma"
@@ -69,4 +69,4 @@ class LayerScale(RazorLayer):
         return y
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has none; see the libraries
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has no layer scale; see timm

@@ -19,21 +19,21 @@ from razorctl.rules.packed import Packed
 
 
 class Copy(NamedTuple):
-    """What was packed of an activation, and the rule that did."""
+    """What was packed of an activation, and the rule that packed it."""
 
     rule: Rule
     packed: Packed
 
 
 class Memo:
-    """The last copy, and of which tensor, so that an activation is packed once.
+    """The last copy and the tensor that it is of, so that an activation is packed once.
 
-    One that feeds several layers of one kind (separate q, k and v) is packed by the rule of the
-    first. What a norm or an activation function packs of its input may tell its output as well:
-    then it offers that to the layer which the output feeds. What is saved elsewhere is another
-    matter (`_place`): a checkpointed region runs again by itself, so it must share with nothing
-    outside. torch.compile traces through no weak reference; there a copy is an attribute of its
-    tensor instead (`traced`).
+    An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
+    of the first. A norm or an activation function can offer the copy of its input as a copy of its
+    output, to the layers which the output feeds. A copy is found only while autograd saves in the
+    same place (`_place`): a checkpointed region runs again by itself, so it must share with nothing
+    outside. torch.compile cannot trace a weak reference, so in a compiled program a copy is an
+    attribute of its tensor (`traced`).
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,11 @@ class Memo:
     def pack(
         self, x: Tensor, layout: Hashable, rules: Rules, rows: Callable[[], Tensor]
     ) -> tuple[Copy, bool]:
-        """The copy of `x`, and whether it was here already.
+        """Returns the copy of `x`, and whether there was one already; if not, packs x.
 
-        `x` is the activation as the layer received it; a change in place makes it another. `rows`
-        makes of it, detached, what a rule is to see; `layout` is the same where `rows` is.
+        x: the activation as the layer received it; after a change in place its copy is not found.
+        rows: returns x, detached, in the shape that a rule packs. layout: layers whose `rows`
+        return the same have the same layout.
         """
         copy = self._find(x, layout)
         if copy is not None:
@@ -57,7 +58,7 @@ class Memo:
         return copy, False
 
     def offer(self, x: Tensor, layout: Hashable, copy: Copy) -> None:
-        """Says that `copy` is what there is to save of `x` in that layout."""
+        """Makes `copy` the copy of `x` in that layout."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
@@ -82,7 +83,7 @@ class Memo:
             self._entry = None
 
     def clear(self) -> None:
-        """Forgets; a backward pass ends what was packed before it."""
+        """Forgets the copy; a backward pass calls it, so that the next forward pass packs again."""
         if not torch.compiler.is_compiling():
             self._entry = None
 
@@ -91,11 +92,11 @@ class Memo:
 
 
 def _place() -> Hashable:
-    """Where autograd saves at the moment; equal only to itself, and while that is so.
+    """Where autograd saves now: two values are equal only while that place is the same.
 
-    Activation checkpointing saves each region by hooks of its own, and again by others in the
-    backward pass, or, if reentrant, then for the first time. Hooks are held weakly: those of a
-    region lead to the graph before it.
+    Activation checkpointing saves each region under hooks of its own, and again under other hooks
+    in the backward pass. Reentrant checkpointing saves it only in the backward pass. The hooks are
+    held by a weak reference, because those of a region refer to the graph before it.
     """
     task = torch._C._current_graph_task_id()
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -103,5 +104,5 @@ def _place() -> Hashable:
         return task
     try:
         return task, weakref.ref(hooks[0])
-    except TypeError:  # a method of a C type, which holds nothing
+    except TypeError:  # a method of a C type, which refers to no graph
         return task, hooks[0]

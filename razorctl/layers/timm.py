@@ -112,7 +112,7 @@ class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc
     """timm's SiLU."""
 
 
-# Drop path needs none: its stock form saves one number per example.
+# Drop path has no razor class: its stock form saves one number per example.
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
     razor.__bases__[1]: razor
     for razor in (

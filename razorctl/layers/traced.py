@@ -1,9 +1,10 @@
-"""Sharing in a program that torch.compile traces.
+"""Sharing of copies in a program that torch.compile traces.
 
-A copy is an attribute of its activation, which the tracer follows, and drops with the activation.
-A change in place leaves the traced tensor the same object, so the version of the tracer's own
-stand-in is noted with the copy: while tracing, by `comptime`, and handed to the program as a
-constant. In another graph, where the stand-in is another, nothing is found.
+A copy is an attribute of its activation: the tracer follows attributes, and the copy is dropped
+with the activation. After a change in place the traced tensor is still the same object, so the
+version of the tracer's fake tensor is noted with the copy. `comptime` functions, which run during
+tracing, note and compare it, and the program gets the answer as a constant. Another graph has
+another fake tensor, so it finds nothing.
 """
 
 from collections.abc import Hashable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Tracer:
-    """What `_look` found last; tracing is one thread's."""
+    """What `_look` found last. One thread traces at a time."""
 
     unchanged = False
 

@@ -1,8 +1,9 @@
-"""transformers' own layers, the attention of its ViT, BERT and kin, and their residual branches.
+"""transformers' own layers, the attention of four of its models, and their residual branches.
 
-Their attention modules ask an AttentionInterface for the function that their configuration names.
-While a model is sparsified that is `razor_eager` or `razor_sdpa`, after what it was before; these
-send a module of a razor class to its own `attend`, and any other to the stock function.
+An attention module asks an AttentionInterface for the function that the model's configuration
+names. While a model is sparsified, the configuration names `razor_eager` in place of `eager`, or
+`razor_sdpa` in place of `sdpa`. These functions call `attend` of a module of a razor class, and the
+stock function for any other module.
 """
 
 import sys
@@ -75,7 +76,7 @@ class InterfaceAttention(Attention):
 
 
 def _interface(name: str) -> Any:
-    """The attention function that stands in for the stock one of that name."""
+    """The attention function that replaces the stock one of that name."""
 
     def attention(
         module: nn.Module,
@@ -186,8 +187,8 @@ _BERT_BRANCHES = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
     ("intermediate", "output.dense", "output.dropout"),
 )
-# The dropout of ViT ends both branches of a layer, so it is in none: on an input without grad it
-# saves nothing.
+# One dropout module of ViT ends both branches of a layer. It is a member of neither, since it saves
+# nothing for an input without grad.
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_bert.BertLayer: _BERT_BRANCHES,
     modeling_roberta.RobertaLayer: _BERT_BRANCHES,

@@ -15,7 +15,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Function:
-    """x -> f(x), and (dy, x) -> f'(x) dy. lowest: where f is least; it rises on either side."""
+    """forward: x -> f(x). backward: (dy, x) -> f'(x) dy.
+
+    lowest: the x where f is least; f falls up to it and rises from it.
+    """
 
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
@@ -57,8 +60,8 @@ def activation_grad(
 ) -> Tensor:
     """f'(x) dy for the x that `quantize` made a copy of, dy [blocks, rows, columns].
 
-    Computes in the dtype of dy, which the result has, part by part: x, the widest activation of a
-    transformer, is never there as a whole.
+    Computes and returns in the dtype of dy. x is often the widest activation of a transformer, so
+    it is unpacked part by part and never exists as a whole.
     """
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     backward = FUNCTIONS[function].backward

@@ -1,9 +1,9 @@
 """Codes of a function's argument that tell its derivative: the interval that it lies in.
 
-The derivative of GELU or SiLU is all that their backward pass needs, and it is nearly constant over
-long stretches, so few intervals tell it (Few-bit backward, Novikov et al., 2023). Intervals are
-cut, for inputs that real models were seen to have, where the squared error of the derivative is
-least; scripts/bench/derive_buckets.py finds them and writes buckets.json.
+The derivative of GELU or SiLU is all that their backward pass needs. It is nearly constant over
+long stretches, so few intervals tell it (Few-bit backward, Novikov et al., 2023). The intervals are
+those of the least squared error of the derivative over inputs that real models were seen to have;
+scripts/bench/derive_buckets.py finds them and writes buckets.json.
 """
 
 import json
@@ -21,9 +21,10 @@ BITS = (4, 3, 2)
 
 @cache
 def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Ends of the intervals in ascending order, 2 ** bits - 1, and a stand-in for each interval.
+    """The ends between the intervals in ascending order, and a stand-in for each interval.
 
-    The derivative at a stand-in is the mean of the derivative in its interval.
+    There are 2 ** bits - 1 ends. The derivative at a stand-in is the mean of the derivative in its
+    interval.
     """
     tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
     found = tables[function if function in FUNCTIONS else "gelu"][str(bits)]
@@ -32,7 +33,10 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
 
 @torch.library.custom_op("razorctl::to_buckets", mutates_args=())
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
-    """The packed numbers of the intervals that `x`, of any shape, lies in, uint8."""
+    """The numbers of the intervals that the elements of `x`, of any shape, lie in, packed.
+
+    Returns uint8 [packed_bytes((1, 1, x.numel()), bits)].
+    """
     ends = torch.tensor(table(function, bits)[0], dtype=x.dtype, device=x.device)
     numbers = torch.bucketize(x, ends, out_int32=True).to(torch.uint8)
     return pack(numbers.view(1, 1, -1), bits)

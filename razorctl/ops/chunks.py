@@ -1,10 +1,10 @@
-"""Parts of a tensor small enough that an operation's temporaries do not count."""
+"""Cuts a tensor into parts, so that the temporaries of an operation stay small."""
 
 import torch
 from torch import Tensor
 
-ELEMENTS = 2**22  # of a part: the bound on temporaries
-CACHED = {"cpu": 2**17}  # of a thread's share of a part, where it is to stay in a core's cache
+ELEMENTS = 2**22  # the most in a part, and so in a temporary
+CACHED = {"cpu": 2**17}  # elements for each thread that stay in its cache
 
 
 def in_cache(x: Tensor) -> bool:
@@ -13,10 +13,11 @@ def in_cache(x: Tensor) -> bool:
 
 
 def chunks(x: Tensor, width: int | None = None) -> list[tuple[slice, ...]]:
-    """Indices that cover `x` [..., rows, columns], along its first dimension if it has three.
+    """Indices of parts that cover `x` [rows, columns] or [blocks, rows, columns].
 
-    A part holds about ELEMENTS, where threads have a cache of their own about CACHED elements a
-    thread, and whole rows. width: columns that an operation makes of those of x, if others.
+    A part holds whole rows, of one block or of whole blocks: about ELEMENTS elements, or on a
+    device in CACHED so many for each thread. width: the number of columns that an operation makes
+    of a row of x, if it is another.
     """
     cached = CACHED.get(x.device.type)
     most = ELEMENTS if cached is None else cached * torch.get_num_threads()
@@ -30,6 +31,6 @@ def chunks(x: Tensor, width: int | None = None) -> list[tuple[slice, ...]]:
     return [(*block, *part) for block in whole for part in _slices(rows, most // max(1, columns))]
 
 
-def _slices(count: int, step: int) -> list[tuple[slice, ...]]:
-    step = max(1, step)
-    return [(slice(start, start + step),) for start in range(0, count, step)]
+def _slices(count: int, size: int) -> list[tuple[slice, ...]]:
+    size = max(1, size)
+    return [(slice(start, start + size),) for start in range(0, count, size)]

@@ -1,4 +1,4 @@
-"""Dropout that hands out its mask, drawing what the stock one draws."""
+"""Dropout that returns its mask, and draws what the stock one draws."""
 
 import torch
 import torch.nn.functional as F
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Stock dropout of `x` with probability `p` in (0, 1), to the bit.
+    """Stock dropout of `x` with probability `p` in (0, 1), equal to the bit.
 
-    Returns the output and the bool mask of what was not dropped. Draws from the default generator
-    of x's device.
+    Returns the output and a bool mask, True where an element was not dropped. Draws from the
+    default generator of x's device.
     """
     return KERNELS.get(x.device.type, _fused)(x, p)
 
@@ -23,12 +23,12 @@ def _product(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return x * noise, noise > 0
 
 
-# The fused op draws differently from what nn.Dropout runs on a CPU, which is a product. No
-# registered op, which a compiler could neither fuse nor run again on the same draw.
+# On a CPU, nn.Dropout runs a product, which draws differently from the fused op. Neither is a
+# registered op, since a compiler could not fuse it or run it again on the same draw.
 KERNELS = {"cpu": _product}
 
 
 def dropout_backward(dy: Tensor, mask: Tensor, p: float) -> Tensor:
-    """The input's gradient."""
+    """The gradient of the input, of the shape of dy."""
     dx: Tensor = torch.ops.aten.native_dropout_backward(dy, mask, 1 / (1 - p))
     return dx

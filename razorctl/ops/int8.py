@@ -1,7 +1,8 @@
-"""GEMMs of int8 copies, for a backward pass: their scales are the operands' largest values.
+"""GEMMs of int8 copies for a backward pass; scales come from the largest magnitudes.
 
-Contracted dimensions cannot have scales of their own, so each operand has one for each slice along
-the other: dX = dy W for each token and each column. `int8_operand` makes the other of dW = dy^T x.
+The dimension that a GEMM contracts cannot have scales, so each operand has one for each slice along
+its other dimension. In dX = dy W these are the rows of dy and the columns of W. `int8_operand`
+makes the operand that stands for x in dW = dy^T x.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 from razorctl.ops.chunks import ELEMENTS, chunks
 
 LEVELS = 127
-# Sums of so many products of codes are whole numbers that single precision holds exactly.
+# Single precision holds the sum of so many products of codes exactly.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
 
@@ -26,7 +27,7 @@ def _scale(x: Tensor, dim: int) -> Tensor:
 
 
 def inverse(scale: Tensor) -> Tensor:
-    """1 / scale, and 0 where that is none."""
+    """1 / scale, and 0 where scale is 0 or 1 / scale is not finite."""
     return torch.where(scale > 0, 1 / scale, 0).nan_to_num(0, 0, 0)
 
 
@@ -40,8 +41,8 @@ def to_int8_reference(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def to_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each slice along `dim`.
 
-    x is about scale * code, to the nearest; the largest of a slice is exact. Returns codes in -127
-    to 127 and scales, in single precision at least, with size 1 at `dim`.
+    x is about scale * code, rounded to nearest; the largest magnitude of a slice is exact. Returns
+    codes in -127 to 127 and scales, in single precision at least, with size 1 at `dim`.
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     if x.numel() == 0:
@@ -81,8 +82,8 @@ def scaled_gemm(
 ) -> Tensor:
     """a_scale (a b) b_scale in `dtype`, for int8 a [m, k], b [k, n] and scales [m, 1], [1, n].
 
-    a_scale None is 1. The int8 product is exact: by `torch._int_mm` where the device has int8
-    GEMMs, anywhere else in single precision over parts of k that it can sum exactly.
+    a_scale: None for 1. The int8 product is exact: `torch._int_mm` computes it on devices with int8
+    GEMMs, and single precision on others, in parts of k that are short enough for exact sums.
     """
     return _in_parts(
         cublas_gemm if has_int8_gemm(a.device) else exact_gemm, a, b, a_scale, b_scale, dtype
@@ -103,7 +104,7 @@ def _in_parts(
     b_scale: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`scaled_gemm` by an int8 GEMM; the int32 product is as a whole only if it is as wide."""
+    """`scaled_gemm` by `gemm`; makes the int32 product in parts of rows if `dtype` is narrower."""
     if not (a.numel() and b.numel()):
         return a.new_zeros(a.shape[0], b.shape[1], dtype=dtype)
     if dtype == torch.float32:
@@ -133,9 +134,9 @@ def _(a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torc
 
 
 def has_int8_gemm(device: torch.device) -> bool:
-    """Whether an accelerator has `torch._int_mm`, and tensor cores for it: from Turing on.
+    """Whether an accelerator has `torch._int_mm` and tensor cores for it, as from Turing on.
 
-    The meta device stands for a GPU that does; others take some tens of MiB more.
+    The meta device stands for a GPU that has them. GPUs without them take some tens of MiB more.
     """
     if device.type == "cuda":
         return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
@@ -145,8 +146,8 @@ def has_int8_gemm(device: torch.device) -> bool:
 def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] times b [k, n], int8, as int32 [m, n] by `torch._int_mm` on CUDA.
 
-    cuBLASLt takes more than 16 rows and multiples of 8 for the other sizes, and on every card the
-    layout in which both operands lie along k.
+    cuBLASLt takes more than 16 rows, and multiples of 8 for the other sizes. Every card takes the
+    layout in which both operands are contiguous along k.
     """
     (m, k), n = a.shape, b.shape[1]
     if k % 8 or m < 17:
@@ -159,7 +160,7 @@ def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """The same numbers where there is no int8 GEMM."""
+    """a [m, k] times b [k, n], int8, as int32 [m, n], computed in single precision."""
     total = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.int32)
     for start in range(0, a.shape[1], EXACT_TERMS):
         terms = slice(start, start + EXACT_TERMS)

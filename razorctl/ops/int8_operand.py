@@ -1,8 +1,9 @@
-"""The activation's operand of a weight gradient in int8, made from a few-bit copy.
+"""The int8 operand that stands for the activation in a weight gradient, from a few-bit copy.
 
-dW = dy^T x contracts tokens, so a scale for each row of dy = r q, as the input gradient wants it,
-must go into x: dW = q^T (r x). A column of r x is r_max times the reach of its codes at most, so it
-is rounded to int8 while the codes are widened, and nothing is looked at twice.
+The input gradient wants dy in int8 with a scale for each row: dy = r q, with scales r and codes q.
+dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x). A column of r x is
+at most max(r) times the largest magnitude that the column's codes can stand for. So its int8 scale
+is known before the codes are unpacked, and one pass over them is enough.
 """
 
 import torch
@@ -17,11 +18,14 @@ from razorctl.ops.quantize import affine, dequantize_reference, widened
 def _column_scales(
     zero_point: Tensor, scale: Tensor, bias: Tensor | None, bits: int, function: str | None
 ) -> tuple[Tensor, Tensor]:
-    """Of each column [columns] the value that stands in its middle, and the furthest from it."""
+    """The middle of the range that the codes of each column reach, and half its width, [columns].
+
+    With a function the middle is 0, and half the width is the largest magnitude.
+    """
     first, width = affine(zero_point, scale, bias)
     last = first + (2**bits - 1) * width
     low, high = torch.minimum(first, last), torch.maximum(first, last)
-    if function is not None:  # most outputs are near 0, where the rounding of dy does least
+    if function is not None:  # most outputs are near 0, where rounding dy does least
         reach = FUNCTIONS[function].reach(low, high).amax(0)
         return torch.zeros_like(reach), reach
     low, high = low.amin(0) / 2, high.amax(0) / 2
@@ -59,10 +63,10 @@ def int8_operand(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int8 codes of row_scale * (x - center), transposed [columns, all rows], and their scales.
 
-    x is what `dequantize` would make of the copy, or the activation function by that name of it,
-    with the rows of all blocks below each other. row_scale: [all rows, 1]. Returns codes in -127 to
-    127, their scale and the center, [columns]: row_scale * x is about scale * code + row_scale *
-    center, to half a scale. The codes lie as rows in memory.
+    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None,
+    and with the blocks stacked along rows. row_scale: [all rows, 1]. Returns codes in -127 to 127,
+    their scale [columns] and the center [columns]: row_scale * x is scale * code + row_scale *
+    center, to within half a scale. The codes are a transposed view of [all rows, columns].
     """
     rows, columns = len(row_scale), scale.shape[1]
     codes = packed.new_empty(rows, columns, dtype=torch.int8)

@@ -1,8 +1,8 @@
 """Codes of 2 to 8 bits, packed into bytes.
 
-Packing lies within rows, or within tiles where a row is no multiple of 64 codes. There, a byte
-holds codes that lie an even share of the row apart, so that every operation runs over long
-stretches, of eight bytes at once.
+Each row is packed by itself, or each tile if the length of a row is no multiple of 64 codes. The
+codes in one byte come from equal stretches of the row, such as its two halves, so every operation
+runs over long stretches, eight bytes at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from torch import Tensor
 from razorctl.ops.chunks import chunks, in_cache
 
 BITS = (8, 6, 5, 4, 3, 2)
-# Widths that pack into bytes, of the lowest bits first.
+# A code is split into these widths, lowest bits first; each of them packs into whole bytes.
 PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 WORD = 8  # bytes that are packed at once
 GROUP = WORD**2  # codes that a line is padded to a multiple of
 
 
 def _lines(tiles: int, rows: int, columns: int) -> tuple[int, int]:
-    """How many lines are packed each by itself, and the codes of one: rows, or else tiles."""
+    """How many lines are packed, each by itself, and the codes of one: rows or tiles."""
     return (tiles * rows, columns) if columns % GROUP == 0 else (tiles, rows * columns)
 
 
@@ -54,7 +54,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) -> Tensor:
-    """The inverse of `pack`: uint8 of that shape [tiles, rows, columns]; of 8 bits a view."""
+    """The inverse of `pack`: uint8 codes of `shape` [tiles, rows, columns]; a view if bits is 8."""
     count, width = _lines(*shape)
     if bits == 8 or not packed.numel():
         return packed.view(shape)
@@ -75,7 +75,10 @@ def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) 
 
 
 def packed_of(x: Tensor, bits: int, codes: Callable[[tuple[slice, ...]], Tensor]) -> Tensor:
-    """`pack` of codes of `x` [tiles, rows, columns], made part by part by an index of `chunks`."""
+    """`pack` of codes of `x` [tiles, rows, columns], made part by part.
+
+    codes: an index of `chunks(x)` -> the codes of that part, uint8.
+    """
     if x.shape[2] % GROUP or not in_cache(x):
         whole = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         for part in chunks(x):
@@ -92,7 +95,7 @@ def packed_of(x: Tensor, bits: int, codes: Callable[[tuple[slice, ...]], Tensor]
 def unpacked(
     packed: Tensor, bits: int, shape: tuple[int, int, int]
 ) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
-    """Parts of what `pack` packed: their indices, as of `chunks`, and their codes."""
+    """The parts of what `pack` packed: indices as `chunks` returns them, and codes, uint8."""
     tiles, rows, columns = shape
     if columns % GROUP or not in_cache(packed):
         codes = unpack(packed, bits, shape)
@@ -106,5 +109,5 @@ def unpacked(
 
 
 def _in_each_byte(mask: int) -> int:
-    """A mask of 7 bits at most for every byte of a word."""
+    """A word with `mask`, of at most 7 bits, in each of its bytes."""
     return mask * 0x0101010101010101

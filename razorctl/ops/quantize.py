@@ -1,9 +1,10 @@
 """Few-bit copies: codes of 2 to 8 bits with a zero point and a scale for each tile.
 
-A tile is one column of one block of rows. A value is scale * (code - zero_point / 8), and the codes
-reach from the least to the greatest value of their tile, with 2 bits not quite. Group-wise
-quantization for the backward pass is ActNN's (Chen et al., 2021) and Mesa's (Pan et al., 2021);
-tiles are columns here, because what a GEMM contracts, the rows, then shares a scale.
+A tile is one column of one block of rows. A value is scale * (code - zero_point / 8). The codes
+cover their tile from its least to its greatest value; 2-bit codes cover less (CLIP). Group-wise
+quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021).
+Tiles are columns here, so that the rows of a column, which a weight gradient contracts, share a
+scale.
 """
 
 import torch
@@ -13,19 +14,20 @@ from razorctl.ops.chunks import chunks
 from razorctl.ops.packing import pack, packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
 
-LARGEST = 0.8  # that is told apart, as a share of the largest value of a dtype
-PARTS = 8  # of a code, that a zero point is a whole number of
-FURTHEST = 32000 / PARTS  # from its codes that an int16 zero point can lie
-# Standard deviations that codes reach to either side. With 2 bits the many near the mean gain more
-# than the few beyond lose; with more bits it was the other way round for every kind of layer.
+LARGEST = 0.8  # the largest magnitude of a code, as a share of the largest value of a dtype
+PARTS = 8  # a zero point is a whole number of these parts of a code
+FURTHEST = 32000 / PARTS  # codes: the largest distance of an int16 zero point from its codes
+# Bits -> standard deviations that codes reach to either side of the mean. With 2 bits, the many
+# values near the mean gain more than the few beyond lose; with more bits, the loss was larger for
+# every kind of layer.
 CLIP = {2: 2.0}
 
 
 def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each tile of `x`: the zero point as a float, the scale in bfloat16, and 1 / scale."""
+    """The zero point as a float, the scale in bfloat16, and 1 / scale, of each tile of `x`."""
     levels = 2**bits - 1
     dtype = torch.promote_types(x.dtype, torch.float32)
-    # Beyond that, rounding could carry what is unpacked out of range.
+    # Beyond this limit, rounding could move unpacked values out of range.
     limit = LARGEST * min(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max)
     low, high = (t.to(dtype).nan_to_num(0).clamp(-limit, limit) for t in (x.amin(1), x.amax(1)))
     if clip:
@@ -34,7 +36,8 @@ def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor
         least, most = mean - reach, mean + reach
         low = torch.where(least.isfinite(), torch.maximum(low, least), low)
         high = torch.where(most.isfinite(), torch.minimum(high, most), high)
-    # Never so fine that a zero point would not fit, and rounded up, so that codes reach both ends.
+    # The scale is never so fine that a zero point would not fit, and is rounded up, so that codes
+    # reach both ends.
     scale = torch.maximum(high / levels - low / levels, torch.maximum(high, -low) / FURTHEST)
     scale = (scale * (1 + 2**-8)).to(torch.bfloat16)
     inverse = torch.where(scale > 0, 1 / scale.to(dtype), 0).nan_to_num(0, 0, 0)
@@ -65,23 +68,23 @@ def quantize_reference(
 def quantize(
     x: Tensor, bits: int, seed: Tensor | None = None, offset: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A few-bit copy of `x` [blocks, rows, columns], a tile being a column of a block.
+    """A few-bit copy of `x` [blocks, rows, columns]; a tile is a column of a block.
 
-    Rounds to the nearest code, or with a `seed` (0-dim, int64) to one of the two with the mean
-    kept, by numbers `offset` and following of `random.uniform`. Returns the packed codes, uint8,
-    and of every tile [blocks, columns] the zero point, which is the code of the value 0 in eighths,
-    int16, and the scale, bfloat16. A tile whose values are all equal is off by one in 2 ** 15 at
-    most, and by nothing if they are 0. Magnitudes beyond LARGEST of the range of a dtype become
-    that.
+    Rounds to the nearest code. With a `seed` (0-dim, int64) it rounds to one of the two nearest
+    codes at random, without bias; element i takes number `offset` + i of `random.uniform`. Returns
+    the packed codes, uint8, and for each tile, [blocks, columns], the zero point, which is the code
+    of the value 0 in eighths, int16, and the scale, bfloat16. If all values of a tile are equal,
+    their relative error is at most 2 ** -15, and 0 for the value 0. Magnitudes above LARGEST of the
+    largest value of the dtype become that.
     """
     if x.numel() == 0:
         zero_point = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
         return x.new_empty(0, dtype=torch.uint8), zero_point, zero_point.to(torch.bfloat16)
     clip = bits in CLIP and seed is None
     zero_point, scale, inverse = _scales_of(x, bits, clip)
-    # Truncation of what is half a code higher is rounding; of what is up to one, by chance.
+    # Truncation rounds to nearest after adding 1/2, and at random after adding a random number.
     shift = zero_point / PARTS + (0.5 if seed is None else 0.0)
-    # torch converts to int8 in half the time; all but 8 bits fit.
+    # torch converts to int8 in half the time; all codes but those of 8 bits fit.
     dtype = torch.uint8 if bits == 8 else torch.int8
 
     def codes(part: tuple[slice, ...]) -> Tensor:
@@ -98,7 +101,7 @@ def quantize(
 
 
 def _position(x: Tensor, part: tuple[slice, ...]) -> int:
-    """How many elements of `x` lie before a part."""
+    """The number of elements of `x` before a part."""
     _, rows, columns = x.shape
     block, row = (*(s.start for s in part), 0)[:2]
     return int((block * rows + row) * columns)

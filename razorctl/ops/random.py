@@ -8,9 +8,10 @@ _FIRST, _SECOND = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 
 
 def uniform(seed: Tensor, offset: int, count: int) -> Tensor:
-    """Numbers `offset` to `offset + count` of the sequence of `seed` (0-dim, int64).
+    """The `count` numbers from `offset` on in the sequence of `seed` (0-dim, int64), [count].
 
-    Uniform in [0, 1), single precision, multiples of 2 ** -24; repeats after 2 ** 32 numbers.
+    They are uniform in [0, 1), single precision, multiples of 2 ** -24. The sequence repeats after
+    2 ** 32.
     """
     start = (offset + 2**31) % 2**32 - 2**31  # as int32, whose sums and products wrap around
     position = torch.arange(count, dtype=torch.int32, device=seed.device) + start

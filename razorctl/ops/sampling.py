@@ -20,7 +20,7 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
     the running sum of p, which holds at most one of them because p[d] <= 1.
     """
     ends = p.cumsum(0)
-    ends = ends * (count / ends[-1])  # rounding must not cost the last coordinate its draw
+    ends = ends * (count / ends[-1])  # so that rounding cannot exclude the last coordinate
     points = u + torch.arange(count, dtype=p.dtype, device=p.device)
     return torch.searchsorted(ends, points, right=True).clamp_(max=len(p) - 1)
 
@@ -29,9 +29,9 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
 def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The next `systematic` draw of `count` from `p` [size], and the probabilities of the drawn.
 
-    `phase` [] is the last draw's u and becomes this one's: its steps of the golden ratio visit
-    [0, 1) evenly over any stretch of draws, and leave torch's generators alone.
-    Returns indices [count, int64] and probabilities [count, float32].
+    `phase` [] is the u of the last draw and becomes that of this one. It grows by the golden ratio
+    modulo 1, which covers [0, 1) evenly over any number of draws and uses none of torch's
+    generators. Returns indices [count, int64] and probabilities [count, float32].
     """
     index = systematic(p, count, phase.add_(GOLDEN).frac_())
     return index, p[index].float()

@@ -1,11 +1,12 @@
 """Exact-k element top-k: k values and one bit per element (Back Razor, NeurIPS 2022).
 
-Exactly k elements survive, ties going to the lowest position, so the saved size depends on
-shapes alone; a `>=` threshold would keep everything once zeros outnumber k.
+Exactly k elements are saved, and of equal ones those at the lowest positions, so the saved bytes
+depend on shapes alone. A `>=` threshold would save every element once more than numel - k of them
+are 0.
 
-The references work on the whole tensor at once, with temporaries several times its size, and so
-do the ops on a CPU. Anywhere else they go through it in chunks, so that the temporaries do not undo
-what was saved; both keep the same elements.
+The references work on the whole tensor at once, with temporaries several times its size, and so do
+the ops on a CPU. On other devices the ops work in chunks, so that temporaries do not take the
+memory that pruning frees. Both save the same elements.
 """
 
 import numpy as np
@@ -19,18 +20,18 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def magnitude_keys(x: Tensor) -> Tensor:
     """Integers of the same width and order as |x|, with NaN above infinity."""
-    # A total order: comparisons with NaN would otherwise keep fewer than k elements.
+    # A total order: comparisons with NaN would otherwise select fewer than k elements.
     return x.abs().view(_INTEGERS[x.element_size()])
 
 
-def _mask(keys: Tensor, smallest: Tensor, ties_kept: Tensor, before: Tensor | int = 0) -> Tensor:
-    """The elements above the smallest kept, and of those equal to it the first `ties_kept`.
+def _mask(keys: Tensor, smallest: Tensor, ties_saved: Tensor, before: Tensor | int = 0) -> Tensor:
+    """True for keys above `smallest`, and for the first `ties_saved` of those equal to it.
 
-    `before` is how many of those have come in earlier chunks.
+    before: how many equal keys were in earlier chunks.
     """
     ties = keys == smallest
     # The cast is cumsum's own, made here so that planning sees what it takes.
-    first = ties.int().cumsum(0, dtype=torch.int32) <= ties_kept - before
+    first = ties.int().cumsum(0, dtype=torch.int32) <= ties_saved - before
     return (keys > smallest) | (ties & first)
 
 
@@ -67,9 +68,9 @@ def topk_unpack_reference(values: Tensor, bitmap: Tensor, shape: list[int]) -> T
 
 
 def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Of the keys of `x` [n] the one that sorting would put at `rank`, and how many are above it.
+    """The key that sorting the keys of `x` [n] would put at `rank`, and how many are above it.
 
-    Both are 0-dim. Fixes 16 bits at a time by a histogram, from the highest down.
+    Both are 0-dim. A histogram finds 16 bits at a time, from the highest down.
     """
     bits = 8 * x.element_size()
     chosen = torch.zeros((1,), dtype=torch.int64, device=x.device)  # the bits fixed so far
@@ -98,7 +99,7 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     x = x.reshape(-1)
     smallest, above = radix_select(x, x.numel() - k)
     bitmap = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    values = x.new_empty(k + 1)  # the last takes what is not kept
+    values = x.new_empty(k + 1)  # the last takes what is pruned
     ties = start = torch.zeros((), dtype=torch.int64, device=x.device)
     for part, bits in zip(torch.split(x, CHUNK), torch.split(bitmap, CHUNK // 8), strict=True):
         keys = magnitude_keys(part)

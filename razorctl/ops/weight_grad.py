@@ -20,8 +20,8 @@ def linear_weight_grad(
 ) -> Tensor:
     """dy^T x [out, columns] in the dtype of dy [all rows, out].
 
-    x is what `dequantize` makes of the copy, or the activation function by that name of it, with
-    the rows of all blocks below each other.
+    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None,
+    and with the blocks stacked along rows.
     """
     offset, scale = affine(zero_point, scale, bias)
     x = dy.new_empty(len(scale), len(dy) // max(1, len(scale)), scale.shape[1])

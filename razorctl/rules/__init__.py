@@ -1,1 +1,1 @@
-"""What survives of an activation between forward and backward."""
+"""How an activation is packed between the forward and the backward pass."""

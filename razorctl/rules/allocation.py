@@ -1,8 +1,9 @@
-"""How `razor` spends its bytes: the rule of every layer kind that does least harm at a ratio.
+"""The rules of `razor`: for a ratio, those of the least gradient error that meet it.
 
-`allocations.json`, which scripts/bench/allocate.py writes, lists what is worth choosing, apart for
-activations of 16 bits ("narrow") and wider ones ("wide"): rules, the ratio that they meet on every
-model measured there, and the error of the gradient that they were measured to make.
+`allocations.json`, which scripts/bench/allocate.py writes, lists the combinations of rules that are
+worth choosing, with one rule for each layer kind. Activations of 16 bits ("narrow") and wider ones
+("wide") have lists of their own. Each combination has the ratio that it meets on every model
+measured there, and its measured gradient error.
 """
 
 import json
@@ -27,16 +28,15 @@ def _choices() -> Mapping[str, list[dict[str, Any]]]:
 
 
 def largest(width: str) -> float:
-    """The largest ratio that can be met, to three decimals, of a width in RESERVE."""
+    """The largest ratio that `width`, a key of RESERVE, can meet, down to three decimals."""
     saved: float = min(1 - choice["ratio"] for choice in _choices()[width])
     return math.floor(1000 * (1 - saved / (1 - RESERVE[width]))) / 1000
 
 
 def allocate(ratio: float) -> dict[str, str]:
-    """Layer kind -> "WIDE/NARROW", the names of its rules in `rules.registry.RULES`.
+    """Returns layer kind -> "WIDE/NARROW", two names of rules in `rules.registry.RULES`.
 
-    NARROW is "unmet" where the ratio can be met in wide activations alone. Raises UsageError if
-    it cannot be met at all.
+    NARROW is "unmet" if only wide activations can meet the ratio. Raises UsageError if neither can.
     """
     if ratio > largest("wide"):
         raise UsageError(
@@ -50,7 +50,7 @@ def allocate(ratio: float) -> dict[str, str]:
 
 
 def _best(width: str, ratio: float) -> dict[str, str] | None:
-    """The rules of least error among those that meet the ratio."""
+    """The rules of least error among those that meet the ratio, None if none do."""
     budget = (1 - ratio) * (1 - RESERVE[width]) + 1e-9
     meeting = [choice for choice in _choices()[width] if 1 - choice["ratio"] <= budget]
     rules: dict[str, str] | None = None

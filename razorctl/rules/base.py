@@ -1,9 +1,9 @@
-"""What survives of an activation between forward and backward.
+"""How an activation is packed between the forward and the backward pass.
 
-A rule sees an activation as [rows, columns], the columns being its last axis (of images: the
-channels), in the dtype that the layer computes in. Attention, which takes elementwise rules alone,
-shows them [heads, tokens, columns] or [batch, tokens, columns of all heads]. `registry` names them
-all; a method of `methods.py` says which rule each kind of layer gets.
+A rule sees an activation as [rows, columns], in the dtype that the layer computes in. Its columns
+are the last axis; those of images are the channels. Attention takes elementwise rules alone, and
+shows them [heads, tokens, columns] or [batch, tokens, columns of all heads]. `registry` names all
+rules; a method in `methods.py` says which rule each kind of layer gets.
 """
 
 from abc import ABC, abstractmethod
@@ -20,9 +20,10 @@ from razorctl.rules.packed import Packed, PackedCodes
 
 
 class Product:
-    """Columns of an activation [rows, c] -> their columns of the weight gradient, [anything, c].
+    """Maps columns of an activation to their columns of the weight gradient.
 
-    Linear in its argument, column by column; for a linear layer x -> dy^T x.
+    [rows, c] becomes [anything, c]. The map is linear, and takes each column by itself. For a
+    linear layer it is x -> dy^T x.
     """
 
     def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:
@@ -32,19 +33,19 @@ class Product:
         return self.multiply(x)
 
     def of_ones(self, like: Tensor, rows: int) -> Tensor:
-        """The product of one column of ones."""
+        """The product of one column of ones, [anything, 1]; ones are of the dtype of `like`."""
         return self(like.new_ones(rows, 1))
 
     def of_codes(self, packed: PackedCodes) -> Tensor | None:
-        """The product of what codes stand for; None if it takes nothing but values."""
+        """The product of what `packed` stands for; None if it needs an unpacked activation."""
         return None
 
 
 class Rule(ABC):
-    """How one activation is packed for backward. The saved bytes depend on its shape alone.
+    """How one activation is packed for backward. The saved bytes never depend on its values.
 
-    prunes: whether elements are left out. elementwise: whether elements are packed whatever the
-    number of columns.
+    prunes: whether elements are left out. elementwise: whether the rule packs elements, so that the
+    number of columns may vary.
     """
 
     prunes: bool = True
@@ -52,7 +53,7 @@ class Rule(ABC):
 
     @abstractmethod
     def pack(self, x: Tensor) -> Packed:
-        """What to save of `x` [rows, columns] or, if elementwise, of any shape."""
+        """Packs `x` [rows, columns] or, if elementwise, of any shape that the layer shows it."""
 
     @abstractmethod
     def unpack(self, packed: Any) -> Tensor:
@@ -63,7 +64,7 @@ class Rule(ABC):
         return product(self.unpack(packed))
 
     def function_grad(self, function: str, dy: Tensor, packed: Any) -> Tensor:
-        """f'(x) dy for the activation function f by that name and dy of the shape of x."""
+        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.unpack(packed).to(dy.dtype))
 
 
@@ -74,18 +75,18 @@ class Shareable(ABC):
     def of_affine(
         self, packed: Any, weight: Tensor | None, bias: Tensor | None, like: Tensor
     ) -> Packed:
-        """What was packed of x, as packed of x weight + bias [columns] in the dtype of `like`."""
+        """The copy of x as a copy of x weight + bias, both [columns], in the dtype of `like`."""
 
     @abstractmethod
     def of_function(self, packed: Any, function: str) -> Packed:
-        """What was packed of x, as packed of f(x), f by its name in `ops.activation`."""
+        """The copy of x as a copy of f(x); `function` names f in `ops.activation.FUNCTIONS`."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Those of one layer: `wide` for activations of more than 16 bits, `narrow` for those of 16.
+    """The rules of one layer: `wide` is for activations of more than 16 bits, `narrow` for others.
 
-    narrow is None where no rule would meet the byte budget with them.
+    narrow is None if no rule meets the byte budget with activations of 16 bits.
     """
 
     wide: Rule
@@ -104,10 +105,10 @@ class Rules:
 
     @property
     def each(self) -> tuple[Rule, ...]:
-        """All that there are."""
+        """Every rule once."""
         return (self.wide,) if self.narrow in (None, self.wide) else (self.wide, self.narrow)
 
 
 def survivors(total: int, density: float) -> int:
-    """How many of `total` elements or columns a density keeps: the nearest number, at least 1."""
+    """How many of `total` elements or columns are not pruned: the nearest number, at least 1."""
     return min(total, max(1, round(density * total)))

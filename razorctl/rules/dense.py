@@ -1,4 +1,4 @@
-"""Rules that keep every element: as it is, or in half precision."""
+"""Rules that save every element: as it is, or in half precision."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from razorctl.rules.packed import PackedValues
 
 
 class Dense(Rule):
-    """All of it."""
+    """All elements, as they are."""
 
     prunes = False
 
@@ -20,10 +20,10 @@ class Dense(Rule):
 
 
 class Half(Rule):
-    """All of it in half precision; values beyond the range of float16 become its largest.
+    """All elements in half precision; values beyond the range of float16 become its largest.
 
-    16-bit activations are kept as they are. Back Razor's choice for activation functions, whose
-    derivative at 0 is not 0, so that pruning would distort it.
+    Activations of 16 bits are saved as they are. Back Razor saves the inputs of activation
+    functions so: their derivative at 0 is not 0, so that pruning would make it wrong.
     """
 
     prunes = False

@@ -1,4 +1,4 @@
-"""The rule that keeps what tells the derivative of an activation function, and nothing else."""
+"""The rule that saves only what the derivative of an activation function needs."""
 
 from torch import Tensor
 
@@ -8,10 +8,10 @@ from razorctl.rules.packed import PackedIntervals
 
 
 class Buckets(Rule):
-    """Of the input of an activation function, the interval that tells its derivative best.
+    """The interval that each element lies in, which tells the derivative (Novikov et al., 2023).
 
-    Unpacks to a stand-in with that derivative; see `ops.buckets`. It stands for nothing else: least
-    of all for the output, which the next layer packs for itself.
+    It unpacks to a stand-in with about that derivative; see `ops.buckets`. The stand-in serves
+    nothing else. The next layer packs the output of the activation function for itself.
     """
 
     prunes = False

@@ -1,7 +1,7 @@
 """What is saved of one activation between forward and backward: a small dataclass for each form.
 
-Each knows the shape and the dtype of the activation that it stands for, and which of its fields are
-tensors: those alone go where autograd saves.
+Each has the shape and the dtype of the activation that it stands for. It names the fields that are
+tensors; autograd saves those alone.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packed:
-    """Base. TENSORS: the names of the fields that are tensors, or None."""
+    """The base of all forms.
+
+    TENSORS: the names of the fields that are tensors or None. shape, dtype: of the activation.
+    """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
     shape: torch.Size
@@ -26,7 +29,7 @@ class Packed:
         return tuple(getattr(self, name) for name in self.TENSORS)
 
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        """The same with other `tensors`."""
+        """The same form with `tensors` in place of its own."""
         return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
 
     def replaced(self, **changes: Any) -> Self:
@@ -45,7 +48,7 @@ class PackedValues(Packed):
 
 @dataclass(frozen=True)
 class PackedElements(Packed):
-    """Some elements, `values` [k] in order of position, and a bit each in `bitmap`, uint8."""
+    """Some elements: `values` [k] in order of position, and `bitmap`, uint8, a bit per element."""
 
     TENSORS = ("values", "bitmap")
     values: Tensor
@@ -54,7 +57,10 @@ class PackedElements(Packed):
 
 @dataclass(frozen=True)
 class PackedColumns(Packed):
-    """The columns [rows, s] numbered `index` [s], drawn with `probability` [s]; None if chosen."""
+    """Some columns [rows, s] and their numbers, `index` [s].
+
+    probability: of each to be drawn, [s]; None if the columns were not drawn.
+    """
 
     TENSORS = ("columns", "index", "probability")
     columns: Tensor
@@ -64,7 +70,7 @@ class PackedColumns(Packed):
 
 @dataclass(frozen=True)
 class PackedCentered(Packed):
-    """The mean [..., 1, columns] over rows, and what another rule packed of the rest."""
+    """`mean` [..., 1, columns] over rows; `rest` is what another rule packed of x - mean."""
 
     mean: Tensor
     rest: Packed
@@ -81,9 +87,9 @@ class PackedCentered(Packed):
 class PackedCodes(Packed):
     """Codes of `bits` each, uint8, as `ops.quantize` packs them in blocks of rows.
 
-    zero_point, scale: of each column of a block, [blocks, columns]. bias: [columns], to be added to
-    what the codes stand for, None for 0. function: of `ops.activation.FUNCTIONS`, then to be
-    applied, None for none.
+    The activation is function(scale * (code - zero_point / 8) + bias). zero_point, scale: of each
+    column of a block, [blocks, columns]. bias: [columns], None for 0. function: a name in
+    `ops.activation.FUNCTIONS`, None for none.
     """
 
     TENSORS = ("packed", "zero_point", "scale", "bias")
@@ -97,7 +103,7 @@ class PackedCodes(Packed):
 
 @dataclass(frozen=True)
 class PackedIntervals(Packed):
-    """Numbers of `bits` each, uint8, of the intervals of `ops.buckets` for a function."""
+    """The numbers of the intervals of `ops.buckets` for `function`, `bits` each, uint8."""
 
     TENSORS = ("packed",)
     packed: Tensor

@@ -1,4 +1,4 @@
-"""Rules that keep some elements or columns and drop the others."""
+"""Rules that save some elements or columns and prune the others."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from razorctl.sampling.samplers import Sampler
 class TopK(Rule):
     """The elements of largest magnitude, as values and a bitmap (Back Razor, NeurIPS 2022).
 
-    Exactly round(density * numel) elements are kept per tensor.
+    Exactly round(density * numel) elements, at least 1, are saved per tensor.
     """
 
     def __init__(self, density: float) -> None:
@@ -33,9 +33,9 @@ class TopK(Rule):
 class Columns(Rule):
     """Whole columns: those of largest norm, or those a sampler draws before the forward pass.
 
-    round(density * columns) columns are kept. They alone get a weight gradient, from a GEMM that
-    is smaller by the density; the other columns of dW are zero. With a sampler this is
-    PreBackRazor, without one PreBackRazor- (CVPR 2024, Alg. 1 and Tab. 4). `unbiased` scales each
+    round(density * columns) columns, at least 1, are saved. They alone get a weight gradient, from
+    a GEMM that is smaller by the density; the other columns of dW are zero. With a sampler this is
+    PreBackRazor (CVPR 2024, Alg. 1), without one PreBackRazor- (Tab. 4). `unbiased` scales each
     drawn column by 1 / p, as the proof of Theorem 1 does and Alg. 1 does not; the sampler always
     learns from the unscaled gradient.
     """
@@ -72,7 +72,7 @@ class Columns(Rule):
 
 
 class Centered(Rule):
-    """Another rule, applied to what is left once each column's mean is taken out and kept exactly.
+    """Another rule for the activation minus the mean of each column; the means are saved exactly.
 
     X = 1 m^T + (X - 1 m^T), so dW = product(1) m^T + product(X - 1 m^T): the first part is exact,
     only the second is pruned.
@@ -84,8 +84,8 @@ class Centered(Rule):
         self.rule = rule
 
     def pack(self, x: Tensor) -> PackedCentered:
-        # In double precision, whose sum cannot overflow. No rows have the mean NaN, and taking away
-        # an infinite one would make NaN.
+        # In double precision, so that the sum cannot overflow. A mean that is not finite (NaN if
+        # there are no rows) becomes 0, since subtracting it would make NaN.
         mean = x.mean(-2, keepdim=True, dtype=torch.float64).to(x.dtype)
         mean = torch.where(mean.isfinite(), mean, 0)
         return PackedCentered(x.shape, x.dtype, mean, self.rule.pack(x - mean))

@@ -1,4 +1,4 @@
-"""The rule that keeps all elements in few bits, whose copies other layers can share."""
+"""The rule that saves all elements in few bits, in copies that layers can share."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from razorctl.rules.packed import PackedCodes
 class Quantized(Rule, Shareable):
     """All elements, in few bits: codes with a zero point and a scale for each column.
 
-    Of an activation [blocks, rows, columns] each block has its own. Group quantization as in ActNN
-    (2021) and Mesa (2021), with columns for groups: columns of activations differ more than rows
-    do. `rows` cuts columns into blocks of at least so many, which come closer.
+    Each block of an activation [blocks, rows, columns] has its own zero points and scales. This is
+    the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021) with columns as
+    groups, because columns of activations differ more than rows do. stochastic: rounds at random,
+    so that the mean is exact. rows: cuts [rows, columns] into blocks of at least this many rows,
+    whose codes are more exact; None makes one block.
     """
 
     prunes = False
@@ -55,7 +57,7 @@ class Quantized(Rule, Shareable):
         return packed.replaced(function=function)
 
     def _tiles(self, shape: torch.Size) -> list[int]:
-        """`shape` as [blocks, rows, columns]: as many equal blocks as there may be."""
+        """`shape` as [blocks, rows, columns], with as many equal blocks as `self.rows` allows."""
         if len(shape) == 3:
             return list(shape)
         rows, columns = shape

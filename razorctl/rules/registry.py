@@ -18,8 +18,8 @@ from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 class Wanted:
     """What a rule is built for: the columns of the activation, and the density of a recipe.
 
-    unbiased: whether drawn columns are scaled. function: of `ops.activation.FUNCTIONS`, of the
-    activation function whose input it is.
+    unbiased: whether drawn columns are scaled by 1 / p. function: the activation function whose
+    input is packed, by its name in `ops.activation.FUNCTIONS`.
     """
 
     columns: int
@@ -60,7 +60,10 @@ RULES: dict[str, Callable[[Wanted], Rule]] = {
 
 
 def build(name: str, wanted: Wanted) -> Rules:
-    """The rule of a name in RULES, or of "WIDE/NARROW" one for each width, NARROW maybe "unmet"."""
+    """The rules of a layer, by a name in RULES, or by two as "WIDE/NARROW".
+
+    One name is for activations of every width. NARROW may be "unmet": there is no rule for 16 bits.
+    """
     wide, _, narrow = name.partition("/")
     rule = RULES[wide](wanted)
     if narrow == "unmet":

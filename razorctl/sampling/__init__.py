@@ -1,1 +1,1 @@
-"""Which coordinates get a gradient."""
+"""Which columns of activations and which parameter blocks get a gradient."""

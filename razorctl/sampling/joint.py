@@ -19,10 +19,10 @@ Reduce = Callable[[Mapping[int, Tensor], int], tuple[Tensor, Tensor]]
 class Blocks:
     """The draw of the weights, or residual branches, that get a gradient in a step.
 
-    A fixed share of them is drawn by a bandit on their gradient norms (Sheared Backpropagation,
-    Sec. 4), or on what `branches.Member` puts in their place. The draw decides what is launched,
-    so it lives on the host. It depends on seed, step and what was learned before it, all of it in
-    `state_dict` but the seed, so a resumed run repeats it.
+    A bandit draws a fixed share of them by their gradient norms (Sheared Backpropagation, Sec. 4);
+    `branches.Member` has another measure for branches. The draw decides which kernels run, so its
+    state is on the host. It depends on the seed, the step and the norms learned so far. All of
+    these but the seed are in `state_dict`, so a resumed run repeats the draws.
     """
 
     def __init__(self, size: int, budget: float, unbiased: bool = False, seed: int = 0) -> None:
@@ -35,29 +35,31 @@ class Blocks:
         self.seen: dict[int, Tensor] = {}  # block -> gradient norm in the last step
 
     def join(self) -> int:
-        """The number of one more block."""
+        """Adds a block and returns its number."""
         self.joined += 1
         return self.joined - 1
 
     def advance(self, reduce: Reduce) -> None:
-        """Draws for the next step, once it has learned what `reduce` makes of the last one's norms.
+        """Learns from the norms of the last step, then draws for the next step.
 
-        Processes draw the same if `reduce` gives all of them the same.
+        reduce: averages the norms. All processes draw the same if it returns the same in all of
+        them.
         """
         if self.step:
             self._learn(*reduce(self.seen, self.size))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         u = torch.rand((), generator=generator)
-        # In random order, or half of all branches would be every attention or every MLP.
+        # In random order: in the order of the model, half of all branches could be every attention.
         order = torch.randperm(self.size, generator=generator)
         index = order[systematic(self.sampler.p[order], self.sampler.count, u)]
         self.drawn = {block: self.sampler.p[block].item() for block in index.tolist()}
         self.step += 1
 
     def probability(self, block: int) -> float:
-        """With which a block was drawn in this step, 0 if it was not.
+        """The probability with which a block was drawn for this step, 0 if it was not drawn.
 
-        Raises UsageError if nothing has been drawn, so that none would ever get a gradient.
+        Raises UsageError under torch.compile, and if nothing has been drawn: then no block would
+        ever get a gradient.
         """
         refuse_compilation()
         if not self.drawn:
@@ -68,21 +70,21 @@ class Blocks:
         return self.drawn.get(block, 0.0)
 
     def running(self, block: int | None) -> None:
-        """Told that the branch of a block runs from now on; None: that it has ended."""
+        """Called when the branch of a block starts to run, and with None when it has ended."""
 
     def packed(self, block: int, elements: int) -> None:
-        """Told how many elements the weight of a block has packed; 0 if a copy was there."""
+        """Called with the number of elements that a block packed; 0 if it shares a copy."""
 
     def observe(self, block: int, p: float, grad: Tensor, size: Tensor | float = 1.0) -> Tensor:
-        """Learns from `size` times the gradient of a block drawn with probability p.
+        """Notes the norm of `grad` times `size`, for a block drawn with probability p.
 
-        Returns that gradient scaled.
+        Returns `grad`, divided by p if the draw is unbiased.
         """
         self.seen[block] = norm(grad) * size
         return grad / p if self.unbiased else grad
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later draws depend on, but for the seed."""
+        """All that later draws depend on, except the seed."""
         return {"step": self.step, "seen": dict(self.seen), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,7 +99,7 @@ class Blocks:
 
 
 def norm(x: Tensor) -> Tensor:
-    """The norm of all of x, in single precision and without a copy of x in it."""
+    """The L2 norm of all elements of x, 0-dim, in single precision, without a copy of x in it."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     value: Tensor = torch.linalg.vector_norm(x.detach(), dtype=dtype)
     return value.float()
@@ -106,7 +108,7 @@ def norm(x: Tensor) -> Tensor:
 def refuse_compilation() -> None:
     """Raises UsageError where torch.compile traces its caller.
 
-    Without fullgraph, torch.compile takes that as a reason to run the caller uncompiled.
+    Without fullgraph, torch.compile then runs the caller uncompiled.
     """
     if torch.compiler.is_compiling():
         raise UsageError(

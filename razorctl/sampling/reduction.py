@@ -10,11 +10,12 @@ from torch import Tensor
 def mean_over_processes(
     norms: Mapping[int, Tensor], size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The blocks below `size` that any process has a norm for, and the means of what they have.
+    """The blocks that any process has a norm for, and the mean of each one's norms.
 
-    Returns indices [n, int64] in ascending order and means [n, float32], on the host, the same in
-    every process. With torch.distributed initialized all processes must call it, those without
-    norms too; `device` is where its backend takes tensors. One fetch from the device.
+    Returns indices [n, int64] below `size` in ascending order and means [n, float32], on the host,
+    the same in every process. If torch.distributed is initialized, every process must call it, even
+    one without norms. device: where the backend of torch.distributed takes tensors. The host waits
+    for the device once.
     """
     both = torch.zeros(2, size, device=device)  # sums and counts
     if norms:

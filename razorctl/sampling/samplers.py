@@ -20,10 +20,10 @@ DECAY = 0.9  # of the running means of gradient norms
 class Sampler:
     """Draws `count` of `size` coordinates with equal probabilities.
 
-    `p` [size, float64] are the inclusion probabilities, p.sum() == count. `phase` says where the
-    draws stand. They take nothing from torch's generators but the first phase, so that dropout
-    masks do not depend on them; activation checkpointing may draw anew for its second pass, whose
-    columns and indices belong together.
+    `p` [size, float64] are the inclusion probabilities, p.sum() == count. `phase` is the u of the
+    last draw. Draws use torch's generators for the first phase only, so that dropout masks do not
+    depend on them. Activation checkpointing may draw again in its second forward pass; its columns
+    and their indices then come from that draw.
     """
 
     def __init__(self, size: int, count: int) -> None:
@@ -31,11 +31,11 @@ class Sampler:
         self.p = torch.full((size,), count / size, dtype=torch.float64)
         self.phase = torch.rand((), dtype=torch.float64)
         if dist.is_available() and dist.is_initialized():
-            # Where processes have the same seed, their draws complete each other.
+            # Processes with the same seed draw at equal distances, and so draw different columns.
             self.phase += dist.get_rank() / dist.get_world_size()
 
     def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The coordinates that are kept, on `device`; see `ops.sampling.draw`.
+        """The drawn coordinates, on `device`; see `ops.sampling.draw`.
 
         Returns indices [count, int64] in ascending order and their probabilities [count, float32].
         """
@@ -53,7 +53,7 @@ class Sampler:
                 setattr(self, name, value.to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that later draws depend on, but for the generator."""
+        """All that later draws depend on."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -69,11 +69,11 @@ class Bandit(Sampler):
     """The bandit of Sheared Backpropagation, Alg. 2, with normalized gradients.
 
     The paper's loss is -|g_d|^2 / p_d^2 + G^2 / p_min^2 for a drawn d and 0 otherwise. Here norms
-    are divided by G, a running mean of |g_d| / p_d: the value that it has for every d at the
-    optimum p ~ |g|. The shift, which only keeps the paper's loss from being negative, becomes 1,
-    the loss's own mean at that optimum: as published it is so large that a draw alone, whatever
-    its gradient, would drive a probability down. The exponent is bounded by 1, and the step is
-    relative to the mean probability, so `alpha` needs no tuning to sizes.
+    are divided by G, a running mean of |g_d| / p_d: at the optimum p ~ |g|, every d has this value.
+    The second term only makes the paper's loss positive. It becomes 1, which makes the mean loss 0
+    at that optimum. As published it is so large that every draw lowers the probability of what was
+    drawn, whatever the gradient. The exponent is bounded by 1, and is relative to the mean
+    probability, so `alpha` need not be tuned to `size` and `count`.
     """
 
     def __init__(self, size: int, count: int, alpha: float = 0.2, floor: float = 0.2) -> None:
@@ -91,9 +91,9 @@ class Bandit(Sampler):
         fresh = torch.where(self.scale > 0, torch.lerp(seen, self.scale, DECAY), seen)
         self.scale.copy_(torch.where(usable, fresh, self.scale))
         loss = 1 - (level / self.scale).square()
-        step = (-self.alpha * loss * (self.count / self.size) / p).clamp(-1, 1)
+        change = (-self.alpha * loss * (self.count / self.size) / p).clamp(-1, 1)
         log_w = self.p.log()
-        log_w[index] += torch.where(usable, step, 0.0)
+        log_w[index] += torch.where(usable, change, 0.0)
         self.p.copy_(project(log_w, self.count, self.p_min))
 
 

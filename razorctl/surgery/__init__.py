@@ -1,1 +1,1 @@
-"""What a recipe puts into a model, and takes out again."""
+"""Puts into a model what a recipe asks for, and takes it out again."""

@@ -9,7 +9,7 @@ MARK = "razor_trainable"
 
 
 def find(model: nn.Module) -> tuple[str, ...]:
-    """The linear layers of `model`, by name: those to be adapted, and at last its classifier.
+    """The linear layers of `model`, by name: those to be adapted, then its classifier.
 
     Raises UsageError if there are none to adapt, or if the model has adapters already.
     """
@@ -27,7 +27,7 @@ def find(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
-    """Adapts what `find` found; freezes everything else, but for the classifier."""
+    """Adapts what `find` found; freezes everything else except the classifier."""
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
     *adapted, classifier = linear
@@ -44,7 +44,7 @@ def attached(module: nn.Module) -> bool:
 
 
 def detach(module: nn.Module) -> None:
-    """Merges the adapters that `attach` put in, if any, and thaws what it froze."""
+    """Merges the adapters that `attach` put in, if any, and makes trainable what it froze."""
     if not attached(module):
         return
     from peft.tuners.lora import LoraLayer

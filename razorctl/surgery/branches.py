@@ -1,6 +1,6 @@
-"""Residual branches, the f of x + f(x): under a joint budget some are left out of backward.
+"""Residual branches, the f of x + f(x): a joint budget leaves some out of the backward pass.
 
-Relatives: DropBP (2024) drops layers there, VCAS (2024) samples examples and tokens.
+Related work: DropBP (2024) leaves out layers there, VCAS (2024) samples examples and tokens.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,15 @@ class Branch:
 
 
 class Member:
-    """Runs in the place of a module's forward, without grad where the branch is not drawn.
+    """Runs in place of a module's forward, without grad if the branch is not drawn.
 
-    Its output is the stock one either way. An attribute rather than a pair of hooks, since no hook
-    runs after a KeyboardInterrupt, which would leave a notebook without grad.
+    The output is the stock one either way. It is an attribute of the module, not a pair of hooks:
+    no hook runs after a KeyboardInterrupt, so grad would stay off in a notebook.
 
-    The draw learns |f(x)| |dy| of a branch, dy the gradient at its output. That takes one hook, and
-    on vit-micro told almost what the norm of the branch's weight gradient tells, which would take
-    hooks on parameters; |dy| alone says little, for it is the residual stream's.
+    The draw learns |f(x)| |dy| of a branch, where dy is the gradient at its output. That takes one
+    hook. On vit-micro it told almost the same as the norm of the branch's weight gradient, which
+    would take hooks on parameters. |dy| alone tells little, because it is the gradient of the
+    residual stream.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Member:
     def _end(self, output: Tensor, p: float) -> Tensor:
         self.blocks.running(None)
         if not p:
-            return output.detach()  # of parameters that the owner itself uses on the way
+            return output.detach()  # the owner may have used parameters in between
         if output.requires_grad:
             learn = partial(self.blocks.observe, self.block, p, size=norm(output))
             output.register_hook(learn)  # type: ignore[no-untyped-call]
@@ -70,9 +71,10 @@ class Member:
 def find(
     model: nn.Module, known: Mapping[type[nn.Module], tuple[tuple[str, ...], ...]]
 ) -> list[Branch]:
-    """The branches of `model` with something to train, by `known`: block type -> member names.
+    """The branches of `model` that have parameters to train.
 
-    One of which a forward is patched already is not: that patch would no longer run.
+    known: block type -> the names of the members of each branch. A branch is left out if the
+    forward of a member is patched already, since that patch would no longer run.
     """
     found = [
         Branch(owner, tuple(map(owner.get_submodule, names)))

@@ -1,4 +1,4 @@
-"""The byte budget of `razor`, held to what a model saves with the inputs at hand."""
+"""The byte budget of `razor`, met for a model and the inputs at hand."""
 
 import logging
 import math
@@ -19,18 +19,20 @@ from razorctl.surgery.sparsify import RECIPE, log_stock, percent, recipe_of, res
 log = logging.getLogger(__name__)
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
-LEAST = 0.01  # of the bytes, of a kind of layers that a warning names
+LEAST = 0.01  # of the bytes of full: the least of a layer kind that a warning names
 
 
 def sparsify_within(
     model: nn.Module, recipe: Recipe, inputs: Any, *, autocast: torch.dtype | None = None
 ) -> tuple[str, ...]:
-    """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it does in full.
+    """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it saves in full.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
-    without a byte budget is left to `sparsify`. Returns what `sparsify` does. Raises UsageError
-    with the largest ratio that can be met, and leaves the model as it was, if this one cannot.
+    without a byte budget is left to `sparsify`. autocast: the dtype of a mixed-precision step, None
+    for none. Returns the names of the swapped modules. Raises what `sparsify` raises, and
+    UsageError with the largest ratio that can be met if this one cannot; the model is then as it
+    was.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
@@ -65,13 +67,13 @@ def sparsify_within(
 def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
     """Bytes that autograd would hold between the forward and backward pass of a training step.
 
-    Counts unique storages; parameters and buffers are excluded, since they live on anyway. The
-    pass runs on fake copies in train mode, so it allocates nothing, computes nothing and leaves
-    model, samplers and random state alone. `inputs` (a tensor, a tuple of arguments or a mapping
-    of keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of
-    a mixed-precision step, None for none. Under a joint budget the largest blocks count as drawn.
-    A warning says if a model exceeds its byte budget, and by what. Raises UsageError, which names
-    the module, if what the model does depends on values.
+    Counts unique storages, without parameters and buffers, which exist anyway. The pass runs on
+    fake copies in train mode, so it allocates nothing, computes nothing and does not change the
+    model, samplers or random state. `inputs` (a tensor, a tuple of arguments or a mapping of
+    keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of a
+    mixed-precision step, None for none. Under a joint budget the largest blocks count as drawn. A
+    warning says if a model exceeds its byte budget, and by what. Raises UsageError, which names the
+    module, if what the model does depends on values.
     """
     recipe = recipe_of(model)
     if recipe is None or not recipe.has_byte_budget:
@@ -95,7 +97,10 @@ def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None =
 
 
 def _stock_parts(model: nn.Module, parts: dict[str, int], full: int, most: float) -> str:
-    """What stays stock, by class with counts and shares; nothing if it is within `most` bytes."""
+    """What stays stock, as text: classes with counts and shares of `full`.
+
+    It is empty if that saves at most `most` bytes.
+    """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
         module = model.get_submodule(name)

@@ -4,7 +4,7 @@ from torch import nn
 
 from razorctl.errors import UsageError
 
-# How transformers (by its new name and its old one) and timm let it be switched.
+# The methods that switch it on and off: of transformers (new names, old names) and of timm.
 SWITCHES = (
     ("activation_checkpointing_enable", "activation_checkpointing_disable"),
     ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
@@ -34,7 +34,7 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _works(module: nn.Module) -> bool:
-    """Whether checkpointing can be switched on; many a timm model has the switch alone."""
+    """Whether checkpointing can be switched on; many timm models have a switch that raises."""
     try:
         attach(module)
     except (AssertionError, NotImplementedError, ValueError):

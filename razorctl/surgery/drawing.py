@@ -1,6 +1,6 @@
 """The draw of a joint budget, made before each training forward pass of a model.
 
-With torch.distributed initialized norms are averaged over processes, so that all draw the same;
+If torch.distributed is initialized, norms are averaged over processes, so that all draw the same;
 DistributedDataParallel then needs find_unused_parameters=True.
 """
 
@@ -26,7 +26,7 @@ def attached(module: nn.Module) -> bool:
 
 
 def detach(module: nn.Module) -> None:
-    """Takes its draw from a module, if it has one."""
+    """Removes the draw of a module, if it has one."""
     if not attached(module):
         return
     for number, hook in list(module._forward_pre_hooks.items()):

@@ -31,7 +31,7 @@ RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 
 @dataclass(frozen=True)
 class Swap:
-    """A module to be swapped, to what, and what it will be given."""
+    """A module to be swapped, the class that it gets, and its rules."""
 
     name: str
     module: nn.Module
@@ -42,13 +42,13 @@ class Swap:
 def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     """Swaps the layers of `model` that the recipe prunes, in place, by class.
 
-    Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. Only
-    modules of exactly a known stock type are swapped: subclasses may mean something else by it.
-    The others stay stock and are logged; warnings name unknown attention, and a byte budget that
-    such layers are likely to exceed. Returns the names of the swapped modules, or of those that got
-    adapters, or whose activation checkpointing was switched on; none for method `full`. Everything
-    is checked before the first change. Raises UsageError if the model is sparsified already, if it
-    cannot honor the recipe, or if nothing in it can be swapped.
+    Parameters, buffers, state dict, hooks and optimizers stay valid; `restore` undoes it. A module
+    is swapped only if its type is exactly a known stock type, because a subclass may compute
+    something else. Other modules stay stock and are logged. Warnings name unknown attention, and
+    layers that are likely to exceed a byte budget. Everything is checked before the first change.
+    Returns the names of the swapped modules, or of those that got adapters, or whose activation
+    checkpointing was switched on; none for method `full`. Raises UsageError if the model is
+    sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
     names = swap(model, recipe)
@@ -58,7 +58,7 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
 
 
 def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """`sparsify`, without a word in the log."""
+    """`sparsify` without its messages in the log."""
     method = METHODS[recipe.method]
     if any(map(_changed, model.modules())):
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
@@ -175,7 +175,7 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
 
 
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
-    """Those of a recipe for a module that `razor` is to take over."""
+    """The rules of a recipe for a module that `razor` is to take over."""
     function = razor.function_of(module)
     wanted = Wanted(razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu")
     rules = build(recipe.rules[razor.kind], wanted)
@@ -195,7 +195,7 @@ def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, n
 
 
 def log_stock(model: nn.Module, recipe: Recipe) -> None:
-    """Says what of a sparsified model has stayed stock."""
+    """Logs which modules of a sparsified model have stayed stock."""
     if not recipe.rules:
         return
     leaves = {
@@ -215,7 +215,7 @@ def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _grouped(modules: Mapping[str, nn.Module]) -> str:
-    """Modules by name, with their classes; those of a name but for its numbers as one."""
+    """Modules as text, by name with their classes; names that differ in numbers alone are one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, module in modules.items():
         kind = type(module).__name__
@@ -227,10 +227,10 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
 
 
 def _doubt(model: nn.Module, recipe: Recipe) -> None:
-    """Warns where a model is likely to exceed its byte budget, which only inputs can tell.
+    """Warns if a model is likely to exceed its byte budget; only inputs can tell for certain.
 
-    That is where more of its layers with weights are of unknown kinds, and so save in full, than
-    the share that the ratio leaves; unknown attention counts as one.
+    It is likely if, of its layers with weights, the share that is of unknown kinds, and so saves in
+    full, is larger than 1 - ratio. Each unknown attention counts as one such layer.
     """
     if not recipe.has_byte_budget:
         return

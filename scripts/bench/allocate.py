@@ -1,13 +1,14 @@
-"""Finds which bits `razor` gives to which layer kind: writes razorctl/allocations.json.
+"""Finds which bits `razor` gives to which layer kind; writes razorctl/rules/allocations.json.
 
     .venv/bin/python scripts/bench/allocate.py
 
-Starting from 8 bits everywhere, gives each layer kind fewer, one kind at a time, and measures what
-that adds to the squared relative error of the whole gradient (on the tasks of gradients.py, the
-worse of them) and what it takes from the saved bytes (traced, on those models and on ViT-B/16 and
-BERT-base, in single and in half precision). Both add up over kinds, so all combinations are known;
-those that no other beats in both are written, best first. The ratio of one is what it keeps on
-every model. It needs the `bench` extra and some ten minutes.
+The script starts from 8 bits everywhere and gives fewer bits to one layer kind at a time. It
+measures what that adds to the squared relative error of the whole gradient, on the worse of the
+tasks of gradients.py. It traces what that takes from the saved bytes, on the models of these tasks,
+ViT-B/16 and BERT-base, in single and in half precision. Both figures add up over layer kinds, so
+they are known for every combination. The combinations that no other beats in both are written, the
+least error first. The ratio of a combination is the one that it meets on every model. The script
+needs the `bench` extra and takes some ten minutes.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from razorctl.ops import buckets
 
 KINDS = ("linear", "conv", "norm", "scale", "attention", "activation")
 EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
-# Blocks of rows of their own are for what enters no GEMM as it is.
+# Only what enters no GEMM directly can have blocks of rows.
 RULES = dict.fromkeys(KINDS, FEWER) | {
     "activation": [
         *FEWER,
@@ -50,19 +51,23 @@ TRIAL = "trial"
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that a step of a model saves: in full, with 8 bits, and what fewer take away."""
+    """The bytes that a step of a model saves.
+
+    full: of method `full`. base: with 8 bits everywhere. less: by how much a rule of fewer bits
+    lowers base.
+    """
 
     full: int
     base: int
     less: Mapping[tuple[str, str], int]
 
     def ratio(self, rules: Mapping[str, str]) -> float:
-        """The share of the bytes of full that rules save nothing of."""
+        """The ratio of rules: the share of the bytes of `full` that a step does not save."""
         return 1 - (self.base - sum(self.less.get(pair, 0) for pair in rules.items())) / self.full
 
 
 def recipe(rules: Mapping[str, str]) -> Recipe:
-    """Of razor with rules of our own."""
+    """A recipe of `razor` with rules of our own."""
     methods = razorctl.recipe.METHODS
     fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
     trial = rules | {"dropout": "dense"}
@@ -76,7 +81,7 @@ def fewer() -> list[tuple[str, str]]:
 
 
 def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[], Any]) -> Any:
-    """What the action returns while the model is sparsified."""
+    """Returns what `action` returns while the model is sparsified."""
     sparsify(model, recipe(rules))
     try:
         return action()
@@ -85,7 +90,7 @@ def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[],
 
 
 def footprint(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Footprint:
-    """Traced."""
+    """The saved bytes of a model, traced."""
 
     def saved() -> int:
         return saved_bytes(model, inputs, autocast=autocast)
@@ -100,7 +105,10 @@ def footprint(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Fo
 
 
 def errors(subject: Subject) -> dict[tuple[str, str], float]:
-    """Squared relative error of the whole gradient that fewer bits add; with none, that of 8."""
+    """The squared relative error of the whole gradient that fewer bits add.
+
+    For no rule of fewer bits, it is the error of 8 bits everywhere.
+    """
     exact = subject.gradients()["all"]
 
     def error() -> float:

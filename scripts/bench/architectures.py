@@ -1,13 +1,14 @@
-"""Whether `sparsify` is right on a model of every module of timm: forward pass, gradients, undoing.
+"""Checks `sparsify` on a model of every file of models in timm: forward, gradients, `restore`.
 
     .venv/bin/python scripts/bench/architectures.py
 
-Of each of timm's files of models the one with the fewest parameters, in train mode, on random
-images: the forward pass of `razor` at ratio 0.5 has to be stock's to the bit, every parameter that
-stock gives a gradient has to get one, finite, the cosine of all of them to stock's has to be 0.999
-at least, and `restore` has to bring the stock types back. Each runs in a process of its own, so
-that one which dies is a row too. Writes results/architectures.json and exits with 1 if a model has
-a fault. Takes some ten minutes on one core.
+Of each file the model with the fewest parameters is run, in train mode, on random images, with
+`razor` at ratio 0.5. The forward pass has to equal that of the stock model to the bit. Every
+parameter that gets a gradient in the stock model has to get a finite one. The cosine of all
+gradients to the stock ones has to be at least 0.999. `restore` has to bring the stock types back.
+Each model runs in a process of its own, so that a crash is a row too. The script writes
+results/architectures.json and exits with 1 if a model has a fault. It takes some ten minutes on one
+core.
 """
 
 import argparse
@@ -45,9 +46,10 @@ RESULT = Path(__file__).parent / "results" / "architectures.json"
 
 @dataclass(frozen=True)
 class Case:
-    """A model of timm and its images. resized: built for that many pixels, as it has to be told.
-    options: of timm for a smaller one, where the smallest has over 80 million parameters and takes
-    them.
+    """A model of timm and its images.
+
+    resized: whether timm has to be told the size of the images. options: arguments of timm for a
+    smaller model, used where the smallest has over 80 million parameters and takes them.
     """
 
     model: str
@@ -57,10 +59,10 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """In train mode and with everything to learn from.
+        """A model in train mode with gradients for every parameter.
 
-        Nothing is dropped. What starts at zero, or next to it as layer scales do, is drawn anew,
-        or no gradient would pass through it.
+        Nothing is dropped. Parameters that start at or near zero, such as layer scales, are drawn
+        anew, because no gradient would pass through them.
         """
         torch.manual_seed(0)
         size = {"img_size": self.pixels} if self.resized else {}
@@ -76,7 +78,7 @@ class Case:
         return model.train()
 
     def images(self) -> Tensor:
-        """[batch, 3, pixels, pixels]"""
+        """Random images [batch, 3, pixels, pixels]."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(self.batch, 3, self.pixels, self.pixels, generator=generator)
 
@@ -185,14 +187,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class Pass:
-    """Outputs of a forward pass in train mode, and gradients by parameter."""
+    """The outputs of a forward pass in train mode, and the gradients by parameter."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
 
 
 def run(model: nn.Module, images: Tensor) -> Pass:
-    """Forward and backward pass from a drawn cotangent."""
+    """Runs a forward pass, and a backward pass from random gradients of the outputs."""
     torch.manual_seed(2)
     model.zero_grad()
     outputs = tree_leaves(model(images))
@@ -202,7 +204,7 @@ def run(model: nn.Module, images: Tensor) -> Pass:
 
 
 def cosine(a: Pass, b: Pass) -> float:
-    """Of the gradients of the parameters that have one in both, taken together."""
+    """The cosine of all gradients together, of the parameters that have one in both passes."""
     both = a.gradients.keys() & b.gradients.keys()
     whole = (torch.cat([p.gradients[n].flatten().double() for n in sorted(both)]) for p in (a, b))
     return torch.cosine_similarity(*whole, 0).item()
@@ -214,9 +216,9 @@ def equal(a: Pass, b: Pass) -> bool:
 
 
 def lowest(got: Pass, want: Pass) -> dict[str, Any]:
-    """The parameter whose gradient comes least close, of those with a hundredth of the norm.
+    """The parameter whose gradient has the lowest cosine, of those with a hundredth of the norm.
 
-    In truth some gradients are zero, as that of a bias before batch norm, and nothing but rounding.
+    Some exact gradients are zero, such as that of a bias before batch norm; they are only rounding.
     """
     norms = {name: grad.double().norm().item() for name, grad in want.gradients.items()}
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
@@ -262,7 +264,7 @@ def check(case: Case) -> dict[str, Any]:
 
 
 def guarded(case: Case) -> dict[str, Any]:
-    """`check` in a process of its own; what ends it is the fault."""
+    """`check` in a process of its own; if the process dies, its end is the fault."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         try:
             return pool.submit(check, case).result()
@@ -273,7 +275,7 @@ def guarded(case: Case) -> dict[str, Any]:
 
 
 def report(rows: list[dict[str, Any]]) -> Table:
-    """The rows in short."""
+    """A table of the rows."""
     table = Table("module", "model", "swapped", "cosine", "lowest, of", "faults")
     for row in rows:
         low = row.get("lowest")

@@ -1,11 +1,11 @@
-"""What `plan` chooses over cards, memories and models, held against what it must never do.
+"""Checks what `plan` chooses, over cards, memory sizes and models.
 
     .venv/bin/python scripts/bench/choices.py
 
-Every choice fits, no row that fits is at once no more approximate and faster, or as fast and
-smaller, and more memory never makes the predicted step of a preference slower. Writes
-results/choices.json; ends with 1 if any of it is not so. Nothing is measured: every figure is
-predicted, on fake tensors.
+Every choice has to fit. No row that fits may be at most as approximate and also faster, or as fast
+and smaller. With more memory, the predicted step of a preference may not be slower. The script
+writes results/choices.json and exits with 1 if a choice breaks a rule. It measures nothing: every
+figure is predicted, on fake tensors.
 """
 
 import argparse
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """A choice; None for all figures where nothing fits. faults: what must never be, and is."""
+    """A choice. Its figures are None if nothing fits; `faults` are the rules that it breaks."""
 
     gpu: str
     memory_gib: int
@@ -54,7 +54,7 @@ class Row:
 
 
 def dominates(way: Candidate, chosen: Candidate) -> bool:
-    """Whether nothing speaks for `chosen` where `way` fits too."""
+    """Whether `way` is at most as approximate as `chosen`, and faster, or as fast and smaller."""
     if way.approximation > chosen.approximation:
         return False
     sizes = way.predicted.needed_bytes, chosen.predicted.needed_bytes
@@ -62,7 +62,7 @@ def dominates(way: Candidate, chosen: Candidate) -> bool:
 
 
 def rows(gpu: str, model: str) -> Iterator[Row]:
-    """The choices of every preference on a card, in ever more memory."""
+    """The choices of every preference on a card, from the least memory to the most."""
     card = gpus.load(gpu)
     before: dict[Prefer, Candidate] = {}
     for gib in (gib for gib in MEMORIES if gib << 30 <= card.memory_bytes):

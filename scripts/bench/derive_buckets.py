@@ -1,11 +1,12 @@
-"""Cuts the real line where the derivatives of GELU and SiLU are best told by few intervals.
+"""Finds the few intervals that best tell the derivatives of GELU and of SiLU.
 
     .venv/bin/python scripts/bench/derive_buckets.py
 
-Collects what the activation functions of two pretrained models receive on real data, and finds for
-2, 3 and 4 bits, by dynamic programming over a histogram, the intervals with the least squared error
-of the derivative. Writes razorctl/ops/buckets.json. Both models have GELU; SiLU is cut for the same
-inputs, for want of a pretrained model that has it. It needs the `bench` extra and two minutes.
+The script collects what the activation functions of two pretrained models receive on real data. For
+2, 3 and 4 bits it finds the intervals of the least squared error of the derivative, by dynamic
+programming over a histogram. It writes razorctl/ops/buckets.json. Both models have GELU. The
+intervals of SiLU are for the same inputs, since no pretrained model with SiLU was at hand. The
+script needs the `bench` extra and takes two minutes.
 """
 
 import argparse
@@ -36,7 +37,10 @@ OUT = Path(razorctl.__file__).parent / "ops" / "buckets.json"
 
 
 def inputs(cache: Path) -> Tensor:
-    """Shares of all activation inputs in equal bins from -REACH to REACH, each task alike."""
+    """The shares of all activation inputs in equal bins from -REACH to REACH.
+
+    Each task has the same weight.
+    """
     total = torch.zeros(BINS, dtype=torch.float64)
     for task in TASKS.values():
         subject = Subject(task, task.load(cache)[0], cache, BATCHES)
@@ -57,7 +61,7 @@ def inputs(cache: Path) -> Tensor:
 
 
 def cut(weights: Tensor, values: Tensor, count: int) -> tuple[list[int], float]:
-    """First bins of all intervals but the first, and their weighted squared error."""
+    """The first bins of all intervals except the first, and the weighted squared error of all."""
     zero = weights.new_zeros(1)
     mass, first, second = (torch.cat([zero, (weights * values**k).cumsum(0)]) for k in range(3))
     # cost[i, j] of one interval of bins i to j - 1.
@@ -77,7 +81,7 @@ def cut(weights: Tensor, values: Tensor, count: int) -> tuple[list[int], float]:
 
 
 def stand_in(derivative: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor) -> float:
-    """Where in an interval the derivative is nearest its mean there."""
+    """The point of an interval where the derivative is nearest to its mean there."""
     values = derivative(x)
     mean = (values * weights).sum() / weights.sum().clamp(min=1e-300)
     fine = torch.linspace(x[0].item(), x[-1].item(), 10_000, dtype=x.dtype)

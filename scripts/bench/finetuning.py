@@ -1,12 +1,12 @@
-"""Real fine-tuning with every method: that none diverges, and how accurate each ends up.
+"""Fine-tunes with every method: whether a method diverges, and what accuracy it reaches.
 
     .venv/bin/python scripts/bench/finetuning.py
 
-Trains an image and a text classifier from pretrained weights, each case from the same seed on the
-same batches, and writes results/finetuning.json after each. `--resume` keeps what an interrupted
-call has finished. It needs the `bench` extra. Step seconds tell how long a case takes; cases do not
-take turns, so they compare nothing. Exits with 1 if a case diverges: a loss that is not finite, or
-a train loss that ends above the first.
+The script trains an image classifier and a text classifier from pretrained weights. Every case has
+the same seeds and the same batches. It writes results/finetuning.json after each case; `--resume`
+continues an interrupted call. It needs the `bench` extra. Step seconds tell how long a case takes.
+They do not compare methods, because cases do not take turns. The script exits with 1 if a case
+diverges: if a loss is not finite, or if the train loss ends above its first value.
 """
 
 import argparse
@@ -60,7 +60,7 @@ RESULT = Path(__file__).parent / "results" / "finetuning.json"
 
 
 def batches(count: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches of indices, shuffled anew in each epoch, by the seed alone."""
+    """Endless batches of row numbers, shuffled in each epoch; they depend on the seed alone."""
     order = torch.Generator().manual_seed(seed)
     while True:
         shuffled = torch.randperm(count, generator=order)
@@ -68,7 +68,7 @@ def batches(count: int, seed: int) -> Iterator[Tensor]:
 
 
 def decay(steps: int, step: int) -> float:
-    """Linear warmup, then a cosine to 0."""
+    """The learning rate as a share of its largest: linear warmup, then a cosine to 0."""
     warm = max(1, round(WARMUP * steps))
     if step < warm:
         return (step + 1) / warm
@@ -155,7 +155,7 @@ def number(value: float) -> float | None:
 
 
 def settings(task: Task, steps: int) -> dict[str, Any]:
-    """All that a row of the task depends on beside its case and seed."""
+    """All settings of a row of the task, except its case and seed."""
     return {
         "summary": task.summary,
         "packages": [package.name for package in task.packages],
@@ -174,7 +174,7 @@ def settings(task: Task, steps: int) -> dict[str, Any]:
 
 
 def describe(steps: int, device: torch.device) -> dict[str, Any]:
-    """What is equal for all rows of a result."""
+    """The settings that all rows of a result have in common."""
     cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     packages = [package for task in TASKS.values() for package in task.packages]
     return {
@@ -186,7 +186,7 @@ def describe(steps: int, device: torch.device) -> dict[str, Any]:
 
 
 def finished(path: Path, common: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an earlier result, which must have been had under the same conditions."""
+    """The rows of an earlier result; exits if it is of other settings."""
     if not path.exists():
         return []
     document: dict[str, Any] = json.loads(path.read_text())

@@ -1,12 +1,13 @@
-"""How close every method's gradient comes to the exact one, on pretrained weights and real data.
+"""Measures how close the gradient of every method is to the exact one, on pretrained models.
 
     .venv/bin/python scripts/bench/gradients.py
 
-Sums the gradient of a fine-tuning loss over the first batches of two tasks, in double precision,
-with every method at every ratio and with none, and writes results/gradients.json: cosine and
-relative error of the weight gradients of each layer kind, of the gradient where the embedding hands
-over to the blocks, and of everything, beside the bytes that a step saves. Dropout is off, so that
-only pruning makes a difference. It needs the `bench` extra and some fifteen minutes.
+The script sums the gradient of a fine-tuning loss over the first batches of two tasks on real data,
+in double precision, with every method at every ratio, and without a method. It writes
+results/gradients.json: the cosine and the relative error of the weight gradients of each layer
+kind, of the gradient of the embedding's output, and of the whole gradient, with the bytes that a
+step saves. Dropout is off, so that pruning is the only difference. The script needs the `bench`
+extra and takes some fifteen minutes.
 """
 
 import argparse
@@ -46,14 +47,14 @@ RESULT = Path(__file__).parent / "results" / "gradients.json"
 
 @dataclass(frozen=True)
 class Closeness:
-    """Of one vector to the exact one."""
+    """How close a vector is to the exact one."""
 
     cosine: float
     relative_error: float
 
 
 def recipes() -> list[Recipe]:
-    """Every method that is not exact, at every ratio it can meet."""
+    """A recipe of every method that is not exact, at every ratio that it can meet."""
     found = []
     for name, method in METHODS.items():
         if method.approximates:
@@ -64,7 +65,10 @@ def recipes() -> list[Recipe]:
 
 
 class Subject:
-    """A task's model and its batches. rows: of which the first are taken."""
+    """The model of a task and its batches.
+
+    rows: the rows of the data that the batches are taken from, in order.
+    """
 
     def __init__(self, task: Task, rows: Rows, cache: Path, batches: int) -> None:
         torch.manual_seed(0)
@@ -83,7 +87,7 @@ class Subject:
         self.batches = [(task.inputs(batch), batch["labels"]) for batch in taken]
 
     def saved(self) -> int:
-        """Bytes that a step on the first batch saves."""
+        """The bytes that a step on the first batch saves, traced."""
         return saved_bytes(self.model, self.batches[0][0])
 
     def gradients(self) -> dict[str, Tensor]:
@@ -118,7 +122,7 @@ class Subject:
 
 
 def compare(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, Closeness]:
-    """By layer kind."""
+    """The closeness of the gradients of each layer kind."""
     return {
         kind: Closeness(
             F.cosine_similarity(got[kind], want, dim=0).item(),
@@ -167,7 +171,7 @@ def report(rows: list[dict[str, Any]]) -> Table:
 
 
 def describe() -> dict[str, Any]:
-    """What is equal for all rows of a result."""
+    """The settings that all rows of a result have in common."""
     return {
         "date": date.today().isoformat(),
         "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",

@@ -1,9 +1,10 @@
-"""The main job with every method: accuracy, whole-process time, step time against full.
+"""Runs the main job with every method: accuracy, time of the process, step time against full.
 
     .venv/bin/python scripts/bench/main_job.py
 
-Runs `razorctl finetune vit-micro digits` for each method in turn, seed by seed, and writes
-results/main_job.json. Exits with 1 if a method of BARS misses its accuracy or takes over a minute.
+The script runs `razorctl finetune vit-micro digits` with each method in turn, for each seed, and
+writes results/main_job.json. It exits with 1 if a method of BARS has too low an accuracy or takes
+over a minute.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from rich.table import Table
 from razorctl.cli.views.common import size
 from razorctl.methods import DEFAULT_METHOD, METHODS
 
-# What is run: a name and its flags beside the ratio.
+# A name, and the flags of its run beside the ratio.
 CASES = {
     **{method: ["--method", method] for method in METHODS},
     "prebackrazor, scaled by 1/p": ["--method", "prebackrazor", "--unbiased"],

@@ -1,8 +1,9 @@
-"""Saved bytes and peaks of training steps with every method, traced: nothing runs.
+"""Traces the saved bytes and the peak of a training step with every method; nothing runs.
 
     .venv/bin/python scripts/bench/memory.py
 
-A step is forward, backward and SGD with momentum, on fake tensors. Writes results/memory.json.
+A step is forward, backward and SGD with momentum, on fake tensors. The script writes
+results/memory.json.
 """
 
 import argparse

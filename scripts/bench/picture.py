@@ -1,10 +1,10 @@
-"""Draws peak memory against step time of every method, for README.md.
+"""Draws the peak memory of every method against its step time, for README.md.
 
     .venv/bin/python scripts/bench/picture.py [--check]
 
-Reads results/whole_step_cpu.json and writes scripts/assets/memory-time-{light,dark}.svg, each with
-its points in words. Needs the `bench` extra, but for `--check`, which draws nothing and ends with 1
-if a picture was drawn from other results.
+The script reads results/whole_step_cpu.json and writes scripts/assets/memory-time-{light,dark}.svg.
+Each picture has its points as text too. Drawing needs the `bench` extra. `--check` draws nothing,
+needs no extra, and exits with 1 if a picture was drawn from other results.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from report import MIB, ROOT, load
 PICTURES = {mode: ROOT / f"scripts/assets/memory-time-{mode}.svg" for mode in ("light", "dark")}
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 GRID = {"light": "#d1d9e0", "dark": "#3d444d"}
-COLORS = {  # of a group, in either mode
+COLORS = {  # colors of a group in both modes
     "exact": {"light": "#59636e", "dark": "#9198a1"},
     "pruning, of the papers": {"light": "#0969da", "dark": "#58a6ff"},
     "few bits": {"light": "#8250df", "dark": "#bc8cff"},
     "razor": {"light": "#cf222e", "dark": "#ff7b72"},
 }
-# Where a label stands from its point, in points, and its side; to the right of it if not here.
+# Offset of a label from its point, in points, and its alignment; others are to the right of it.
 PLACES = {
     "prebackrazor-": (0, 9, "left"),
     "prebackrazor": (0, -16, "left"),
@@ -38,7 +38,7 @@ LABELS = {"accumulate 2": "full, micro-batches of 2"}
 
 
 def points() -> list[tuple[str, float, float]]:
-    """Case, peak in MiB and step time against full."""
+    """The case, peak in MiB and step time against full of each point."""
     return [
         (row["case"], round(row["peak_bytes"] / MIB, 1), round(row["step_time_vs_full"], 3))
         for row in load("whole_step_cpu")["rows"]
@@ -59,7 +59,7 @@ def group(case: str) -> str:
 
 
 def draw(mode: str) -> None:
-    import matplotlib as mpl  # --check does without
+    import matplotlib as mpl  # --check needs no matplotlib
 
     mpl.use("svg")
     mpl.rcParams.update({"svg.hashsalt": "razorctl", "font.size": 10})

@@ -1,13 +1,14 @@
-"""What planning predicts of training steps against what they take, over a grid.
+"""Compares what planning predicts of training steps with what they take, over a grid.
 
     .venv/bin/python scripts/bench/planning.py
 
-Models x methods x precisions x batches x input sizes, with fresh weights. On CUDA a step is
-measured by the bytes that the allocator hands out, those that it has reserved, and those that the
-card has in use beside these. On a CPU it is what the allocator hands out, with razorctl's ops cut
-into the parts that a GPU takes, and batches are small. Writes results/planning_DEVICE.json; ends
-with 1 if a prediction is below what was measured, or 5 % above it in the mean.
-Beside torch, timm and transformers it needs nvidia-ml-py and platformdirs.
+The grid is models x methods x precisions x batches x input sizes, with fresh weights. On CUDA,
+three figures are measured: the bytes that the allocator hands out, the bytes that it has reserved,
+and the bytes of the card in use beside these. On a CPU, the bytes that the allocator hands out are
+measured; razorctl's ops work in the parts that a GPU takes, and batches are small. The script
+writes results/planning_DEVICE.json. It exits with 1 if a prediction is below what was measured (on
+a CPU, by over 5 %), or if predictions are over 5 % above it in the mean. Beside torch, timm and
+transformers it needs nvidia-ml-py and platformdirs.
 """
 
 import argparse
@@ -47,13 +48,13 @@ WARM_UP, STEPS = 2, 3
 OVER = 0.05  # mean over-prediction that is allowed
 UNDER = {"cuda": 0.0, "cpu": 0.05}  # kernels of a CPU have workspaces that are not predicted
 RESULTS = Path(__file__).parent / "results"
-# Of each model two batches of a size, on CUDA and on a CPU; None is the model's own.
+# Model -> two batches of an input size on CUDA, and two on a CPU; None: the model's own size.
 SIZES = {
     "vit-b16": {"cuda": ((64, 224), (16, 384)), "cpu": ((64, 64), (32, 96))},
     "bert-base": {"cuda": ((64, 128), (16, 512)), "cpu": ((64, 16), (32, 32))},
     "vit-micro": {"cuda": ((16384, None), (4096, None)), "cpu": ((64, None), (32, None))},
 }
-WAYS = (  # method, precision, optimizer, which of the two, micro-batches
+WAYS = (  # method, precision, optimizer, which of the two sizes, micro-batches
     ("full", "fp32", "sgd", 0, 1),
     ("full", "bf16", "adamw", 1, 2),
     ("full", "fp16", "sgd", 0, 1),
@@ -94,7 +95,7 @@ def grid(device: str) -> list[Point]:
     for model, sizes in SIZES.items():
         for method, precision, optimizer, which, accumulate in WAYS:
             if precision == "fp16" and device == "cpu":
-                continue  # which cannot train in it
+                continue  # training in fp16 needs a GPU
             batch, size = sizes[device][which]
             job = Job(
                 model,
@@ -141,7 +142,7 @@ class Training:
 
     @property
     def resident(self) -> int:
-        """Bytes that are there between steps."""
+        """The bytes that are allocated between steps."""
         tensors = [*self.model.parameters(), *self.model.buffers(), *tree_leaves(self.batch)]
         tensors += [v for state in self.updates.state.values() for v in state.values()]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
@@ -180,7 +181,10 @@ def measure_on_cuda(point: Point) -> dict[str, Any]:
 
 
 def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
-    """What is predicted of a point and measured; over: by how much the former is more."""
+    """What is predicted and what is measured of a point.
+
+    over: the share by which the prediction is larger.
+    """
     trace = tracing.trace(point.job, point.recipe, CLASSES, device)
     named = {"point": point.name, **asdict(point.job), "recipe": asdict(point.recipe)}
     if gpu is None:
@@ -196,7 +200,7 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
 
 
 def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Has razorctl's ops go through tensors on the CPU in the parts that they take on a GPU."""
+    """Inside it, razorctl's ops on the CPU work in the parts that they take on a GPU."""
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
         assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
@@ -204,7 +208,7 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def preset() -> gpus.Gpu:
-    """That of this machine's first card."""
+    """The preset of the first card of this machine."""
     for card in detect.detect():
         if known := detect.preset_for(card):
             return known
@@ -252,7 +256,7 @@ def main() -> None:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    """A line, without the libraries that a bare GPU machine may lack."""
+    """A row as a line of text, without the libraries that a bare GPU machine may lack."""
     if "error" in row:
         return f"{row['point']:48} {row['error']}"
     predicted, measured = row["predicted"], row["measured"]

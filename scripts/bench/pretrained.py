@@ -37,7 +37,7 @@ Rows = dict[str, Tensor]  # columns of equal length, `labels` among them
 
 @dataclass(frozen=True)
 class Package:
-    """A package that carries weights or data. files: path in the package -> sha256."""
+    """A package with weights or data. files: path in the package -> sha256."""
 
     name: str
     files: Mapping[str, str]
@@ -151,7 +151,7 @@ def initializers(path: Path) -> dict[str, Tensor]:
 
 
 def vit_weights(path: Path, grid: int) -> Rows:
-    """The backbone in an ONNX file under timm's names, its positions resized to a square grid."""
+    """The backbone in an ONNX file under timm's names, with positions for a square grid."""
     stored = initializers(path)
     weights = {k.removeprefix("backbone."): v for k, v in stored.items()}
     # The exporter renamed the matrices and transposed them, but left them in the order of use.
@@ -221,7 +221,7 @@ def load_fashion(cache: Path) -> tuple[Rows, Rows]:
 
 
 def fashion_inputs(rows: Rows) -> Tensor:
-    """Images in color, of the model's size, with ImageNet's mean and deviation."""
+    """Images in color, of the size of the model, normalized as those of ImageNet."""
     images = rows["images"].unsqueeze(1) / 255
     images = F.interpolate(images, (PIXELS, PIXELS), mode="bilinear", align_corners=False)
     mean = images.new_tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
@@ -239,7 +239,7 @@ def build_bert(cache: Path) -> nn.Module:
 
 
 def load_r8(cache: Path) -> tuple[Rows, Rows]:
-    """News items as padded tokens; those of the test split by length, so that few are padding."""
+    """News items as padded tokens; those of the test split are sorted by length."""
     home = fetch(NEWS, cache) / REUTERS
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         fetch(BERT, cache) / MINILM, local_files_only=True
@@ -306,6 +306,6 @@ def take(rows: Rows, index: Tensor | slice, device: torch.device | str = "cpu") 
 
 
 def logits(model: nn.Module, inputs: Any) -> Tensor:
-    """What the model predicts, whichever way its library takes inputs and gives outputs."""
+    """The logits of a model, whatever inputs and outputs its library has."""
     result: Tensor = model(**inputs).logits if isinstance(inputs, dict) else model(inputs)
     return result

@@ -1,12 +1,12 @@
-"""Predicted times against rates that timm published, on cards that need not be here.
+"""Compares predicted times with rates that timm published, on cards that need not be here.
 
     .venv/bin/python scripts/bench/published.py
 
-The rates are of the results of huggingface/pytorch-image-models, in files named below, whose
+The rates are from the results of huggingface/pytorch-image-models, in the files named below. Its
 benchmark.py makes the steps that are traced: autocast to fp16, contiguous inputs, and in training
-cross entropy and SGD with Nesterov momentum. Those of training are from torch 1.12, whose attention
-stored its probabilities, as the traced models are told to. Writes results/published.json; ends with
-1 if a listed prediction is off by more than its bar.
+cross-entropy and SGD with Nesterov momentum. The training rates are from torch 1.12, whose
+attention stored its probabilities, so the traced models store them too. The script writes
+results/published.json and exits with 1 if a listed prediction is off by more than its bar.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 
 BARS = {"train": 0.25, "infer": 0.20}  # by how much a predicted rate may be off
-SHALLOW = (1, 2)  # blocks of a transformer that are traced; all others cost what one more does
+SHALLOW = (1, 2)  # blocks of a transformer that are traced; each more costs what the second adds
 RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published rate, in images a second. held: whether it has to meet its bar."""
+    """A published rate, in images per second. held: whether its prediction has to meet the bar."""
 
     gpu: str
     file: str
@@ -53,7 +53,7 @@ class Row:
 
 
 # 21 % too slow: each tensor of a convolution with channels first counts as transposed for tensor
-# cores. That is what training shows; in inference newer cuDNN seems to spare some of it.
+# cores. Training shows such transposes; in inference, newer cuDNN seems to need fewer.
 MISSED = ("rtx-4090", "resnet50")
 TRAIN = "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
 INFER = {
@@ -95,7 +95,7 @@ ROWS = (
 
 
 def predicted(row: Row) -> float:
-    """Images a second of a row's step."""
+    """The predicted rate of a row, in images per second."""
     gpu = gpus.load(row.gpu)
     if not row.model.startswith("vit"):
         return row.batch / seconds(traced(row.model, row.phase, row.batch), gpu)

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/report.py [--check]
 
-`--check` writes nothing and ends with 1 if a page differs from what the results say.
+`--check` writes nothing and exits with 1 if a page differs from what the results say.
 """
 
 import argparse
@@ -25,7 +25,7 @@ GIB, MIB = 2**30, 2**20
 Row = dict[str, Any]
 Cells = Sequence[object]
 
-# A case of a results file -> how it reads, where its name is not what a reader would type.
+# Case in a results file -> its label, if that is not its name in code quotes.
 LABELS = {
     "full": "`full`",
     "full-stored": "`full`, stored attention",
@@ -37,9 +37,9 @@ LABELS = {
     "prebackrazor++/flash": "`prebackrazor++`, flash",
     "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
 }
-# How long a command takes, where its script does not say.
+# How long a command takes, if its script does not say.
 TAKES = {"whole_step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
-BENCH = ("gradients", "finetuning", "finetuning_razor")  # need the extra of that name
+BENCH = ("gradients", "finetuning", "finetuning_razor")  # results that need the extra of that name
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
     *("prebackrazor++", "half", "int8", "int2", "razor"),
@@ -53,13 +53,13 @@ def load(name: str) -> Row:
 
 
 def label(case: str) -> str:
-    """`method`, variant."""
+    """The label of a case: `method`, variant."""
     method, _, variant = case.partition(", ")
     return LABELS.get(case, f"`{method}`" + (variant and f", {variant}"))
 
 
 def ordered(cases: Iterable[str]) -> list[str]:
-    """Each case once: the exact ways, then the other methods, each before its variants."""
+    """Each case once: exact methods, then the others, each before its variants."""
     return sorted(
         dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,/]", case)[0]), len(case))
     )
@@ -71,7 +71,7 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
 
 
 def source(name: str, document: Row) -> str:
-    """What stands over a table: file, date, command, device, versions."""
+    """The list above a table: file, date, command, device, versions."""
     command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
     notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
     notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
@@ -95,9 +95,9 @@ def memory() -> str:
 
     rows = [[label(case), *(cell(found[(*column, case)]) for column in columns)] for case in cases]
     return (
-        "What a step saves between forward and backward pass, and the peak of a step with SGD and\n"
-        f"momentum, at ratio {document['ratio']}. Peaks are of tensors, without what kernels take "
-        "inside, which\n`plan` adds.\n\n" + source("memory", document) + table(head, rows)
+        "Bytes that a step with SGD and momentum saves between forward and backward pass, and its\n"
+        f"peak, at ratio {document['ratio']}. Peaks count tensors alone; `plan` adds what kernels "
+        "allocate inside.\n\n" + source("memory", document) + table(head, rows)
     )
 
 
@@ -105,14 +105,14 @@ def whole_steps() -> Iterator[str]:
     for path in sorted(RESULTS.glob("whole_step_*.json")):
         document = load(path.stem)
         on_cuda = path.stem.endswith("cuda")
-        # A case that failed its check has a reason in place of a time.
+        # A case that failed its check has an error and no time.
         cases = ordered(row["case"] for row in document["rows"])
         for precision in document["precisions"]:
             rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
             yield (
                 f"Whole steps of {document['model']}, {document['image_size']} px, batch "
                 f"{document['batch_size']}, {precision}, ratio {document['ratio']}: the median of "
-                f"{document['turns']} turns,\nin which the cases follow one another; peaks are "
+                f"{document['turns']} turns.\nIn a turn the cases run one after another; peaks are "
                 f"{'measured' if on_cuda else 'traced'}.\n\n"
                 + source(path.stem, document)
                 + table(
@@ -145,10 +145,10 @@ def gradients() -> str:
 
     head = ["cosine, ViT-S/14 / BERT", *(f"ratio {ratio}" for ratio in ratios), "no ratio"]
     return (
-        "How close the whole gradient comes to the exact one, summed over "
-        f"{document['batches']} batches of {document['batch_size']}: cosine on a\npretrained "
-        "ViT-S/14 with Fashion-MNIST and a six-layer BERT with the R8 split of Reuters. The file "
-        "has\nlayer kinds and relative errors too.\n\n"
+        "The cosine of the whole gradient to the exact one, both summed over "
+        f"{document['batches']} batches of {document['batch_size']}: on a\npretrained ViT-S/14 "
+        "with Fashion-MNIST, and on a six-layer BERT with the R8 split of Reuters.\nThe file also "
+        "has each layer kind and the relative errors.\n\n"
         + source("gradients", document)
         + table(
             head,
@@ -179,7 +179,7 @@ def finetuning(name: str) -> str:
     diverged = sum(row["diverged"] for row in rows)
     return (
         f"Test accuracy after {one['steps']} steps of {one['optimizer']}, batch "
-        f"{one['batch_size']}, ratio {one['ratio']}, at one learning rate for all\n({rates}), "
+        f"{one['batch_size']}, ratio {one['ratio']}, one learning rate for\nall methods ({rates}), "
         + (f"{seeds} seeds: mean (least to most)" if seeds > 1 else "one seed")
         + f", on {one['test_rows']:,} test examples: ViT-S/14 at {one['pixels']} px, and\nthe BERT "
         f"at {document['settings']['r8']['tokens']} tokens. "
@@ -233,7 +233,7 @@ def published() -> str:
     columns = list(dict.fromkeys((r["gpu"], r["phase"]) for r in document["rows"]))
     phases = {"train": "training", "infer": "inference"}
     return (
-        "Predicted rates of stock models, in images a second, of the rates that timm published.\n\n"
+        "A predicted rate, of the rate that timm published, in images per second (difference).\n\n"
         + source("published", document)
         + table(
             ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
@@ -282,13 +282,11 @@ def choices() -> str:
             return "nothing fits"
         return f"{row['label']}, {row['step_seconds']:.2f} s"
 
-    verdict = (
-        "every one fits, none is\ndominated by a listed way, and more memory makes none slower"
-    )
+    verdict = "each fits, no listed way\ndominates one, and more memory makes none slower"
     return (
-        f"What `plan` chooses, and the predicted time of a step, over {len(rows)} choices: "
+        f"What `plan` chooses, and the predicted time of a step. {len(rows)} choices: "
         + (f"{len(faults)} are faulty" if faults else verdict)
-        + f".\nApproximate ones among them: {approximate}.\n\n"
+        + f".\n{approximate} of them are approximate.\n\n"
         + source("choices", document)
         + "<details><summary>Every choice</summary>\n\n"
         + table(
@@ -304,20 +302,20 @@ def choices() -> str:
 
 INTRO = """# Measurements
 
-`report.py` writes this page from the files in [`results/`](results), each made by the script it
-names. Words are those of the [README](../../README.md): *saved* are the bytes that autograd holds
-between forward and backward pass, *peak* is the most that a training step has allocated, *ratio*
-is the share that is pruned and of `razor` a byte budget.
+`report.py` writes this page from the files in [`results/`](results). Each file names the script
+that made it. The words are those of the [README](../../README.md): *saved* are the bytes that
+autograd holds between forward and backward pass, *peak* is the most that a training step has
+allocated, *ratio* is the share that is pruned; for `razor` it is a byte budget.
 """
-ON_A_CPU = """ What differs are
-kernels of PyTorch; in half of the steps of the larger models the peak is the optimizer's, with any
-method."""
+ON_A_CPU = """ The differences
+come from kernels of PyTorch. In half of the steps of the larger models, the optimizer makes the
+peak, whatever the method."""
 CUDA = """## On a GPU
 
 No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh` runs the GPU tests and
-times whole steps of ViT-B/16 with every method, and `scripts/bench/planning.py` holds predictions
-against what steps take. The reserve for context and fragmentation, and times of methods that prune,
-have not been held against a GPU either.
+times whole steps of ViT-B/16 with every method. `scripts/bench/planning.py` compares predictions
+with what steps take. The reserve for context and fragmentation, and the predicted times of methods
+that prune, have not been checked on a GPU either.
 """
 
 
@@ -341,7 +339,7 @@ def page() -> str:
 
 
 def front() -> str:
-    """The table of README.md: what an exact way takes and what razor does."""
+    """The table of README.md: what exact methods take, and what razor does."""
     memory, steps, cosines = load("memory"), load("whole_step_cpu"), load("gradients")
     model = memory["rows"][0]["model"]
     found = {
@@ -374,7 +372,7 @@ def front() -> str:
 
 
 def with_table(text: str) -> str:
-    """README.md with its table between the marks."""
+    """README.md with its table between the two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + front() + END + after

@@ -1,14 +1,14 @@
-"""Whole training steps with every method: time and memory against full.
+"""Times whole training steps with every method, and measures their memory, against full.
 
     .venv/bin/python scripts/bench/whole_step.py
     scripts/bench/gpu.sh
 
-A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on random images:
-ViT-B/16, batch 128, fp32 and bf16 on a CUDA device, ViT-S/16, batch 8, fp32 on a CPU. Cases take
-turns on one model, so that its weights exist once; ratios to full are medians over the turns. The
-peak is measured on CUDA and traced on a CPU. Writes results/whole_step_DEVICE.json after every
-turn of a case. A case whose logits or classifier bias gradient, which are exact by contract,
-differ from full's gets no time.
+A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on random images. On a
+CUDA device it is of ViT-B/16, batch 128, in fp32 and bf16; on a CPU of ViT-S/16, batch 8, in fp32.
+Cases take turns on one model, so that its weights exist once; ratios to full are medians over the
+turns. The peak is measured on CUDA and traced on a CPU. The script writes
+results/whole_step_DEVICE.json after every turn of a case. The logits and the bias gradient of the
+classifier are exact by contract: a case in which they differ from those of full gets no time.
 """
 
 import argparse
@@ -50,7 +50,9 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed. turns: at most, see --seconds. steps: timed ones in a turn of a case."""
+    """What is timed. turns: the most that are run; see --seconds. steps: timed in each turn of a
+    case.
+    """
 
     model: str
     batch_size: int
@@ -70,9 +72,10 @@ SMOKE = {"model": "vit_tiny_patch16_224", "image_size": 32, "turns": 1, "steps":
 
 @dataclass
 class Run:
-    """A case in a precision, and what is known of it. rows: of a micro-batch.
+    """A case in a precision, and what is known of it.
 
-    seconds: of a step, one figure a turn. error: why it is not timed.
+    rows: of a micro-batch. seconds: of a step, one figure for each turn. error: why the case is not
+    timed.
     """
 
     case: str
@@ -86,7 +89,9 @@ class Run:
     error: str | None = None
 
     def attempt(self, action: Any, *args: Any) -> None:
-        """Does it to this run, unless it has failed before; an exception is its error."""
+        """Calls `action` with this run, unless it has failed before; an exception becomes its
+        error.
+        """
         try:
             if self.error is None:
                 action(self, *args)
@@ -110,7 +115,7 @@ class Bench:
 
     @contextmanager
     def running(self, run: Run) -> Iterator[None]:
-        """The model under a case's recipe, from an empty cache on; afterwards stock again."""
+        """The model under the recipe of a case, with an empty cache; stock again afterwards."""
         if self.device.type == "cuda":
             gc.collect()  # a failed case before this one may have left cycles
             torch.cuda.empty_cache()
@@ -123,7 +128,7 @@ class Bench:
             restore(self.model)
 
     def gradients(self, run: Run) -> list[Tensor]:
-        """Forward and backward of the whole batch; returns the logits of each micro-batch."""
+        """Runs forward and backward of the whole batch; returns the logits of each micro-batch."""
         dtype, logits = PRECISIONS[run.precision], []
         pieces = (torch.split(t, run.rows) for t in (self.x, self.labels))
         for x, labels in zip(*pieces, strict=True):
@@ -135,7 +140,9 @@ class Bench:
         return logits
 
     def check(self, run: Run, exact: list[Tensor]) -> None:
-        """Compares what is exact by contract with full's, which the first run leaves in `exact`."""
+        """Compares what is exact by contract with that of full, which the first run puts in
+        `exact`.
+        """
         with self.running(run):
             logits = torch.cat(self.gradients(run)).float()
             got = [logits, self.model.get_classifier().bias.grad.float()]  # type: ignore[operator]
@@ -146,7 +153,7 @@ class Bench:
                 raise ArithmeticError("differs from full where it must not")
 
     def trace(self, run: Run) -> None:
-        """Finds the bytes saved, and the peak where none can be measured."""
+        """Traces the bytes saved, and the peak if none can be measured."""
         x, autocast = self.x[: run.rows], PRECISIONS[run.precision]
         with self.running(run):
             run.saved = saved_bytes(self.model, x, autocast=autocast)
@@ -155,7 +162,7 @@ class Bench:
                 run.peak = peak_bytes(self.model, x, SGD, autocast=autocast, accumulate=more)
 
     def time(self, run: Run) -> None:
-        """One turn of a case: a warm-up step, then the timed ones."""
+        """Runs one turn of a case: a warm-up step, then the timed steps."""
 
         def step() -> None:
             self.gradients(run)
@@ -177,7 +184,7 @@ class Bench:
 
 
 def runs(workload: Workload) -> list[list[Run]]:
-    """Every case in every precision, full first."""
+    """A run of every case in every precision; those of full are first."""
     rows, few = workload.batch_size, workload.micro_batch_size
     pruning = [name for name, method in METHODS.items() if method.approximates]
     sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
@@ -214,7 +221,7 @@ def as_row(run: Run, full: Run) -> dict[str, Any]:
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:
-    """A table, without the libraries that a bare GPU machine may lack."""
+    """The result as a table, without the libraries that a bare GPU machine may lack."""
     columns = {
         "step ms": ("step_seconds", 1e-3, ".1f"),
         "vs full": ("step_time_vs_full", 1, ".2f"),
