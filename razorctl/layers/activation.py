@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
-from razorctl.layers.sharing import Copy
+from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule, Shareable
 from razorctl.spans import packing
@@ -54,8 +54,7 @@ class Activation(RazorLayer):
         with packing(), torch.no_grad():
             # A rule may save the tensor itself, which the function is about to overwrite.
             rows = flat(x.detach().clone() if getattr(self, "inplace", False) else x.detach())
-            rule = self.rules.of(rows)
-            copy = Copy(rule, rule.pack(rows))
+            copy = copy_of(rows, self.rules)
         y: Tensor = ActivationFunction.apply(x, self, copy)
         self.offer(y, copy)
         return y

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.sharing import Copy, Memo
+from razorctl.layers.sharing import Copy, Memo, copy_of
 from razorctl.rules.base import Product, Rule, Rules
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
@@ -122,8 +122,10 @@ class WeightLayer(RazorLayer):
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
         with packing(), torch.no_grad():
-            memo = Memo() if self.memo is None else self.memo
-            copy, shared = memo.pack(input, layout, self.rules, rows)
+            if self.memo is None:
+                copy, shared = copy_of(rows(), self.rules), False
+            else:
+                copy, shared = self.memo.pack(input, layout, self.rules, rows)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy

@@ -25,6 +25,12 @@ class Copy(NamedTuple):
     packed: Packed
 
 
+def copy_of(activation: Tensor, rules: Rules) -> Copy:
+    """A copy of an activation, by the rule for its width."""
+    rule = rules.of(activation)
+    return Copy(rule, rule.pack(activation))
+
+
 class Memo:
     """The last copy and the tensor that it is of, so that an activation is packed once.
 
@@ -51,9 +57,7 @@ class Memo:
         copy = self._find(x, layout)
         if copy is not None:
             return copy, True
-        activation = rows()
-        rule = rules.of(activation)
-        copy = Copy(rule, rule.pack(activation))
+        copy = copy_of(rows(), rules)
         self.offer(x, layout, copy)
         return copy, False
 

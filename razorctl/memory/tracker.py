@@ -49,10 +49,7 @@ def trace(
             yield inputs
         marks.append(tracker.kernels.copy())
 
-    def run() -> None:
-        forward(model, inputs)
-
-    sizes: list[int] = []
+    sizes, run = list[int](), partial(forward, model, inputs)
     with _tracing(model, mode):
         hold_largest(model, partial(_note_saved, model, run))
         _note_saved(model, run, sizes.append)

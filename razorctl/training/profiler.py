@@ -244,40 +244,13 @@ def profile(
         input_size=input_size,
     )
     job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
-    dtype = DTYPES[job.precision]
-    if snapshot is not None and place.type != "cuda":
-        raise UsageError(
-            "a memory snapshot needs a CUDA device; leave --snapshot out, or choose --device cuda."
-        )
-    for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
-        if file is not None:
-            _check_writable(Path(file), flag)
-
+    _check_files(place, trace, snapshot)
     net = family.bare(CLASSES, job.input_size).to(place)
     training = Training(family, net, job, place)
-    inputs, known = training.inputs(), libraries.swaps()
-    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
-    full = saved_by_module(net, inputs, autocast=dtype)
-    sparsify_within(net, recipe, inputs, autocast=dtype)
-    saved = saved_by_module(net, inputs, autocast=dtype)
-    rows = tuple(
-        Row(name, kind, saved.get(name, 0), full.get(name, 0))
-        for name, kind in kinds.items()
-        if name in saved or name in full
-    )
+    rows = _sparsified_rows(net, recipe, training.inputs(), DTYPES[job.precision])
     traced = tracing.trace(job, recipe, CLASSES, place.type)
-    del inputs
     gc.collect()  # the fake copies are in reference cycles
-
-    for _ in range(WARM_UP):
-        training.step()
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    times = [training.step() for _ in range(steps)]
-    measured: tuple[int | None, int | None] = None, None
-    if place.type == "cuda":
-        measured = torch.cuda.max_memory_allocated(place), torch.cuda.max_memory_reserved(place)
-    medians = {name: median(seconds[name] for seconds in times) for name in times[0]}
+    medians, allocator = _measure(training, steps)
     _record(training.step, trace, snapshot)
     return Profile(
         model=model,
@@ -289,10 +262,46 @@ def profile(
         device=devices.name(place),
         steps=steps,
         rows=rows,
-        peak_bytes=Peak(traced.on(place.type), *measured),
+        peak_bytes=Peak(traced.on(place.type), *allocator),
         phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
         step_s=medians["step"],
     )
+
+
+def _sparsified_rows(
+    net: nn.Module, recipe: Recipe, inputs: Any, autocast: torch.dtype | None
+) -> tuple[Row, ...]:
+    """Sparsifies `net`; returns a row for each module that saves anything before or after."""
+    known = libraries.swaps()
+    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
+    full = saved_by_module(net, inputs, autocast=autocast)
+    sparsify_within(net, recipe, inputs, autocast=autocast)
+    saved = saved_by_module(net, inputs, autocast=autocast)
+    return tuple(
+        Row(name, kind, saved.get(name, 0), full.get(name, 0))
+        for name, kind in kinds.items()
+        if name in saved or name in full
+    )
+
+
+def _measure(
+    training: Training, steps: int
+) -> tuple[dict[str, float], tuple[int | None, int | None]]:
+    """Runs steps after a warm-up; returns median seconds by phase, and CUDA's peaks if any.
+
+    The peaks are the most bytes that the allocator had allocated and reserved.
+    """
+    for _ in range(WARM_UP):
+        training.step()
+    cuda = training.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(training.device)
+    times = [training.step() for _ in range(steps)]
+    medians = {name: median(seconds[name] for seconds in times) for name in times[0]}
+    if not cuda:
+        return medians, (None, None)
+    allocated = torch.cuda.max_memory_allocated(training.device)
+    return medians, (allocated, torch.cuda.max_memory_reserved(training.device))
 
 
 def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
@@ -308,6 +317,19 @@ def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | 
             for _ in range(TRACED):
                 step()
         profiler.export_chrome_trace(str(trace))
+
+
+def _check_files(
+    device: torch.device, trace: Path | str | None, snapshot: Path | str | None
+) -> None:
+    """Raises UsageError for a snapshot without CUDA, and for a file that cannot be written."""
+    if snapshot is not None and device.type != "cuda":
+        raise UsageError(
+            "a memory snapshot needs a CUDA device; leave --snapshot out, or choose --device cuda."
+        )
+    for flag, file in (("--trace", trace), ("--snapshot", snapshot)):
+        if file is not None:
+            _check_writable(Path(file), flag)
 
 
 def _check_writable(file: Path, flag: str) -> None:

@@ -122,6 +122,11 @@ def main() -> None:
             flush=True,
         )
 
+    write(args, model, steps, score)
+
+
+def write(args: argparse.Namespace, model: torch.nn.Module, steps: int, score: float) -> None:
+    """Writes the backbone in half precision, and how it was made."""
     args.out.mkdir(parents=True, exist_ok=True)
     backbone = {
         k: v.half().contiguous() for k, v in model.state_dict().items() if not k.startswith("head.")
@@ -133,7 +138,7 @@ def main() -> None:
             "name": "Fashion-MNIST",
             "debian_package": PACKAGE,
             "sha256": PACKAGE_SHA256,
-            "licence": "MIT",
+            "license": "MIT",
         },
         "seed": args.seed,
         "steps": steps,

@@ -150,7 +150,7 @@ REFUSED = {
     "steps": ({"steps": 0}, "steps 0 is not a positive number"),
     "batch": ({"batch_size": 0}, "batch size 0 is not a positive number"),
     "device": ({"device": "warp"}, "try cpu"),
-    "snapshot": ({"snapshot": "snapshot.pickle"}, "leave out --snapshot"),
+    "snapshot": ({"snapshot": "snapshot.pickle"}, "leave --snapshot out"),
     "trace": ({"trace": "nowhere/trace.json"}, "cannot write nowhere/trace.json"),
     "directory": ({"trace": "."}, "name another file with --trace"),
 }
