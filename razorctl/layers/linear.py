@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
-from razorctl.ops.int8 import scaled_gemm, to_int8
+from razorctl.ops.int8 import balance, scaled_gemm, to_int8
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
@@ -63,7 +63,7 @@ class Gemms(Product):
         if not self.weight_int8:
             grad: Tensor = linear_weight_grad(self.dy, *codes, packed.function)
             return grad
-        rows, row_scale = self.int8
+        rows, row_scale = balance(*self.int8)
         operand, scale, center = int8_operand(*codes, row_scale, packed.function)
         grad = scaled_gemm(rows.T, operand.T, None, scale.unsqueeze(0), scale.dtype)
         return grad.addr_(self.total.to(grad.dtype), center)

@@ -68,6 +68,40 @@ def _(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.int8), scale
 
 
+def _shares(scale: Tensor) -> Tensor:
+    """The square roots of the scales [rows, 1] over the largest of them, in (0, 1]."""
+    return (scale * inverse(scale.max())).sqrt_()
+
+
+def balance_reference(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """See `balance`."""
+    share = _shares(scale)
+    return (codes * share).round().to(torch.int8), share * scale.max()
+
+
+@torch.library.custom_op("razorctl::balance", mutates_args=())
+def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes half of the spread of the rows' scales back into the codes of `to_int8`.
+
+    codes: int8 [rows, columns]. scale: [rows, 1]. A GEMM that contracts rows must fold their scales
+    into its other operand, where a row of a small scale would round to nothing. Returns int8 codes
+    and scales [rows, 1], whose ratio to the largest is the square root of what it was; their
+    products are as before, to half a scale.
+    """
+    balanced = torch.empty_like(codes)
+    if not codes.numel():
+        return balanced, scale.clone()
+    share = _shares(scale)
+    for (rows,) in chunks(codes):
+        balanced[rows] = codes[rows].to(share.dtype).mul_(share[rows]).round_()
+    return balanced, share * scale.max()
+
+
+@balance.register_fake
+def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(codes), torch.empty_like(scale)
+
+
 def scaled_gemm_reference(
     a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:

@@ -1,9 +1,10 @@
 """The int8 operand that stands for the activation in a weight gradient, from a few-bit copy.
 
 The input gradient wants dy in int8 with a scale for each row: dy = r q, with scales r and codes q.
-dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x). A column of r x is
-at most max(r) times the largest magnitude that the column's codes can stand for. So its int8 scale
-is known before the codes are unpacked, and one pass over them is enough.
+dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x), once `int8.balance`
+has left half of the spread of r in q. A column of r x is at most max(r) times the largest magnitude
+that the column's codes can stand for. So its int8 scale is known before the codes are unpacked, and
+one pass over them is enough.
 """
 
 import torch

@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, "silu"),
     "int8_operand": lambda: (*_copy(4), None, 4, torch.ones(ALL, 1), "gelu"),
     "linear_weight_grad": lambda: (torch.randn(ALL, 64), *_copy(4), torch.ones(1024), 4, "silu"),
+    "balance": lambda: (torch.ones(ALL, 1024, dtype=torch.int8), torch.ones(ALL, 1)),
     "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),
     "draw": lambda: (torch.full((1024,), 0.5), torch.zeros(()), 512),

@@ -3,6 +3,8 @@ import torch
 
 from razorctl.ops.int8 import (
     LEVELS,
+    balance,
+    balance_reference,
     cublas_gemm,
     exact_gemm,
     has_int8_gemm,
@@ -63,6 +65,24 @@ def test_degenerate_values(dtype, device):
             assert scale.shape[dim] == 1
 
 
+def test_balance_halves_the_spread_of_the_rows(device, monkeypatch):
+    x = torch.randn(50, 7, device=device) * torch.logspace(0, -4, 50, device=device)[:, None]
+    codes, scale = to_int8(x, 1)
+    want = balance_reference(codes, scale)
+    monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 30})
+    got, balanced = balance(codes, scale)
+    assert torch.equal(got, want[0])
+    assert torch.equal(balanced, want[1])
+    torch.testing.assert_close(balanced, (scale * scale.max()).sqrt())
+    assert ((got * balanced - codes * scale).abs() <= balanced / 2 * (1 + 1e-5)).all()
+    none = torch.zeros(4, 1, device=device)
+    codes, scale = balance(torch.zeros(4, 3, dtype=torch.int8, device=device), none)
+    assert not codes.any()
+    assert not scale.any()
+    empty = torch.empty(0, 3, dtype=torch.int8, device=device)
+    assert balance(empty, none[:0])[0].shape == (0, 3)
+
+
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_both_gemms_are_exact(m, k, n, device):
     a, b = codes(m, k, device=device), codes(k, n, device=device)
@@ -114,4 +134,5 @@ def test_registration():
         torch.library.opcheck(to_int8, (x, dim))
     (a, a_scale), (b, b_scale) = to_int8(x, 1), to_int8(torch.randn(16, 8), 0)
     torch.library.opcheck(scaled_gemm, (a, b, a_scale, b_scale, torch.float32))
+    torch.library.opcheck(balance, (a, a_scale))
     torch.library.opcheck(scaled_gemm, (a, b, None, b_scale, torch.bfloat16))
