@@ -218,4 +218,4 @@ def test_the_closest_may_be_another_way(cache):
     assert "and fits with another recipe; leave the settings" in other
     adapters = searched(cache, job, recipe=Recipe("lora")).needed("exact")
     assert adapters < needed["fast"]
-    assert "and only --method lora fits, which trains adapters" in refusal(adapters)
+    assert "and only --method lora fits, which trains only adapters" in refusal(adapters)
