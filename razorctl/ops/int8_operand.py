@@ -79,12 +79,13 @@ def int8_operand(
     factor, most = inverse(reach / LEVELS), row_scale.max()
     relative = (row_scale * inverse(most)).view(len(scale), -1, 1)
     tiles = codes.view(len(scale), -1, columns)
+    if function is None:
+        offset, scale = (offset - center) * factor, scale * factor
     for part, numbers in unpacked(packed, bits, (len(scale), tiles.shape[1], columns)):
-        if function is None:
-            values = widened(numbers, offset - center, scale, part)
-        else:
-            values = FUNCTIONS[function].forward(widened(numbers, offset, scale, part))
-        tiles[part] = values.mul_(factor).mul_(relative[part]).round_()
+        values = widened(numbers, offset, scale, part)
+        if function is not None:
+            values = FUNCTIONS[function].forward(values).mul_(factor)
+        tiles[part] = values.mul_(relative[part]).round_()
     return codes.t(), reach / LEVELS * most, center
 
 
