@@ -7,7 +7,7 @@ from torch import Tensor
 
 from razorctl.ops.cast import cast
 
-# Asked once, for torch.compile of torch 2.11 cannot trace the question.
+# Computed once: torch.compile cannot trace this check in torch 2.11.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name())
 AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
 
