@@ -13,12 +13,13 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
-from razorctl.ops.int8 import balance, scaled_gemm, to_int8
+from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Product, Rules
 from razorctl.rules.packed import PackedCodes
+from razorctl.rules.quantized import TILE
 
 
 class Gemms(Product):
@@ -32,48 +33,48 @@ class Gemms(Product):
         super().__init__(lambda x: dy.T @ x)
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         # Made when asked for; torch.compile cannot trace functools.cached_property.
-        self._total: Tensor | None = None
-        self._int8: tuple[Tensor, Tensor] | None = None
+        self._int8: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def total(self) -> Tensor:
         """dy summed over rows, [out]: the gradient of a bias."""
-        if self._total is None:
-            self._total = self.dy.sum(0)
-        return self._total
+        return self.int8[2] if self.weight_int8 or self.input_int8 else self.dy.sum(0)
 
     @property
-    def int8(self) -> tuple[Tensor, Tensor]:
-        """dy in int8, with a scale for each row [rows, 1]."""
+    def int8(self) -> tuple[Tensor, Tensor, Tensor]:
+        """dy in int8, a scale for each row [rows, 1], and the sum of the rows [out]."""
         if self._int8 is None:
-            self._int8 = to_int8(self.dy, 1)
+            self._int8 = int8_rows(self.dy)
         return self._int8
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.weight_int8:
             return super().__call__(x)
-        packed, zero_point, scale = quantize(x.unsqueeze(0), 8)
-        return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8))
+        packed, zero_point, scale = quantize(x, 8, TILE)
+        return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8, TILE))
 
     def of_ones(self, like: Tensor, rows: int) -> Tensor:
         return self.total.unsqueeze(1)
 
     def of_codes(self, packed: PackedCodes) -> Tensor:
-        codes = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bias
+        form = packed.bits, packed.tile_rows
+        grad: Tensor
         if not self.weight_int8:
-            grad: Tensor = linear_weight_grad(self.dy, *codes, packed.function)
+            grad = linear_weight_grad(self.dy, *copy, *form, packed.function)
             return grad
-        rows, row_scale = balance(*self.int8)
-        operand, scale, center = int8_operand(*codes, row_scale, packed.function)
-        grad = scaled_gemm(rows.T, operand.T, None, scale.unsqueeze(0), scale.dtype)
-        return grad.addr_(self.total.to(grad.dtype), center)
+        rows, row_scale, total = self.int8
+        balanced, row_scale = balance(rows, row_scale)
+        x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
+        grad = scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
+        return grad
 
     def input_grad(self, weight: Tensor) -> Tensor:
         """dX = dy W, [rows, in]."""
         if not self.input_int8:
             return self.dy @ cast_weight(weight, self.dy.dtype)
-        (rows, row_scale), (columns, column_scale) = self.int8, to_int8(weight, 0)
-        dx: Tensor = scaled_gemm(rows, columns, row_scale, column_scale, self.dy.dtype)
+        (rows, row_scale, _), (columns, scale) = self.int8, int8_columns(weight)
+        dx: Tensor = scaled_gemm(rows, columns, row_scale, scale, self.dy.dtype)
         return dx
 
 

@@ -47,18 +47,32 @@ FUNCTIONS = {
 
 
 def activation_grad_reference(
-    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
 ) -> Tensor:
     """See `activation_grad`."""
-    x = dequantize_reference(packed, zero_point, scale, None, bits, dy.shape[1], dy.dtype)
-    return FUNCTIONS[function].backward(dy, x)
+    copy = packed, zero_point, scale, None, bits
+    return FUNCTIONS[function].backward(
+        dy, dequantize_reference(*copy, len(dy), tile_rows, dy.dtype)
+    )
 
 
 @torch.library.custom_op("razorctl::activation_grad", mutates_args=())
 def activation_grad(
-    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
 ) -> Tensor:
-    """f'(x) dy for the x that `quantize` made a copy of, dy [blocks, rows, columns].
+    """f'(x) dy for the x that `quantize` made a copy of, dy [rows, columns].
 
     Computes and returns in the dtype of dy. x is often the widest activation of a transformer, so
     it is unpacked part by part and never exists as a whole.
@@ -66,13 +80,20 @@ def activation_grad(
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     backward = FUNCTIONS[function].backward
     offset, scale = affine(zero_point, scale, None)
-    for part, codes in unpacked(packed, bits, (len(dy), dy.shape[1], dy.shape[2])):
-        dx[part] = backward(dy[part], widened(codes, offset, scale, part).to(dy.dtype))
+    for part, codes in unpacked(packed, bits, len(dy), dy.shape[1], tile_rows):
+        rows = part.rows
+        dx[rows] = backward(dy[rows], widened(codes, offset, scale, part).to(dy.dtype))
     return dx
 
 
 @activation_grad.register_fake
 def _(
-    dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, bits: int, function: str
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
 ) -> Tensor:
     return dy.new_empty(dy.shape)

@@ -35,16 +35,16 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     """The numbers of the intervals that the elements of `x`, of any shape, lie in, packed.
 
-    Returns uint8 [packed_bytes((1, 1, x.numel()), bits)].
+    Returns uint8 [packed_bytes(1, x.numel(), bits)].
     """
     ends = torch.tensor(table(function, bits)[0], dtype=x.dtype, device=x.device)
     numbers = torch.bucketize(x, ends, out_int32=True).to(torch.uint8)
-    return pack(numbers.view(1, 1, -1), bits)
+    return pack(numbers.view(1, -1), bits)
 
 
 @to_buckets.register_fake
 def _(x: Tensor, function: str, bits: int) -> Tensor:
-    return x.new_empty(packed_bytes((1, 1, x.numel()), bits), dtype=torch.uint8)
+    return x.new_empty(packed_bytes(1, x.numel(), bits), dtype=torch.uint8)
 
 
 @torch.library.custom_op("razorctl::from_buckets", mutates_args=())
@@ -53,7 +53,7 @@ def from_buckets(
 ) -> Tensor:
     """The stand-ins for an `x` of `shape` that `to_buckets` packed."""
     stand_ins = torch.tensor(table(function, bits)[1], dtype=dtype, device=packed.device)
-    numbers = unpack(packed, bits, (1, 1, torch.Size(shape).numel()))
+    numbers = unpack(packed, bits, 1, torch.Size(shape).numel())
     return stand_ins.index_select(0, numbers.view(-1).int()).view(shape)
 
 

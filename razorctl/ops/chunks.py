@@ -1,5 +1,7 @@
 """Cuts a tensor into parts, so that the temporaries of an operation stay small."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,30 +9,43 @@ ELEMENTS = 2**22  # the most in a part, and so in a temporary
 CACHED = {"cpu": 2**17}  # elements for each thread that stay in its cache
 
 
+class Part(NamedTuple):
+    """Some rows of an activation: whole tiles of equal length, or a stretch of one tile."""
+
+    rows: slice
+    tiles: slice
+
+
 def in_cache(x: Tensor) -> bool:
     """Whether parts of `x` are to stay in a core's cache; elsewhere each costs its launches."""
     return x.device.type in CACHED
 
 
-def chunks(x: Tensor, width: int | None = None) -> list[tuple[slice, ...]]:
-    """Indices of parts that cover `x` [rows, columns] or [blocks, rows, columns].
-
-    A part holds whole rows, of one block or of whole blocks: about ELEMENTS elements, or on a
-    device in CACHED so many for each thread. width: the number of columns that an operation makes
-    of a row of x, if it is another.
-    """
-    cached = CACHED.get(x.device.type)
+def _rows(device: torch.device, columns: int) -> int:
+    """Rows of a part: about ELEMENTS elements, or on a device in CACHED so many per thread."""
+    cached = CACHED.get(device.type)
     most = ELEMENTS if cached is None else cached * torch.get_num_threads()
-    *blocks, rows, columns = x.shape
-    columns = width or columns
-    if not blocks:
-        return _slices(rows, most // max(1, columns))
-    whole = _slices(x.shape[0], most // max(1, rows * columns))
-    if rows * columns <= most:
-        return whole
-    return [(*block, *part) for block in whole for part in _slices(rows, most // max(1, columns))]
+    return max(1, most // max(1, columns))
 
 
-def _slices(count: int, size: int) -> list[tuple[slice, ...]]:
-    size = max(1, size)
-    return [(slice(start, start + size),) for start in range(0, count, size)]
+def chunks(x: Tensor) -> list[slice]:
+    """Slices of rows that cover `x` [rows, columns]."""
+    size = _rows(x.device, x.shape[1])
+    return [slice(start, start + size) for start in range(0, len(x), size)]
+
+
+def parts(rows: int, columns: int, tile_rows: int, device: torch.device) -> list[Part]:
+    """Parts that cover an activation whose tiles are `tile_rows` rows long, the last one less."""
+    most, whole = _rows(device, columns), rows // tile_rows
+    if tile_rows > most:
+        return [
+            Part(slice(start, min(start + most, tile + tile_rows, rows)), slice(i, i + 1))
+            for i, tile in enumerate(range(0, rows, tile_rows))
+            for start in range(tile, min(tile + tile_rows, rows), most)
+        ]
+    count = most // tile_rows
+    groups = [(first, min(first + count, whole)) for first in range(0, whole, count)]
+    found = [Part(slice(a * tile_rows, b * tile_rows), slice(a, b)) for a, b in groups]
+    if whole * tile_rows < rows:
+        found.append(Part(slice(whole * tile_rows, rows), slice(whole, whole + 1)))
+    return found

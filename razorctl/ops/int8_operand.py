@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.int8 import LEVELS, inverse
+from razorctl.ops.int8 import LEVELS, empty_transposed, inverse, transposed
 from razorctl.ops.packing import unpacked
 from razorctl.ops.quantize import affine, dequantize_reference, widened
 
@@ -39,17 +39,18 @@ def int8_operand_reference(
     scale: Tensor,
     bias: Tensor | None,
     bits: int,
+    tile_rows: int,
     row_scale: Tensor,
     function: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `int8_operand`."""
     center, reach = _column_scales(zero_point, scale, bias, bits, function)
-    rows = len(row_scale) // len(scale)
-    x = dequantize_reference(packed, zero_point, scale, bias, bits, rows, center.dtype)
-    x = x.flatten(0, 1) if function is None else FUNCTIONS[function].forward(x.flatten(0, 1))
+    copy = packed, zero_point, scale, bias, bits
+    x = dequantize_reference(*copy, len(row_scale), tile_rows, center.dtype)
+    x = x if function is None else FUNCTIONS[function].forward(x)
     relative = row_scale * inverse(row_scale.max())
     operand = (x - center) * inverse(reach / LEVELS) * relative
-    return operand.round().to(torch.int8).T, reach / LEVELS * row_scale.max(), center
+    return operand.round().to(torch.int8).t(), reach / LEVELS * row_scale.max(), center
 
 
 @torch.library.custom_op("razorctl::int8_operand", mutates_args=())
@@ -59,34 +60,34 @@ def int8_operand(
     scale: Tensor,
     bias: Tensor | None,
     bits: int,
+    tile_rows: int,
     row_scale: Tensor,
     function: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 codes of row_scale * (x - center), transposed [columns, all rows], and their scales.
+    """int8 codes of row_scale * (x - center), transposed [columns, rows], and their scales.
 
-    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None,
-    and with the blocks stacked along rows. row_scale: [all rows, 1]. Returns codes in -127 to 127,
-    their scale [columns] and the center [columns]: row_scale * x is scale * code + row_scale *
-    center, to within half a scale. The codes are a transposed view of [all rows, columns].
+    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None.
+    row_scale: [rows, 1]. Returns codes in -127 to 127, laid out as `int8.transposed` says, their
+    scale [columns] and the center [columns]: row_scale * x is scale * code + row_scale * center, to
+    within half a scale.
     """
     rows, columns = len(row_scale), scale.shape[1]
     codes = packed.new_empty(rows, columns, dtype=torch.int8)
     if not codes.numel():
         empty = torch.zeros(columns, dtype=torch.float32, device=packed.device)
-        return codes.t(), empty, empty.clone()
+        return transposed(codes), empty, empty.clone()
     center, reach = _column_scales(zero_point, scale, bias, bits, function)
     offset, scale = affine(zero_point, scale, bias)
     factor, most = inverse(reach / LEVELS), row_scale.max()
-    relative = (row_scale * inverse(most)).view(len(scale), -1, 1)
-    tiles = codes.view(len(scale), -1, columns)
+    relative = row_scale * inverse(most)
     if function is None:
         offset, scale = (offset - center) * factor, scale * factor
-    for part, numbers in unpacked(packed, bits, (len(scale), tiles.shape[1], columns)):
+    for part, numbers in unpacked(packed, bits, rows, columns, tile_rows):
         values = widened(numbers, offset, scale, part)
         if function is not None:
             values = FUNCTIONS[function].forward(values).mul_(factor)
-        tiles[part] = values.mul_(relative[part]).round_()
-    return codes.t(), reach / LEVELS * most, center
+        codes[part.rows] = values.mul_(relative[part.rows]).round_()
+    return transposed(codes), reach / LEVELS * most, center
 
 
 @int8_operand.register_fake
@@ -96,10 +97,10 @@ def _(
     scale: Tensor,
     bias: Tensor | None,
     bits: int,
+    tile_rows: int,
     row_scale: Tensor,
     function: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    columns = scale.shape[1]
-    codes = packed.new_empty(len(row_scale), columns, dtype=torch.int8).t()
-    center = scale.new_empty(columns, dtype=torch.float32)
+    center = scale.new_empty(scale.shape[1], dtype=torch.float32)
+    codes = empty_transposed(row_scale.expand(-1, scale.shape[1]))
     return codes, torch.empty_like(center), center

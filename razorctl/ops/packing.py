@@ -1,8 +1,8 @@
 """Codes of 2 to 8 bits, packed into bytes.
 
-Each row is packed by itself, or each tile if the length of a row is no multiple of 64 codes. The
-codes in one byte come from equal stretches of the row, such as its two halves, so every operation
-runs over long stretches, eight bytes at once.
+Each row is packed by itself, or the whole tensor if the length of a row is no multiple of 64 codes.
+The codes in one byte come from equal stretches of the row, such as its two halves, so every
+operation runs over long stretches, eight bytes at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops.chunks import chunks, in_cache
+from razorctl.ops.chunks import Part, in_cache, parts
 
 BITS = (8, 6, 5, 4, 3, 2)
 # A code is split into these widths, lowest bits first; each of them packs into whole bytes.
@@ -20,20 +20,20 @@ WORD = 8  # bytes that are packed at once
 GROUP = WORD**2  # codes that a line is padded to a multiple of
 
 
-def _lines(tiles: int, rows: int, columns: int) -> tuple[int, int]:
-    """How many lines are packed, each by itself, and the codes of one: rows or tiles."""
-    return (tiles * rows, columns) if columns % GROUP == 0 else (tiles, rows * columns)
+def _lines(rows: int, columns: int) -> tuple[int, int]:
+    """How many lines are packed, each by itself, and the codes of one: the rows, or all in one."""
+    return (rows, columns) if columns % GROUP == 0 else (1, rows * columns)
 
 
-def packed_bytes(shape: tuple[int, int, int] | torch.Size, bits: int) -> int:
-    """The size of `pack`'s result for codes [tiles, rows, columns]."""
-    count, width = _lines(*shape)
+def packed_bytes(rows: int, columns: int, bits: int) -> int:
+    """The size of `pack`'s result for codes [rows, columns]."""
+    count, width = _lines(rows, columns)
     return count * (width if bits == 8 else -(-width // GROUP) * WORD * bits)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes [tiles, rows, columns] below 2 ** bits -> uint8 [packed_bytes]."""
-    count, width = _lines(*codes.shape)
+    """uint8 codes [rows, columns] below 2 ** bits -> uint8 [packed_bytes]."""
+    count, width = _lines(codes.shape[0], codes.shape[1])
     lines = codes.reshape(count, width)
     if bits == 8 or not codes.numel():
         return lines.reshape(-1)
@@ -53,11 +53,11 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     return packed.view(torch.uint8).view(-1)
 
 
-def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) -> Tensor:
-    """The inverse of `pack`: uint8 codes of `shape` [tiles, rows, columns]; a view if bits is 8."""
-    count, width = _lines(*shape)
+def unpack(packed: Tensor, bits: int, rows: int, columns: int) -> Tensor:
+    """The inverse of `pack`: uint8 codes [rows, columns]; a view if bits is 8."""
+    count, width = _lines(rows, columns)
     if bits == 8 or not packed.numel():
-        return packed.view(shape)
+        return packed.view(rows, columns)
     words, codes = packed.view(torch.int64).view(count, -1), None
     size, start, shift = words.shape[1] // bits, 0, 0
     for planes in PLANES[bits]:
@@ -71,41 +71,41 @@ def unpack(packed: Tensor, bits: int, shape: tuple[int, int, int] | torch.Size) 
         codes = spread if codes is None else codes.bitwise_or_(spread)
         start, shift = start + size * planes, shift + planes
     assert codes is not None
-    return codes.view(torch.uint8)[:, :width].reshape(shape)
+    return codes.view(torch.uint8)[:, :width].reshape(rows, columns)
 
 
-def packed_of(x: Tensor, bits: int, codes: Callable[[tuple[slice, ...]], Tensor]) -> Tensor:
-    """`pack` of codes of `x` [tiles, rows, columns], made part by part.
+def packed_of(x: Tensor, bits: int, tile_rows: int, codes: Callable[[Part], Tensor]) -> Tensor:
+    """`pack` of codes of `x` [rows, columns], made part by part.
 
-    codes: an index of `chunks(x)` -> the codes of that part, uint8.
+    codes: one of `chunks.parts` -> the codes of its rows, uint8.
     """
-    if x.shape[2] % GROUP or not in_cache(x):
+    found = parts(len(x), x.shape[1], tile_rows, x.device)
+    if x.shape[1] % GROUP or not in_cache(x):
         whole = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        for part in chunks(x):
-            whole[part] = codes(part)
+        for part in found:
+            whole[part.rows] = codes(part)
         return pack(whole, bits)
-    packed = x.new_empty(packed_bytes(x.shape, bits), dtype=torch.uint8)
-    lines = packed.view(*x.shape[:2], x.shape[2] * bits // WORD)
-    for part in chunks(x):
-        out = lines[part]
+    lines = x.new_empty(len(x), x.shape[1] * bits // WORD, dtype=torch.uint8)
+    for part in found:
+        out = lines[part.rows]
         out.copy_(pack(codes(part), bits).view(out.shape))
-    return packed
+    return lines.view(-1)
 
 
 def unpacked(
-    packed: Tensor, bits: int, shape: tuple[int, int, int]
-) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
-    """The parts of what `pack` packed: indices as `chunks` returns them, and codes, uint8."""
-    tiles, rows, columns = shape
+    packed: Tensor, bits: int, rows: int, columns: int, tile_rows: int
+) -> Iterator[tuple[Part, Tensor]]:
+    """What `pack` packed, part by part: each of `chunks.parts`, and the codes of its rows."""
+    found = parts(rows, columns, tile_rows, packed.device)
     if columns % GROUP or not in_cache(packed):
-        codes = unpack(packed, bits, shape)
-        for part in chunks(codes):
-            yield part, codes[part]
+        codes = unpack(packed, bits, rows, columns)
+        for part in found:
+            yield part, codes[part.rows]
         return
-    lines = packed.view(tiles, rows, columns * bits // WORD)
-    for part in chunks(lines, columns):
-        codes = lines[part]
-        yield part, unpack(codes.reshape(-1), bits, (*codes.shape[:2], columns))
+    lines = packed.view(rows, columns * bits // WORD)
+    for part in found:
+        own = lines[part.rows]
+        yield part, unpack(own.reshape(-1), bits, len(own), columns)
 
 
 def _in_each_byte(mask: int) -> int:

@@ -1,16 +1,17 @@
 """Few-bit copies: codes of 2 to 8 bits with a zero point and a scale for each tile.
 
-A tile is one column of one block of rows. A value is scale * (code - zero_point / 8). The codes
-cover their tile from its least to its greatest value; 2-bit codes cover less (CLIP). Group-wise
-quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021).
-Tiles are columns here, so that the rows of a column, which a weight gradient contracts, share a
-scale.
+A tile is one column of some rows that follow each other. A value is scale * (code - zero_point /
+8). The codes cover their tile from its least to its greatest value; 2-bit codes cover less (CLIP).
+Group-wise quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et
+al., 2021). Tiles are columns here, because columns of activations differ more than rows do.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from razorctl.ops.chunks import chunks
+from razorctl.ops.chunks import Part, parts
 from razorctl.ops.packing import pack, packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
 
@@ -23,16 +24,38 @@ FURTHEST = 32000 / PARTS  # codes: the largest distance of an int16 zero point f
 CLIP = {2: 2.0}
 
 
-def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
+def tiles(rows: int, tile_rows: int) -> int:
+    """How many tiles a column of so many rows has."""
+    return -(-rows // tile_rows)
+
+
+def in_tiles(x: Tensor, part: Part) -> Tensor:
+    """Values of the rows of a part [rows, columns] as [tiles, rows of a tile, columns]."""
+    return x.view(part.tiles.stop - part.tiles.start, -1, x.shape[1])
+
+
+def _of_each_tile(reduce: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int) -> Tensor:
+    """`reduce` of each tile, [tiles, columns]; it is given [tiles, rows, columns]."""
+    whole = len(x) // tile_rows * tile_rows
+    found = [reduce(x[:whole].view(-1, tile_rows, x.shape[1]))] if whole else []
+    if whole < len(x):
+        found.append(reduce(x[whole:].unsqueeze(0)))
+    return torch.cat(found) if len(found) > 1 else found[0]
+
+
+def _scales_of(x: Tensor, bits: int, tile_rows: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The zero point as a float, the scale in bfloat16, and 1 / scale, of each tile of `x`."""
     levels = 2**bits - 1
     dtype = torch.promote_types(x.dtype, torch.float32)
     # Beyond this limit, rounding could move unpacked values out of range.
     limit = LARGEST * min(torch.finfo(x.dtype).max, torch.finfo(torch.float32).max)
-    low, high = (t.to(dtype).nan_to_num(0).clamp(-limit, limit) for t in (x.amin(1), x.amax(1)))
+    low, high = (
+        _of_each_tile(reduce, x, tile_rows).to(dtype).nan_to_num(0).clamp(-limit, limit)
+        for reduce in (lambda tile: tile.amin(1), lambda tile: tile.amax(1))
+    )
     if clip:
-        mean = x.mean(1, dtype=dtype)
-        reach = CLIP[bits] * _deviation(x, mean)
+        mean = _of_each_tile(lambda tile: tile.mean(1, dtype=dtype), x, tile_rows)
+        reach = CLIP[bits] * _deviation(x, mean, tile_rows)
         least, most = mean - reach, mean + reach
         low = torch.where(least.isfinite(), torch.maximum(low, least), low)
         high = torch.where(most.isfinite(), torch.minimum(high, most), high)
@@ -44,80 +67,106 @@ def _scales_of(x: Tensor, bits: int, clip: bool) -> tuple[Tensor, Tensor, Tensor
     return (-low * inverse * PARTS).round_(), scale, inverse
 
 
-def _deviation(x: Tensor, mean: Tensor) -> Tensor:
+def _deviation(x: Tensor, mean: Tensor, tile_rows: int) -> Tensor:
     """The standard deviation of each tile."""
-    squares = torch.zeros_like(mean)
-    for block, *rows in chunks(x):
-        part = x[(block, *rows)].to(mean.dtype) - mean[block].unsqueeze(1)
-        squares[block] += part.square_().sum(1)
-    return (squares / x.shape[1]).sqrt_()
+    squares, count = torch.zeros_like(mean), torch.full_like(mean[:, :1], tile_rows)
+    for part in parts(len(x), x.shape[1], tile_rows, x.device):
+        values = in_tiles(x[part.rows].to(mean.dtype), part) - mean[part.tiles].unsqueeze(1)
+        squares[part.tiles] += values.square_().sum(1)
+    count[-1] -= len(mean) * tile_rows - len(x)
+    return (squares / count).sqrt_()
+
+
+def _normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
+    """(x - mean) * rstd, for None of either x - 0 or x * 1."""
+    if rstd is None:
+        return x
+    return (x if mean is None else x - mean) * rstd
 
 
 def quantize_reference(
-    x: Tensor, bits: int, seed: Tensor | None = None, offset: int = 0
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `quantize`."""
-    zero_point, scale, inverse = _scales_of(x, bits, clip=bits in CLIP and seed is None)
-    scaled = x.to(inverse.dtype) * inverse.unsqueeze(1) + zero_point.unsqueeze(1) / PARTS
+    x = _normalized(x, mean, rstd)
+    scales = _scales_of(x, bits, tile_rows, clip=bits in CLIP and seed is None)
+    zero_point, _, inverse = (t.repeat_interleave(tile_rows, 0)[: len(x)] for t in scales)
+    scaled = x.to(inverse.dtype) * inverse + zero_point / PARTS
     noise = 0.5 if seed is None else uniform(seed, offset, scaled.numel()).view(scaled.shape)
     codes = (scaled + noise).clamp(0, 2**bits - 0.5)
-    return pack(codes.to(torch.uint8), bits), zero_point.to(torch.int16), scale
+    return pack(codes.to(torch.uint8), bits), scales[0].to(torch.int16), scales[1]
 
 
 @torch.library.custom_op("razorctl::quantize", mutates_args=())
 def quantize(
-    x: Tensor, bits: int, seed: Tensor | None = None, offset: int = 0
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A few-bit copy of `x` [blocks, rows, columns]; a tile is a column of a block.
+    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
 
-    Rounds to the nearest code. With a `seed` (0-dim, int64) it rounds to one of the two nearest
-    codes at random, without bias; element i takes number `offset` + i of `random.uniform`. Returns
-    the packed codes, uint8, and for each tile, [blocks, columns], the zero point, which is the code
-    of the value 0 in eighths, int16, and the scale, bfloat16. If all values of a tile are equal,
-    their relative error is at most 2 ** -15, and 0 for the value 0. Magnitudes above LARGEST of the
-    largest value of the dtype become that.
+    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
+    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
+    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
+    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
+    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
+    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
+    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
+    that.
     """
     if x.numel() == 0:
-        zero_point = x.new_zeros(x.shape[0], x.shape[2], dtype=torch.int16)
+        shape = tiles(len(x), tile_rows), x.shape[1]
+        zero_point = x.new_zeros(shape, dtype=torch.int16)
         return x.new_empty(0, dtype=torch.uint8), zero_point, zero_point.to(torch.bfloat16)
-    clip = bits in CLIP and seed is None
-    zero_point, scale, inverse = _scales_of(x, bits, clip)
+    x, clip = _normalized(x, mean, rstd), bits in CLIP and seed is None
+    zero_point, scale, inverse = _scales_of(x, bits, tile_rows, clip)
     # Truncation rounds to nearest after adding 1/2, and at random after adding a random number.
     shift = zero_point / PARTS + (0.5 if seed is None else 0.0)
     # torch converts to int8 in half the time; all codes but those of 8 bits fit.
     dtype = torch.uint8 if bits == 8 else torch.int8
 
-    def codes(part: tuple[slice, ...]) -> Tensor:
-        block = part[:1]
-        values = x[part].to(inverse.dtype)
-        values = torch.addcmul(shift[block].unsqueeze(1), values, inverse[block].unsqueeze(1))
+    def codes(part: Part) -> Tensor:
+        tile = part.tiles
+        values = in_tiles(x[part.rows].to(inverse.dtype), part)
+        values = torch.addcmul(shift[tile].unsqueeze(1), values, inverse[tile].unsqueeze(1))
+        values = values.flatten(0, 1)
         if seed is not None:
-            values += uniform(seed, offset + _position(x, part), values.numel()).view(values.shape)
+            start = offset + part.rows.start * x.shape[1]
+            values += uniform(seed, start, values.numel()).view(values.shape)
         if seed is not None or clip:  # only then can values lie beyond the codes
             values.clamp_(0, 2**bits - 0.5)
         return values.to(dtype).view(torch.uint8)
 
-    return packed_of(x, bits, codes), zero_point.to(torch.int16), scale
-
-
-def _position(x: Tensor, part: tuple[slice, ...]) -> int:
-    """The number of elements of `x` before a part."""
-    _, rows, columns = x.shape
-    block, row = (*(s.start for s in part), 0)[:2]
-    return int((block * rows + row) * columns)
+    return packed_of(x, bits, tile_rows, codes), zero_point.to(torch.int16), scale
 
 
 @quantize.register_fake
 def _(
-    x: Tensor, bits: int, seed: Tensor | None = None, offset: int = 0
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    zero_point = x.new_empty(x.shape[0], x.shape[2], dtype=torch.int16)
-    packed = x.new_empty(packed_bytes(x.shape, bits), dtype=torch.uint8)
+    zero_point = x.new_empty(tiles(x.shape[0], tile_rows), x.shape[1], dtype=torch.int16)
+    packed = x.new_empty(packed_bytes(x.shape[0], x.shape[1], bits), dtype=torch.uint8)
     return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
 
 
 def affine(zero_point: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Offset and scale [blocks, columns], in single precision: a value is offset + scale * code."""
+    """Offset and scale [tiles, columns], in single precision: a value is offset + scale * code."""
     scale = scale.float()
     offset = -zero_point / PARTS * scale
     return offset if bias is None else offset + bias, scale
@@ -130,15 +179,17 @@ def dequantize_reference(
     bias: Tensor | None,
     bits: int,
     rows: int,
+    tile_rows: int,
     dtype: torch.dtype,
 ) -> Tensor:
     """See `dequantize`."""
-    offset, scale = affine(zero_point, scale, bias)
-    shape = len(scale), rows, scale.shape[1]
-    values = torch.empty(shape, dtype=scale.dtype, device=packed.device)
-    for part, codes in unpacked(packed, bits, shape):
-        values[part] = codes.to(scale.dtype)
-    return torch.addcmul(offset.unsqueeze(1), values, scale.unsqueeze(1)).to(dtype)
+    offset, scale = (
+        t.repeat_interleave(tile_rows, 0)[:rows] for t in affine(zero_point, scale, bias)
+    )
+    values = torch.empty_like(offset)
+    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
+        values[part.rows] = codes.to(scale.dtype)
+    return torch.addcmul(offset, values, scale).to(dtype)
 
 
 @torch.library.custom_op("razorctl::dequantize", mutates_args=())
@@ -149,18 +200,18 @@ def dequantize(
     bias: Tensor | None,
     bits: int,
     rows: int,
+    tile_rows: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """scale * (code - zero_point / 8) + bias in `dtype`, [blocks, rows, columns].
+    """scale * (code - zero_point / 8) + bias in `dtype`, [rows, columns].
 
-    packed, zero_point: as `quantize` returns them for that shape. scale: [blocks, columns], of any
+    packed, zero_point: as `quantize` returns them for that shape. scale: [tiles, columns], of any
     floating dtype. bias: [columns], None for 0.
     """
     offset, scale = affine(zero_point, scale, bias)
-    shape = len(scale), rows, scale.shape[1]
-    values = torch.empty(shape, dtype=dtype, device=packed.device)
-    for part, codes in unpacked(packed, bits, shape):
-        values[part] = widened(codes, offset, scale, part)
+    values = torch.empty(rows, scale.shape[1], dtype=dtype, device=packed.device)
+    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
+        values[part.rows] = widened(codes, offset, scale, part)
     return values
 
 
@@ -172,13 +223,13 @@ def _(
     bias: Tensor | None,
     bits: int,
     rows: int,
+    tile_rows: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    return packed.new_empty(len(scale), rows, scale.shape[1], dtype=dtype)
+    return packed.new_empty(rows, scale.shape[1], dtype=dtype)
 
 
-def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: tuple[slice, ...]) -> Tensor:
-    """offset + scale * code, for the codes of one part."""
-    tile = part[:1]
-    o, s = offset[tile].unsqueeze(1), scale[tile].unsqueeze(1)
-    return torch.addcmul(o, codes.to(s.dtype), s)
+def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
+    """offset + scale * code, for the codes of the rows of a part."""
+    o, s = offset[part.tiles].unsqueeze(1), scale[part.tiles].unsqueeze(1)
+    return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)

@@ -16,19 +16,19 @@ def linear_weight_grad(
     scale: Tensor,
     bias: Tensor | None,
     bits: int,
+    tile_rows: int,
     function: str | None,
 ) -> Tensor:
-    """dy^T x [out, columns] in the dtype of dy [all rows, out].
+    """dy^T x [out, columns] in the dtype of dy [rows, out].
 
-    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None,
-    and with the blocks stacked along rows.
+    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None.
     """
     offset, scale = affine(zero_point, scale, bias)
-    x = dy.new_empty(len(scale), len(dy) // max(1, len(scale)), scale.shape[1])
-    for part, codes in unpacked(packed, bits, (len(x), x.shape[1], x.shape[2])):
+    x = dy.new_empty(len(dy), scale.shape[1])
+    for part, codes in unpacked(packed, bits, len(x), x.shape[1], tile_rows):
         values = widened(codes, offset, scale, part).to(dy.dtype)
-        x[part] = values if function is None else FUNCTIONS[function].forward(values)
-    return dy.T @ x.flatten(0, 1)
+        x[part.rows] = values if function is None else FUNCTIONS[function].forward(values)
+    return dy.T @ x
 
 
 @linear_weight_grad.register_fake
@@ -39,6 +39,7 @@ def _(
     scale: Tensor,
     bias: Tensor | None,
     bits: int,
+    tile_rows: int,
     function: str | None,
 ) -> Tensor:
     return dy.new_empty(dy.shape[1], scale.shape[1])

@@ -85,10 +85,10 @@ class PackedCentered(Packed):
 
 @dataclass(frozen=True)
 class PackedCodes(Packed):
-    """Codes of `bits` each, uint8, as `ops.quantize` packs them in blocks of rows.
+    """Codes of `bits` each, uint8, as `ops.quantize` packs them in tiles of `tile_rows` rows.
 
     The activation is function(scale * (code - zero_point / 8) + bias). zero_point, scale: of each
-    column of a block, [blocks, columns]. bias: [columns], None for 0. function: a name in
+    tile, [tiles, columns]. bias: [columns], None for 0. function: a name in
     `ops.activation.FUNCTIONS`, None for none.
     """
 
@@ -97,6 +97,7 @@ class PackedCodes(Packed):
     zero_point: Tensor
     scale: Tensor
     bits: int
+    tile_rows: int
     bias: Tensor | None = None
     function: str | None = None
 

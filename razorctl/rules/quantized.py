@@ -8,33 +8,35 @@ from razorctl.ops.quantize import dequantize, quantize
 from razorctl.rules.base import Product, Rule, Shareable
 from razorctl.rules.packed import PackedCodes
 
+TILE = 256  # rows of a tile; a zero point and a scale then take an eighth of a bit per element
+
 
 class Quantized(Rule, Shareable):
-    """All elements, in few bits: codes with a zero point and a scale for each column.
+    """All elements, in few bits: codes with a zero point and a scale for each tile.
 
-    Each block of an activation [blocks, rows, columns] has its own zero points and scales. This is
-    the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021) with columns as
-    groups, because columns of activations differ more than rows do. stochastic: rounds at random,
-    so that the mean is exact. rows: cuts [rows, columns] into blocks of at least this many rows,
-    whose codes are more exact; None makes one block.
+    A tile is a column of `rows` rows, or, of [heads, tokens, columns] and the like, a column of all
+    tokens. This is the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021)
+    with columns as groups, because columns of activations differ more than rows do. stochastic:
+    rounds at random, so that the mean is exact.
     """
 
     prunes = False
 
-    def __init__(self, bits: int, stochastic: bool = False, rows: int | None = None) -> None:
+    def __init__(self, bits: int, stochastic: bool = False, rows: int = TILE) -> None:
         self.bits, self.stochastic, self.rows = bits, stochastic, rows
 
     def pack(self, x: Tensor) -> PackedCodes:
         # From torch's default generator, so that checkpointing draws it again.
         seed = torch.randint(2**31, (), device=x.device) if self.stochastic else None
-        packed, zero_point, scale = quantize(x.view(self._tiles(x.shape)), self.bits, seed)
-        return PackedCodes(x.shape, x.dtype, packed, zero_point, scale, self.bits)
+        tile_rows = self.rows if x.dim() == 2 else max(1, x.shape[-2])
+        rows = x.flatten(0, -2)
+        packed, zero_point, scale = quantize(rows, self.bits, tile_rows, seed=seed)
+        return PackedCodes(x.shape, x.dtype, packed, zero_point, scale, self.bits, tile_rows)
 
     def unpack(self, packed: PackedCodes) -> Tensor:
-        scale = packed.scale
-        rows = packed.shape[:-1].numel() // max(1, len(scale))
-        codes = packed.packed, packed.zero_point, scale, packed.bias, packed.bits
-        x: Tensor = dequantize(*codes, rows, packed.dtype).view(packed.shape)
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
+        rows = packed.shape[:-1].numel()
+        x: Tensor = dequantize(*copy, rows, packed.tile_rows, packed.dtype).view(packed.shape)
         return x if packed.function is None else FUNCTIONS[packed.function].forward(x)
 
     def weight_grad(self, product: Product, packed: PackedCodes) -> Tensor:
@@ -42,10 +44,9 @@ class Quantized(Rule, Shareable):
         return super().weight_grad(product, packed) if grad is None else grad
 
     def function_grad(self, function: str, dy: Tensor, packed: PackedCodes) -> Tensor:
-        tiles = dy.reshape(len(packed.scale), -1, packed.shape[-1])
-        codes = packed.packed, packed.zero_point, packed.scale, packed.bits
-        dx: Tensor = activation_grad(tiles, *codes, function)
-        return dx.view(dy.shape)
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
+        dx: Tensor = activation_grad(dy, *copy, function)
+        return dx
 
     def of_affine(
         self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, like: Tensor
@@ -55,12 +56,3 @@ class Quantized(Rule, Shareable):
 
     def of_function(self, packed: PackedCodes, function: str) -> PackedCodes:
         return packed.replaced(function=function)
-
-    def _tiles(self, shape: torch.Size) -> list[int]:
-        """`shape` as [blocks, rows, columns], with as many equal blocks as `self.rows` allows."""
-        if len(shape) == 3:
-            return list(shape)
-        rows, columns = shape
-        most = max(1, rows // (self.rows or max(1, rows)))
-        blocks = next(n for n in range(most, 0, -1) if rows % n == 0)
-        return [blocks, rows // blocks, columns]

@@ -20,13 +20,14 @@ from razorctl.ops.packing import packed_bytes
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
 ROWS = (32, 197)  # so that they are cut into several parts
-WIDE = (*ROWS, 1024)
+ALL = ROWS[0] * ROWS[1]
+WIDE = (ALL, 1024)
 OWN = torch.ops.razorctl
 
 
 def _copy(bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Packed codes of WIDE, their zero points and scales."""
-    packed = torch.zeros(packed_bytes(WIDE, bits), dtype=torch.uint8)
+    packed = torch.zeros(packed_bytes(ALL, 1024, bits), dtype=torch.uint8)
     return packed, torch.zeros(32, 1024, dtype=torch.int16), torch.ones(32, 1024)
 
 
@@ -34,28 +35,35 @@ def _bitmap() -> torch.Tensor:
     return topk.pack_bits(torch.ones(torch.Size(WIDE).numel(), dtype=torch.bool))
 
 
-ALL = ROWS[0] * ROWS[1]
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk_pack": lambda: (torch.randn(WIDE), 600_000),
     "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
-    "quantize": lambda: (torch.randn(WIDE), 2),
-    "dequantize": lambda: (*_copy(6), torch.ones(1024), 6, ROWS[1], torch.bfloat16),
+    "quantize": lambda: (torch.randn(WIDE), 2, 197),
+    "dequantize": lambda: (*_copy(6), torch.ones(1024), 6, ALL, 197, torch.bfloat16),
     "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
     "from_buckets": lambda: (
-        torch.zeros(packed_bytes((1, 1, torch.Size(WIDE).numel()), 3), dtype=torch.uint8),
+        torch.zeros(packed_bytes(1, torch.Size(WIDE).numel(), 3), dtype=torch.uint8),
         *(list(WIDE), "gelu", 3, torch.bfloat16),
     ),
-    "to_int8": lambda: (torch.randn(ALL, 1024), 0),
+    "int8_rows": lambda: (torch.randn(ALL, 1024),),
+    "int8_columns": lambda: (torch.randn(ALL, 1024),),
     "scaled_gemm": lambda: (
         torch.ones(ALL, 64, dtype=torch.int8),
-        torch.ones(1024, 64, dtype=torch.int8).t(),
+        torch.ones(1024, 64, dtype=torch.int8),
         torch.ones(ALL, 1),
-        torch.ones(1, 1024),
+        torch.ones(1024),
         torch.bfloat16,
     ),
-    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, "silu"),
-    "int8_operand": lambda: (*_copy(4), None, 4, torch.ones(ALL, 1), "gelu"),
-    "linear_weight_grad": lambda: (torch.randn(ALL, 64), *_copy(4), torch.ones(1024), 4, "silu"),
+    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
+    "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
+    "linear_weight_grad": lambda: (
+        torch.randn(ALL, 64),
+        *_copy(4),
+        torch.ones(1024),
+        4,
+        197,
+        "silu",
+    ),
     "balance": lambda: (torch.ones(ALL, 1024, dtype=torch.int8), torch.ones(ALL, 1)),
     "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),

@@ -31,30 +31,30 @@ def test_reach_is_the_largest_output(function, device):
 
 
 @every_function
-@pytest.mark.parametrize("shape", [(1, 50, 7), (2, 40, 64)])
+@pytest.mark.parametrize(("shape", "tile_rows"), [((50, 7), 50), ((70, 64), 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradient_in_parts(shape, dtype, function, device, monkeypatch):
-    copy = *quantize(3 * torch.randn(shape, device=device), 4), 4
+def test_gradient_in_parts(shape, tile_rows, dtype, function, device, monkeypatch):
+    copy = *quantize(3 * torch.randn(shape, device=device), 4, tile_rows), 4, tile_rows
     dy = torch.randn(shape, device=device).to(dtype)
     want = activation_grad_reference(dy, *copy, function)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     got = activation_grad(dy, *copy, function)
     assert got.dtype == dtype
     torch.testing.assert_close(got, want)
-    strided = dy.transpose(0, 1).contiguous().transpose(0, 1)
+    strided = dy.t().contiguous().t()
     torch.testing.assert_close(activation_grad(strided, *copy, function), want)
 
 
 @every_function
 def test_degenerate_inputs(function, device):
     for value in (0.0, 1e30, -1e30, 1e-30):
-        copy = *quantize(torch.full((2, 6, 3), value, device=device), 4), 4
-        dx = activation_grad(torch.ones(2, 6, 3, device=device), *copy, function)
+        copy = *quantize(torch.full((12, 3), value, device=device), 4, 6), 4, 6
+        dx = activation_grad(torch.ones(12, 3, device=device), *copy, function)
         assert dx.isfinite().all() or (function == "gelu-tanh" and abs(value) > 1e12)
-    nothing = torch.empty(2, 0, 3, device=device)
-    assert activation_grad(nothing, *quantize(nothing, 4), 4, function).shape == (2, 0, 3)
+    nothing = torch.empty(0, 3, device=device)
+    assert activation_grad(nothing, *quantize(nothing, 4, 6), 4, 6, function).shape == (0, 3)
 
 
 def test_registration():
-    x = torch.randn(2, 9, 5)
-    torch.library.opcheck(activation_grad, (x, *quantize(x, 4), 4, "gelu"))
+    x = torch.randn(18, 5)
+    torch.library.opcheck(activation_grad, (x, *quantize(x, 4, 7), 4, 7, "gelu"))

@@ -30,7 +30,7 @@ def test_naive_twin(function, bits, dtype, device):
     ends, stand_ins = (torch.tensor(t, dtype=dtype) for t in table(function, bits))
     packed = to_buckets(x, function, bits)
     assert packed.dtype == torch.uint8
-    assert packed.shape == (packed_bytes((1, 1, x.numel()), bits),)
+    assert packed.shape == (packed_bytes(1, x.numel(), bits),)
     back = from_buckets(packed, list(x.shape), function, bits, dtype)
     want = [stand_ins[sum(value > end for end in ends)] for value in x.flatten().cpu()]
     assert torch.equal(back.flatten().cpu(), torch.stack(want))

@@ -15,11 +15,14 @@ def seed(number: int, device: torch.device) -> torch.Tensor:
 
 
 def round_trip(x: torch.Tensor, bits: int, seed: torch.Tensor | None = None) -> torch.Tensor:
-    packed, zero_point, scale = quantize(x, bits, seed)
+    """A round trip of tiles [tiles, rows, columns] of equal length."""
+    tiles, rows, columns = x.shape
+    packed, zero_point, scale = quantize(x.flatten(0, 1), bits, max(1, rows), seed=seed)
     assert packed.dtype == torch.uint8
-    assert packed.shape == (packed_bytes(x.shape, bits),)
-    assert zero_point.shape == scale.shape == (x.shape[0], x.shape[2])
-    return dequantize(packed, zero_point, scale, None, bits, x.shape[1], x.dtype)
+    assert packed.shape == (packed_bytes(tiles * rows, columns, bits),)
+    assert zero_point.shape == scale.shape == (tiles if rows else 0, columns)
+    copy = packed, zero_point, scale, None, bits
+    return dequantize(*copy, tiles * rows, max(1, rows), x.dtype).view(x.shape)
 
 
 def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -45,35 +48,50 @@ def test_nearest_is_within_half_a_step(shape, dtype, bits, device):
 
 @every_width
 def test_naive_twin(bits, device):
-    x = torch.randn(2, 9, 4, device=device)
-    packed, zero, step = quantize(x, bits)
-    got, x = unpack(packed, bits, x.shape), clipped(x, bits)
-    for block in range(2):
+    x = torch.randn(14, 4, device=device)
+    packed, zero, step = quantize(x, bits, 9)
+    got = unpack(packed, bits, *x.shape)
+    for tile, rows in enumerate((slice(0, 9), slice(9, 14))):
+        reached = clipped(x[None, rows], bits)[0]
         for column in range(4):
-            tile = x[block, :, column].tolist()
-            width = step[block, column].item()
-            assert width == pytest.approx((max(tile) - min(tile)) / (2**bits - 1), rel=2**-6)
-            assert zero[block, column] == -round(8 * min(tile) / width)
-            want = [round(value / width + zero[block, column].item() / 8) for value in tile]
-            assert got[block, :, column].tolist() == want
+            values = reached[:, column].tolist()
+            width = step[tile, column].item()
+            assert width == pytest.approx((max(values) - min(values)) / (2**bits - 1), rel=2**-6)
+            assert zero[tile, column] == -round(8 * min(values) / width)
+            want = [round(value / width + zero[tile, column].item() / 8) for value in values]
+            assert got[rows, column].tolist() == want
 
 
 @some_widths
-@pytest.mark.parametrize("shape", [(1, 50, 7), (9, 5, 3), (2, 40, 64)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile_rows"), [(50, 7, 50), (44, 3, 5), (70, 64, 40), (5, 7, 9)]
+)
 @pytest.mark.parametrize("random", [False, True])
-def test_parts_change_nothing(shape, bits, random, device, monkeypatch):
-    x = torch.randn(shape, device=device)
-    args = (x, bits, seed(3, device), 11) if random else (x, bits)
+def test_parts_change_nothing(rows, columns, tile_rows, bits, random, device, monkeypatch):
+    x = torch.randn(rows, columns, device=device)
+    args = x, bits, tile_rows, *((None, None, seed(3, device), 11) if random else ())
     whole, reference = quantize(*args), quantize_reference(*args)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     for got, want, other in zip(quantize(*args), whole, reference, strict=True):
         assert torch.equal(got, want)
         assert torch.equal(got, other)
-    bias = torch.randn(shape[2], device=device)
+    copy = *whole, torch.randn(columns, device=device), bits, rows, tile_rows
     for dtype in DTYPES:
-        back = [f(*whole, bias, bits, shape[1], dtype) for f in (dequantize, dequantize_reference)]
+        back = [f(*copy, dtype) for f in (dequantize, dequantize_reference)]
         assert back[0].dtype == dtype
         torch.testing.assert_close(back[0].float(), back[1].float(), rtol=2**-7, atol=1e-5)
+
+
+@some_widths
+@pytest.mark.parametrize("centered", [False, True])
+def test_normalized_rows(bits, centered, device):
+    x, rstd = torch.randn(20, 6, device=device), torch.rand(20, 1, device=device) + 0.5
+    mean = torch.randn(20, 1, device=device) if centered else None
+    normalized = (x - mean if centered else x) * rstd
+    for got, want in zip(
+        quantize(x, bits, 8, mean, rstd), quantize(normalized, bits, 8), strict=True
+    ):
+        torch.testing.assert_close(got, want)
 
 
 @every_width
@@ -109,8 +127,8 @@ def test_degenerate_tiles(bits, dtype, device):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_registration(bits):
-    x = torch.randn(2, 9, 5)
-    torch.library.opcheck(quantize, (x, bits))
-    torch.library.opcheck(quantize, (x, bits, torch.tensor(1), 3))
-    args = *quantize(x, bits), torch.randn(5), bits, 9, torch.bfloat16
+    x = torch.randn(18, 5)
+    torch.library.opcheck(quantize, (x, bits, 9))
+    torch.library.opcheck(quantize, (x, bits, 7, x[:, :1], x[:, :1], torch.tensor(1), 3))
+    args = *quantize(x, bits, 7), torch.randn(5), bits, 18, 7, torch.bfloat16
     torch.library.opcheck(dequantize, args)

@@ -142,10 +142,8 @@ def test_exact_bytes(rows, columns, density, dtype):
         assert nbytes(build(name, columns, density, True).pack(x)) == s * (rows * width + 12)
     for bits in BITS:
         # codes, and an offset and a step in single precision for each column
-        assert (
-            nbytes(Quantized(bits).pack(x)) == packed_bytes((1, rows, columns), bits) + columns * 4
-        )
-        assert packed_bytes((1, rows, columns), bits) == pytest.approx(n * bits / 8, abs=8 * bits)
+        assert nbytes(Quantized(bits).pack(x)) == packed_bytes(rows, columns, bits) + columns * 4
+        assert packed_bytes(rows, columns, bits) == pytest.approx(n * bits / 8, abs=8 * bits)
 
 
 @pytest.mark.parametrize(("total", "density", "kept"), [(10, 0.1, 1), (10, 0.01, 1), (3, 1.0, 3)])
