@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.sharing import Copy, copy_of
+from razorctl.ops.kernels import fused
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule, Shareable
 from razorctl.spans import packing
@@ -33,9 +34,34 @@ class ActivationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (packed,) = saved(ctx)
-        function = ctx.layer.function_of(ctx.layer)
-        return ctx.rule.function_grad(function, flat(dy), packed).view(dy.shape), None, None
+        return _gradient(ctx, dy), None, None
+
+
+class FusedActivationFunction(torch.autograd.Function):
+    """`ActivationFunction` where one operation computes y and makes the copy of x.
+
+    Returns y and the tensors of the copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "Activation", rule: Any) -> tuple[Tensor, ...]:
+        ctx.layer, ctx.rule = layer, rule
+        with packing():
+            y, *tensors = rule.pack_function(x, layer.function_of(layer))
+        save(ctx, rule.copy(flat(x).shape, x.dtype, *tensors))
+        ctx.mark_non_differentiable(*tensors)
+        return y, *tensors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *nothing: Any) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, dy), None, None
+
+
+def _gradient(ctx: Any, dy: Tensor) -> Tensor:
+    (packed,) = saved(ctx)
+    dx: Tensor = ctx.rule.function_grad(ctx.layer.function_of(ctx.layer), flat(dy), packed)
+    return dx.view(dy.shape)
 
 
 class Activation(RazorLayer):
@@ -51,11 +77,18 @@ class Activation(RazorLayer):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        with packing(), torch.no_grad():
-            # A rule may save the tensor itself, which the function is about to overwrite.
-            rows = flat(x.detach().clone() if getattr(self, "inplace", False) else x.detach())
-            copy = copy_of(rows, self.rules)
-        y: Tensor = ActivationFunction.apply(x, self, copy)
+        y: Tensor
+        rule, inplace = self.rules.of(x), getattr(self, "inplace", False)
+        fuses = not inplace and self.function_of(self) is not None and fused(x.device)
+        if fuses and isinstance(rule, Shareable) and rule.fuses:
+            y, *tensors = FusedActivationFunction.apply(x, self, rule)
+            copy = Copy(rule, rule.copy(flat(x).shape, x.dtype, *tensors))
+        else:
+            with packing(), torch.no_grad():
+                # A rule may save the tensor itself, which the function is about to overwrite.
+                rows = flat(x.detach().clone() if inplace else x.detach())
+                copy = copy_of(rows, self.rules)
+            y = ActivationFunction.apply(x, self, copy)
         self.offer(y, copy)
         return y
 

@@ -7,20 +7,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.sharing import Copy
-from razorctl.rules.base import Shareable
+from razorctl.ops.norm import statistics
+from razorctl.rules.base import Rule, Shareable
 from razorctl.rules.dense import Dense
 from razorctl.spans import packing
-
-aten = torch.ops.aten
 
 
 class NormFunction(torch.autograd.Function):
     """y = x_hat w + b, the stock forward, with gradients from what the rule packs of x_hat.
 
-    With g = w dy: dx = (g - mean(g) - x_hat mean(g x_hat)) / std, without mean(g) where the norm
-    does not center; dw = sum dy x_hat; db is exact. Back Razor prunes the raw input. x_hat of a
+    See `ops.norm.norm_grad_reference`; db is exact. Back Razor prunes the raw input. x_hat of a
     LayerNorm has mean 0, so that the pruned elements are small, and it gives the better gradient
     from the same number of bytes.
     """
@@ -32,42 +30,80 @@ class NormFunction(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         layer: "Norm",
-        scale: Tensor | None,
+        rstd: Tensor | None,
         copy: Copy | None,
     ) -> Tensor:
         ctx.layer, ctx.shape = layer, x.shape
         ctx.rule, packed = copy or (None, None)
-        save(ctx, weight, scale, packed)
+        save(ctx, weight, rstd, packed)
         return layer.stock(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, scale, packed = saved(ctx)
-        dx = dw = db = None
-        columns = ctx.layer.columns(ctx.layer)
-        dy = dy.reshape(-1, columns)
-        with no_autocast(dy.device):
-            if ctx.needs_input_grad[2]:
-                db = dy.sum(0).view(ctx.layer.normalized_shape)
-            if any(ctx.needs_input_grad[:2]):
-                x = ctx.rule.unpack(packed).to(scale.dtype)
-                dx, dw = ctx.layer.gradients(dy, x, weight, ctx.needs_input_grad[:2])
-                if dw is not None:
-                    dw = dw.view(weight.shape)
-                if dx is not None:
-                    dx = dx.mul_(scale).view(ctx.shape)
-        return dx, dw, db, None, None, None
+        return *_gradients(ctx, dy), None, None, None
+
+
+class FusedNormFunction(torch.autograd.Function):
+    """`NormFunction` where one operation computes y and makes the copy of x_hat.
+
+    Returns y and the tensors of the copy.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        layer: "Norm",
+        rule: Any,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        ctx.layer, ctx.shape, ctx.rule = layer, x.shape, rule
+        with packing():
+            y, rstd, *tensors = rule.pack_norm(
+                x, weight, bias, layer.epsilon(x), layer.centers, dtype
+            )
+        save(ctx, weight, rstd, rule.copy(flat(x).shape, rstd.dtype, *tensors))
+        ctx.mark_non_differentiable(*tensors)
+        return y, *tensors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *nothing: Any) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, dy), None, None, None
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of input, weight and bias."""
+    weight, rstd, packed = saved(ctx)
+    layer, needed = ctx.layer, ctx.needs_input_grad
+    dx = dw = db = None
+    dy = dy.reshape(-1, layer.columns(layer))
+    with no_autocast(dy.device):
+        if any(needed[:2]):
+            columns = None if weight is None else weight.reshape(-1)
+            dx, dw, db = ctx.rule.norm_grad(dy, packed, columns, rstd, layer.centers)
+        elif needed[2]:
+            db = dy.sum(0)
+    return (
+        dx.view(ctx.shape) if dx is not None and needed[0] else None,
+        dw.view(weight.shape) if dw is not None and needed[1] else None,
+        db.view(layer.normalized_shape) if db is not None and needed[2] else None,
+    )
 
 
 class Norm(RazorLayer):
     """Base of razor norms, which normalize over the last axes.
 
-    centers: whether the norm subtracts the mean.
+    centers: whether the norm subtracts the mean. plain: whether the stock forward is that of
+    `F.layer_norm`, or of `F.rms_norm`.
     """
 
     kind: ClassVar[str] = "norm"
     centers: ClassVar[bool] = True
+    plain: bool = False
     normalized_shape: tuple[int, ...]
     weight: Any  # Tensor or None
     eps: Any  # float, or None for that of the dtype that it computes in
@@ -80,24 +116,39 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        with packing():
-            scale, copy = self.pack(x)
-        bias = getattr(self, "bias", None)
-        y: Tensor = NormFunction.apply(x, self.weight, bias, self, scale, copy)
-        if copy is not None:
-            self.offer(y, copy)
+        bias, copy, rstd = getattr(self, "bias", None), None, None
+        if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
+            y: Tensor = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
+            return y
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        rule = self.rules.of(to_compute_dtype(x.new_empty(0, dtype=dtype)))
+        one_axis = self.plain and len(self.normalized_shape) == 1
+        if one_axis and isinstance(rule, Shareable) and rule.fuses:
+            stock = self.stock(x.detach()[:0]).dtype
+            y, *tensors = FusedNormFunction.apply(x, self.weight, bias, self, rule, stock)
+            copy = Copy(rule, rule.copy(flat(x).shape, dtype, *tensors))
+        else:
+            with packing():
+                rstd, copy = self.pack(x, rule)
+            y = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
+        self.offer(y, copy)
         return y
 
+    def epsilon(self, x: Tensor) -> float:
+        """`eps`, or its default for the dtype that x is normalized in."""
+        eps: float | None = self.eps
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return torch.finfo(dtype).eps if eps is None else eps
+
     @torch.no_grad()
-    def pack(self, x: Tensor) -> tuple[Tensor | None, Copy | None]:
-        """1 / std [rows, 1] and the copy of x_hat; None for both if no gradient needs them."""
-        if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
-            return None, None
-        normalized, scale = self.normalize(x.detach())
-        narrow = to_compute_dtype(normalized)
-        rule = self.rules.of(narrow)
+    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor, Copy]:
+        """1 / std [rows, 1] and the copy of x_hat."""
+        rows = x.detach().reshape(-1, self.columns(self))
+        mean, rstd = statistics(rows, self.epsilon(x), self.centers)
+        x_hat = (rows if mean is None else rows - mean) * rstd
         # The dense rule packs what stock autocast saves: norms run in single precision.
-        return scale, Copy(rule, rule.pack(normalized if isinstance(rule, Dense) else narrow))
+        x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
+        return rstd, Copy(rule, rule.pack(x_hat))
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:
@@ -117,48 +168,18 @@ class Norm(RazorLayer):
         y: Tensor = super().forward(x)
         return y
 
-    def normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x_hat [rows, columns] and 1 / std [rows, 1], in single precision at least."""
-        x = x.reshape(-1, self.columns(self))
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        eps = torch.finfo(dtype).eps if self.eps is None else self.eps
-        x = x.to(dtype)
-        if self.centers:
-            normalized, _, scale = torch.native_layer_norm(x, x.shape[1:], None, None, eps)
-            return normalized, scale
-        mean_square = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
-        scale = torch.rsqrt(mean_square + eps)
-        return x * scale, scale
-
-    def gradients(
-        self, dy: Tensor, x: Tensor, weight: Tensor | None, needed: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """dx times std [rows, columns] and dw [columns], from dy and x_hat [rows, columns].
-
-        needed: which of the two to compute; the other is None.
-        """
-        g, weight = dy.to(x.dtype), None if weight is None else weight.reshape(-1).to(x.dtype)
-        if self.centers:  # normalizing x_hat gives x_hat: its mean is 0, its deviation 1
-            mean = x.new_zeros(len(x), 1)
-            dx, dw, _ = aten.native_layer_norm_backward(
-                g.contiguous(), x, x.shape[1:], mean, mean + 1, weight, None, [*needed, False]
-            )
-            return dx if needed[0] else None, dw if needed[1] else None
-        dw = (dy * x).sum(0) if needed[1] else None
-        if not needed[0]:
-            return None, dw
-        g = g if weight is None else g * weight
-        return torch.addcmul(g, x, (g * x).mean(1, keepdim=True), value=-1), dw
-
 
 class RazorLayerNorm(Norm, nn.LayerNorm):
     """nn.LayerNorm that saves its normalized input by a rule."""
+
+    plain = True
 
 
 class RazorRMSNorm(Norm, nn.RMSNorm):
     """nn.RMSNorm that saves its normalized input by a rule."""
 
-    centers: ClassVar[bool] = False
+    centers = False
+    plain = True
 
 
 SWAPS = {nn.LayerNorm: RazorLayerNorm, nn.RMSNorm: RazorRMSNorm}

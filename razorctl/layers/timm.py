@@ -81,6 +81,11 @@ class RazorAttentionRope(TimmAttention, stock.AttentionRope):  # type: ignore[mi
 class RazorLayerNorm(Norm, stock.LayerNorm):  # type: ignore[misc]
     """timm's LayerNorm."""
 
+    @property
+    def plain(self) -> bool:  # type: ignore[override]
+        """The stock setting may ask for APEX."""
+        return not self._fast_norm
+
 
 class RazorLayerNormFp32(Norm, stock.LayerNormFp32):  # type: ignore[misc]
     """timm's LayerNorm in single precision."""

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops.packing import unpacked
-from razorctl.ops.quantize import affine, dequantize_reference, widened
+from razorctl.ops.packing import packed_bytes, unpacked
+from razorctl.ops.quantize import affine, dequantize_reference, quantized, tiles, widened
 
 aten = torch.ops.aten
 
@@ -44,6 +44,30 @@ FUNCTIONS = {
         -1.2784645 / 1.702,
     ),
 }
+
+
+@torch.library.custom_op("razorctl::activation_quantize", mutates_args=())
+def activation_quantize(
+    x: Tensor, function: str, bits: int, tile_rows: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """f(x) of `x` [..., columns] in its dtype, and x as `quantize` packs it.
+
+    function: the name of f in FUNCTIONS.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return FUNCTIONS[function].forward(x), *quantized(rows, bits, tile_rows)
+
+
+@activation_quantize.register_fake
+def _(x: Tensor, function: str, bits: int, tile_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = x.shape[:-1].numel(), x.shape[-1]
+    zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8),
+        zero_point,
+        torch.empty_like(zero_point, dtype=torch.bfloat16),
+    )
 
 
 def activation_grad_reference(

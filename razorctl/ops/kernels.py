@@ -6,8 +6,8 @@ process: its op runs the PyTorch body from then on, after one warning.
 
 import logging
 import os
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,13 +21,38 @@ CHOICES = ("auto", "torch")
 _failed: dict[tuple[str, str], str] = {}
 
 
-@cache
-def wanted() -> bool:
-    """Whether fused kernels may run; an unknown setting is warned of once, and counts as auto."""
+def _read() -> bool:
     setting = os.environ.get(SETTING, "auto") or "auto"
     if setting not in CHOICES:
         log.warning("%s=%s is unknown, so it counts as auto; set auto or torch.", SETTING, setting)
     return setting != "torch"
+
+
+_wanted = _read()  # once: a compiled program takes it as a constant
+
+
+def wanted() -> bool:
+    """Whether fused kernels may run."""
+    return _wanted
+
+
+_assumed = False
+
+
+@contextmanager
+def assumed() -> Iterator[None]:
+    """Inside the block, `fused` says of CPU tensors what it says of a card's, as planning needs."""
+    global _assumed
+    before, _assumed = _assumed, True
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
+def fused(device: torch.device) -> bool:
+    """Whether one op that does the work of several is faster there, and so worth taking."""
+    return wanted() and (device.type == "cuda" or _assumed)
 
 
 def failures() -> dict[tuple[str, str], str]:

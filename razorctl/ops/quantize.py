@@ -103,8 +103,7 @@ def quantize_reference(
     return pack(codes.to(torch.uint8), bits), scales[0].to(torch.int16), scales[1]
 
 
-@torch.library.custom_op("razorctl::quantize", mutates_args=())
-def quantize(
+def quantized(
     x: Tensor,
     bits: int,
     tile_rows: int,
@@ -113,17 +112,7 @@ def quantize(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
-
-    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
-    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
-    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
-    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
-    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
-    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
-    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
-    that.
-    """
+    """The body of `quantize`."""
     if x.numel() == 0:
         shape = tiles(len(x), tile_rows), x.shape[1]
         zero_point = x.new_zeros(shape, dtype=torch.int16)
@@ -148,6 +137,30 @@ def quantize(
         return values.to(dtype).view(torch.uint8)
 
     return packed_of(x, bits, tile_rows, codes), zero_point.to(torch.int16), scale
+
+
+@torch.library.custom_op("razorctl::quantize", mutates_args=())
+def quantize(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
+
+    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
+    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
+    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
+    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
+    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
+    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
+    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
+    that.
+    """
+    return quantized(x, bits, tile_rows, mean, rstd, seed, offset)
 
 
 @quantize.register_fake
@@ -192,6 +205,24 @@ def dequantize_reference(
     return torch.addcmul(offset, values, scale).to(dtype)
 
 
+def dequantized(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    rows: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The body of `dequantize`."""
+    offset, scale = affine(zero_point, scale, bias)
+    values = torch.empty(rows, scale.shape[1], dtype=dtype, device=packed.device)
+    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
+        values[part.rows] = widened(codes, offset, scale, part)
+    return values
+
+
 @torch.library.custom_op("razorctl::dequantize", mutates_args=())
 def dequantize(
     packed: Tensor,
@@ -208,11 +239,7 @@ def dequantize(
     packed, zero_point: as `quantize` returns them for that shape. scale: [tiles, columns], of any
     floating dtype. bias: [columns], None for 0.
     """
-    offset, scale = affine(zero_point, scale, bias)
-    values = torch.empty(rows, scale.shape[1], dtype=dtype, device=packed.device)
-    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
-        values[part.rows] = widened(codes, offset, scale, part)
-    return values
+    return dequantized(packed, zero_point, scale, bias, bits, rows, tile_rows, dtype)
 
 
 @dequantize.register_fake

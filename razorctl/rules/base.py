@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.norm import norm_grad_reference
 from razorctl.rules.allocation import largest
 from razorctl.rules.packed import Packed, PackedCodes
 
@@ -67,9 +69,46 @@ class Rule(ABC):
         """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.unpack(packed).to(dy.dtype))
 
+    def norm_grad(
+        self, dy: Tensor, packed: Any, weight: Tensor | None, rstd: Tensor, centers: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`ops.norm.norm_grad_reference` with the x_hat that was packed."""
+        return norm_grad_reference(dy, self.unpack(packed), weight, rstd, centers)
+
 
 class Shareable(ABC):
-    """A rule whose copy of x also serves the linear layers that a function of x feeds."""
+    """A rule whose copy of x also serves the linear layers that a function of x feeds.
+
+    fuses: whether one operation can compute the function and make the copy.
+    """
+
+    fuses: bool
+
+    @abstractmethod
+    def pack_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centers: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        """The norm of `x` [..., columns] in `dtype`, 1 / std [rows, 1], and x_hat as packed.
+
+        See `ops.norm.norm_quantize`. The last tensors are those that `copy` takes.
+        """
+
+    @abstractmethod
+    def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
+        """f(x), of the shape of x [..., columns], and the tensors of the copy of x.
+
+        function: as in `Rule.function_grad`.
+        """
+
+    @abstractmethod
+    def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
+        """What was packed of an activation [rows, columns]."""
 
     @abstractmethod
     def of_affine(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad
+from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_quantize
+from razorctl.ops.norm import norm_grad, norm_quantize
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.rules.base import Product, Rule, Shareable
 from razorctl.rules.packed import PackedCodes
@@ -24,6 +25,7 @@ class Quantized(Rule, Shareable):
 
     def __init__(self, bits: int, stochastic: bool = False, rows: int = TILE) -> None:
         self.bits, self.stochastic, self.rows = bits, stochastic, rows
+        self.fuses = not stochastic
 
     def pack(self, x: Tensor) -> PackedCodes:
         # From torch's default generator, so that checkpointing draws it again.
@@ -47,6 +49,35 @@ class Quantized(Rule, Shareable):
         copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
         dx: Tensor = activation_grad(dy, *copy, function)
         return dx
+
+    def norm_grad(
+        self, dy: Tensor, packed: PackedCodes, weight: Tensor | None, rstd: Tensor, centers: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
+        dx, dweight, dbias = norm_grad(dy, *copy, weight, rstd, centers, rstd.dtype)
+        return dx, dweight, dbias
+
+    def pack_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centers: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        made: tuple[Tensor, ...] = norm_quantize(
+            x, weight, bias, eps, centers, self.bits, self.rows, dtype
+        )
+        return made
+
+    def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
+        made: tuple[Tensor, ...] = activation_quantize(x, function, self.bits, self.rows)
+        return made
+
+    def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> PackedCodes:
+        packed, zero_point, scale = tensors
+        return PackedCodes(shape, dtype, packed, zero_point, scale, self.bits, self.rows)
 
     def of_affine(
         self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, like: Tensor

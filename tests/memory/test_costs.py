@@ -55,6 +55,15 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.bfloat16,
     ),
     "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
+    "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
+    "norm_quantize": lambda: (
+        *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024)),
+        *(1e-6, True, 4, 256, torch.float32),
+    ),
+    "norm_grad": lambda: (
+        *(torch.randn(WIDE), *_copy(4), 4, 197),
+        *(torch.ones(1024), torch.ones(ALL, 1), True, torch.float32),
+    ),
     "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
     "linear_weight_grad": lambda: (
         torch.randn(ALL, 64),

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_reference
+from razorctl.ops.activation import (
+    FUNCTIONS,
+    activation_grad,
+    activation_grad_reference,
+    activation_quantize,
+)
 from razorctl.ops.quantize import quantize
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
@@ -58,3 +63,13 @@ def test_degenerate_inputs(function, device):
 def test_registration():
     x = torch.randn(18, 5)
     torch.library.opcheck(activation_grad, (x, *quantize(x, 4, 7), 4, 7, "gelu"))
+
+
+@every_function
+def test_output_and_copy(function, device):
+    x = torch.randn(3, 5, 7, device=device)
+    y, *copy = activation_quantize(x, function, 4, 6)
+    torch.testing.assert_close(y, FUNCTIONS[function].forward(x))
+    for got, want in zip(copy, quantize(x.flatten(0, 1), 4, 6), strict=True):
+        assert torch.equal(got, want)
+    torch.library.opcheck(activation_quantize, (x, function, 4, 6))

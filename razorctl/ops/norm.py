@@ -1,0 +1,143 @@
+"""Norms over the last axis: with a few-bit copy of the normalized input, and the gradient from it.
+
+x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat weight + bias.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from razorctl.ops.packing import packed_bytes
+from razorctl.ops.quantize import dequantized, quantized, tiles
+
+aten = torch.ops.aten
+
+
+def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
+    """The mean, None if it is not subtracted, and 1 / std of each row of `x`, [rows, 1].
+
+    In single precision at least.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if centers:
+        _, mean, rstd = torch.native_layer_norm(x, x.shape[1:], None, None, eps)
+        return mean, rstd
+    square = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
+    return None, torch.rsqrt(square + eps)
+
+
+@torch.library.custom_op("razorctl::norm_quantize", mutates_args=())
+def norm_quantize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm of `x` [..., columns], RMSNorm if not `centers`, with a copy of x_hat.
+
+    weight, bias: [columns]. Returns y in `dtype`, of the shape of x, 1 / std [rows, 1] in single
+    precision at least, and x_hat as `quantize` packs it: packed codes, zero points and scales.
+    """
+    x = x.to(torch.promote_types(x.dtype, dtype))
+    rows, shape = x.reshape(-1, x.shape[-1]), x.shape[-1:]
+    mean: Tensor | None
+    if not centers:
+        y = F.rms_norm(x, shape, weight, eps)
+        mean, rstd = statistics(rows, eps, centers)
+    else:
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        mean, rstd = mean.view(-1, 1), rstd.view(-1, 1)
+        if x.dtype.itemsize < 4:  # they are then of 16 bits on some devices
+            mean, rstd = statistics(rows, eps, centers)
+    return y.to(dtype), rstd, *quantized(rows, bits, tile_rows, mean, rstd)
+
+
+@norm_quantize.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = x.shape[:-1].numel(), x.shape[-1]
+    zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        x.new_empty(rows, 1, dtype=torch.promote_types(x.dtype, torch.float32)),
+        x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8),
+        zero_point,
+        torch.empty_like(zero_point, dtype=torch.bfloat16),
+    )
+
+
+def norm_grad_reference(
+    dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, centers: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias from that of y, all in the dtype of `rstd`.
+
+    With g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)), without mean(g) if not
+    `centers`; dweight = sum dy x_hat; dbias = sum dy.
+    """
+    dtype = rstd.dtype
+    dy, x_hat = dy.to(dtype), x_hat.to(dtype)
+    weight = None if weight is None else weight.to(dtype)
+    if not centers:
+        g = dy if weight is None else dy * weight
+        dx = torch.addcmul(g, x_hat, (g * x_hat).mean(1, keepdim=True), value=-1)
+        return dx.mul_(rstd), (dy * x_hat).sum(0), dy.sum(0)
+    # Normalizing x_hat gives x_hat: its mean is 0, its deviation 1.
+    mean = x_hat.new_zeros(len(x_hat), 1)
+    weight = x_hat.new_ones(x_hat.shape[1]) if weight is None else weight
+    dx, dweight, dbias = aten.native_layer_norm_backward(
+        dy.contiguous(), x_hat, x_hat.shape[1:], mean, mean + 1, weight, weight, [True] * 3
+    )
+    return dx.mul_(rstd), dweight, dbias
+
+
+@torch.library.custom_op("razorctl::norm_grad", mutates_args=())
+def norm_grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`norm_grad_reference` with the x_hat of a copy; dx [rows, columns] is of `dtype`.
+
+    packed, zero_point, scale, rstd: as `norm_quantize` returns them. The gradients of weight and
+    bias [columns] are of the dtype of rstd.
+    """
+    copy = packed, zero_point, scale, None, bits
+    x_hat = dequantized(*copy, len(dy), tile_rows, rstd.dtype)
+    dx, dweight, dbias = norm_grad_reference(dy, x_hat, weight, rstd, centers)
+    return dx.to(dtype), dweight, dbias
+
+
+@norm_grad.register_fake
+def _(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = rstd.new_empty(dy.shape[1])
+    return dy.new_empty(dy.shape, dtype=dtype), sums, torch.empty_like(sums)

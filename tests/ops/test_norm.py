@@ -1,0 +1,75 @@
+"""Norms with a copy of the normalized input, and their gradient from it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from razorctl.ops.norm import norm_grad, norm_grad_reference, norm_quantize
+from razorctl.ops.quantize import dequantize, quantize
+
+EPS = 1e-5
+every_norm = pytest.mark.parametrize("centers", [True, False], ids=["layer norm", "RMS norm"])
+
+
+def normalized(x: torch.Tensor, centers: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """x_hat and 1 / std of the rows, in double precision."""
+    x = x.double()
+    x = x - x.mean(-1, keepdim=True) if centers else x
+    rstd = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    return x * rstd, rstd
+
+
+@every_norm
+@pytest.mark.parametrize("shape", [(2, 13, 7), (50, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_output_and_copy(shape, dtype, centers, affine, device):
+    x = (2 * torch.randn(shape, device=device) + 1).to(dtype)
+    weight = torch.randn(shape[-1:], device=device).to(dtype) if affine else None
+    bias = torch.randn(shape[-1:], device=device).to(dtype) if affine and centers else None
+    y, rstd, *copy = norm_quantize(x, weight, bias, EPS, centers, 4, 20, dtype)
+    if centers:
+        assert torch.equal(y, F.layer_norm(x, x.shape[-1:], weight, bias, EPS))
+    else:
+        assert torch.equal(y, F.rms_norm(x, x.shape[-1:], weight, EPS))
+    x_hat, want = normalized(x.flatten(0, -2), centers)
+    torch.testing.assert_close(rstd, want.float())
+    for got, expected in zip(copy, quantize(x_hat.float(), 4, 20), strict=True):
+        far = (got.double() - expected.double()).abs()  # an ulp may decide which code is nearer
+        assert (far > 1e-2 * expected.double().abs().max()).float().mean() < 0.02
+
+
+def test_output_of_another_dtype(device):
+    x = torch.randn(5, 64, device=device)
+    y = norm_quantize(x, None, None, EPS, True, 4, 20, torch.bfloat16)[0]
+    assert torch.equal(y, F.layer_norm(x, (64,)).bfloat16())
+    y = norm_quantize(x.bfloat16(), None, None, EPS, True, 4, 20, torch.float32)[0]
+    assert torch.equal(y, F.layer_norm(x.bfloat16().float(), (64,)))
+
+
+@every_norm
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradient_from_a_copy(centers, affine, device):
+    x, dy = torch.randn(50, 9, device=device), torch.randn(50, 9, device=device)
+    weight = torch.randn(9, device=device) if affine else None
+    _, rstd, *copy = norm_quantize(x, weight, None, EPS, centers, 5, 20, torch.float32)
+    got = norm_grad(dy, *copy, 5, 20, weight, rstd, centers, torch.float32)
+    x_hat = dequantize(*copy, None, 5, 50, 20, torch.float32)
+    g = dy.double() if weight is None else dy.double() * weight
+    dx = g - x_hat * (g * x_hat).mean(1, keepdim=True)
+    dx = (dx - g.mean(1, keepdim=True) if centers else dx) * rstd
+    for gradients in (got, norm_grad_reference(dy, x_hat, weight, rstd, centers)):
+        torch.testing.assert_close(gradients[0], dx.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients[2], dy.sum(0), rtol=1e-4, atol=1e-5)
+
+
+@every_norm
+def test_no_rows_and_registration(centers, device):
+    args = None, None, EPS, centers, 4, 20, torch.float32
+    assert norm_quantize(torch.empty(0, 9, device=device), *args)[0].shape == (0, 9)
+    x = torch.randn(2, 11, 9, device=device)
+    torch.library.opcheck(norm_quantize, (x, *args))
+    _, rstd, *copy = norm_quantize(x, *args)
+    args = x.flatten(0, 1), *copy, 4, 20, None, rstd, centers, torch.bfloat16
+    torch.library.opcheck(norm_grad, args)
