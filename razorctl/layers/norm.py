@@ -124,8 +124,9 @@ class Norm(RazorLayer):
         rule = self.rules.of(to_compute_dtype(x.new_empty(0, dtype=dtype)))
         one_axis = self.plain and len(self.normalized_shape) == 1
         if one_axis and isinstance(rule, Shareable) and rule.fuses:
-            stock = self.stock(x.detach()[:0]).dtype
-            y, *tensors = FusedNormFunction.apply(x, self.weight, bias, self, rule, stock)
+            with torch.no_grad():
+                stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
+            y, *tensors = FusedNormFunction.apply(x, self.weight, bias, self, rule, stock.dtype)
             copy = Copy(rule, rule.copy(flat(x).shape, dtype, *tensors))
         else:
             with packing():
