@@ -50,6 +50,7 @@ class FusedActivationFunction(torch.autograd.Function):
             y, *tensors = rule.pack_function(x, layer.function_of(layer))
         save(ctx, rule.copy(flat(x).shape, x.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
+        ctx.set_materialize_grads(False)
         return y, *tensors
 
     @staticmethod

@@ -47,7 +47,8 @@ class NormFunction(torch.autograd.Function):
 class FusedNormFunction(torch.autograd.Function):
     """`NormFunction` where one operation computes y and makes the copy of x_hat.
 
-    Returns y and the tensors of the copy.
+    Returns y, x, and the tensors of the copy. The gradient of the x that it returns, which a
+    residual connection takes, is added to that of its input in the same operation.
     """
 
     @staticmethod
@@ -59,7 +60,8 @@ class FusedNormFunction(torch.autograd.Function):
         layer: "Norm",
         rule: Any,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+        through: bool,
+    ) -> tuple[Tensor | None, ...]:
         ctx.layer, ctx.shape, ctx.rule = layer, x.shape, rule
         with packing():
             y, rstd, *tensors = rule.pack_norm(
@@ -67,16 +69,23 @@ class FusedNormFunction(torch.autograd.Function):
             )
         save(ctx, weight, rstd, rule.copy(flat(x).shape, rstd.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
-        return y, *tensors
+        ctx.set_materialize_grads(False)
+        return y, x if through else None, *tensors
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *nothing: Any) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, dy), None, None, None
+    def backward(
+        ctx: Any, dy: Tensor | None, through: Tensor | None, *nothing: Any
+    ) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return through, *[None] * 6
+        return *_gradients(ctx, dy, through), *[None] * 4
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of input, weight and bias."""
+def _gradients(
+    ctx: Any, dy: Tensor, through: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of input, weight and bias; `through` is added to the first."""
     weight, rstd, packed = saved(ctx)
     layer, needed = ctx.layer, ctx.needs_input_grad
     dx = dw = db = None
@@ -84,7 +93,8 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tens
     with no_autocast(dy.device):
         if any(needed[:2]):
             columns = None if weight is None else weight.reshape(-1)
-            dx, dw, db = ctx.rule.norm_grad(dy, packed, columns, rstd, layer.centers)
+            residual = None if through is None else through.reshape(dy.shape)
+            dx, dw, db = ctx.rule.norm_grad(dy, packed, columns, rstd, layer.centers, residual)
         elif needed[2]:
             db = dy.sum(0)
     return (
@@ -116,30 +126,60 @@ class Norm(RazorLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
             return self.stock(x)
-        bias, copy, rstd = getattr(self, "bias", None), None, None
-        if not (x.requires_grad or (self.weight is not None and self.weight.requires_grad)):
-            y: Tensor = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
-            return y
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        rule = self.rules.of(to_compute_dtype(x.new_empty(0, dtype=dtype)))
-        one_axis = self.plain and len(self.normalized_shape) == 1
-        if one_axis and isinstance(rule, Shareable) and rule.fuses:
+        rule = self._rule(x)
+        if self.fuses(x):
             with torch.no_grad():
                 stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
-            y, *tensors = FusedNormFunction.apply(x, self.weight, bias, self, rule, stock.dtype)
-            copy = Copy(rule, rule.copy(flat(x).shape, dtype, *tensors))
-        else:
+            return self._fused(x, rule, stock.dtype, through=False)[0]
+        bias, copy, rstd = getattr(self, "bias", None), None, None
+        if self._needs_grad(x):
             with packing():
                 rstd, copy = self.pack(x, rule)
-            y = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
-        self.offer(y, copy)
+        y: Tensor = NormFunction.apply(x, self.weight, bias, self, rstd, copy)
+        if copy is not None:
+            self.offer(y, copy)
         return y
+
+    def fuses(self, x: Tensor) -> bool:
+        """Whether one operation computes the norm of `x` and packs x_hat."""
+        rule = self._rule(x)
+        one_axis = self.plain and len(self.normalized_shape) == 1
+        fuses = isinstance(rule, Shareable) and rule.fuses
+        return self.saving and one_axis and fuses and self._needs_grad(x)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and its norm, for a residual connection around layers that begin with linear ones.
+
+        The norm is in the dtype that they compute in. x must be one that the norm `fuses`.
+        """
+        rule = self._rule(x)
+        dtype = to_compute_dtype(x.new_empty(0)).dtype
+        y, through = self._fused(x, rule, dtype, through=True)
+        assert through is not None
+        return through, y
+
+    def _fused(
+        self, x: Tensor, rule: Any, dtype: torch.dtype, through: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The norm of x in `dtype`, and x if it is to be passed through."""
+        bias = getattr(self, "bias", None)
+        y, x_out, *tensors = FusedNormFunction.apply(
+            x, self.weight, bias, self, rule, dtype, through
+        )
+        self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
+        return y, x_out
+
+    def _rule(self, x: Tensor) -> Rule:
+        return self.rules.of(to_compute_dtype(x.new_empty(0, dtype=_computed(x))))
+
+    def _needs_grad(self, x: Tensor) -> bool:
+        """Whether a gradient needs x_hat."""
+        return x.requires_grad or (self.weight is not None and self.weight.requires_grad)
 
     def epsilon(self, x: Tensor) -> float:
         """`eps`, or its default for the dtype that x is normalized in."""
         eps: float | None = self.eps
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return torch.finfo(dtype).eps if eps is None else eps
+        return torch.finfo(_computed(x)).eps if eps is None else eps
 
     @torch.no_grad()
     def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor, Copy]:
@@ -168,6 +208,11 @@ class Norm(RazorLayer):
         """The stock class's own forward."""
         y: Tensor = super().forward(x)
         return y
+
+
+def _computed(x: Tensor) -> torch.dtype:
+    """The dtype that x_hat is computed in."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class RazorLayerNorm(Norm, nn.LayerNorm):

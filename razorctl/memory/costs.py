@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from razorctl.memory.trace_cache import Kernel
+from razorctl.ops import kernels
 
 aten = torch.ops.aten
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
@@ -61,6 +62,9 @@ class _Blank(NamedTuple):
 def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     """The cost of a call of an operation that returned `result`."""
     if operation.namespace == "razorctl":
+        name, dot = operation._schema.name, kernels.assumed_dot()
+        if dot is not None and name in kernels.FUSED:
+            return _fused(kernels.FUSED[name], dot, (*args, *kwargs.values()), result)
         leaves, tree = tree_flatten((args, kwargs))
         blanks = (
             _Blank(tuple(leaf.shape), leaf.stride(), leaf.dtype)
@@ -68,8 +72,25 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
             else leaf
             for leaf in leaves
         )
-        return _inside(operation._schema.name, tuple(blanks), tree)
+        return _inside(name, tuple(blanks), tree)
     return Cost(Counter(_kernels(operation, args, kwargs, result)), _workspace(operation, args))
+
+
+def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
+    """The cost of an op of razorctl where fused kernels run it."""
+    results = sum(map(_bytes, _tensors((result,))))
+    moved = sum(map(_bytes, _tensors(args))) + results + work.again(*args)
+    operations, launches = work.operations(*args), Counter[Kernel]()
+    scratch = work.scratch(*args)
+    if operations and not dot:  # cuBLAS makes the int32 product, another kernel the result
+        product = math.prod(_tensors((result,))[0].shape) * torch.int32.itemsize
+        launches[Kernel("int8", operations, moved - results + product)] += 1
+        launches[Kernel("fp32", 0, product + results)] += 1
+        return Cost(launches, scratch + product)
+    launches[Kernel("int8" if operations else "fp32", operations, moved)] += 1
+    if work.launches > 1:
+        launches[Kernel("fp32", 0, 0)] += work.launches - 1
+    return Cost(launches, scratch)
 
 
 @cache

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.packing import packed_bytes, unpacked
 from razorctl.ops.quantize import affine, dequantize_reference, quantized, tiles, widened
 
@@ -121,3 +122,7 @@ def _(
     function: str,
 ) -> Tensor:
     return dy.new_empty(dy.shape)
+
+
+kernels.describe(activation_quantize)
+kernels.describe(activation_grad)

@@ -13,6 +13,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.packing import pack, packed_bytes, unpack
 
 FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
@@ -60,3 +61,7 @@ def from_buckets(
 @from_buckets.register_fake
 def _(packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype) -> Tensor:
     return packed.new_empty(shape, dtype=dtype)
+
+
+kernels.describe(to_buckets)
+kernels.describe(from_buckets)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS, chunks
 
 LEVELS = 127
@@ -286,3 +287,9 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
         for rows in chunks(total):
             total[rows] += (a[rows, terms].float() @ factor).to(torch.int32)
     return total
+
+
+kernels.describe(int8_rows, launches=2)
+kernels.describe(int8_columns)
+kernels.describe(balance)
+kernels.describe(scaled_gemm, operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1])

@@ -10,6 +10,7 @@ one pass over them is enough.
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.int8 import LEVELS, empty_transposed, inverse, transposed
 from razorctl.ops.packing import unpacked
@@ -104,3 +105,6 @@ def _(
     center = scale.new_empty(scale.shape[1], dtype=torch.float32)
     codes = empty_transposed(row_scale.expand(-1, scale.shape[1]))
     return codes, torch.empty_like(center), center
+
+
+kernels.describe(int8_operand, launches=2)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,23 +37,56 @@ def wanted() -> bool:
     return _wanted
 
 
-_assumed = False
+@dataclass(frozen=True)
+class Fused:
+    """What an op takes on a card where fused kernels run it; planning counts it so.
+
+    launches: kernels. The first moves each operand and result once, and the others hardly anything.
+    operations: of a product in int8, for the arguments of the op. scratch: bytes that a result
+    takes before it has its final form; `dot` is as in `assumed`. again: bytes moved beyond operands
+    and results. Each is a function of the arguments of the op.
+    """
+
+    launches: int = 1
+    operations: Callable[..., int] = lambda *args: 0
+    scratch: Callable[..., int] = lambda *args: 0
+    again: Callable[..., int] = lambda *args: 0
+
+
+FUSED: dict[str, Fused] = {}  # by the qualified names of ops
+
+
+def describe(op: CustomOpDef, **figures: Any) -> None:
+    """Says what `op` takes where fused kernels run it; see `Fused`."""
+    FUSED[op._qualname] = Fused(**figures)
+
+
+_assumed: bool | None = None
 
 
 @contextmanager
-def assumed() -> Iterator[None]:
-    """Inside the block, `fused` says of CPU tensors what it says of a card's, as planning needs."""
+def assumed(dot: bool) -> Iterator[None]:
+    """Inside the block, CPU tensors stand for those of a card on which fused kernels run.
+
+    dot: whether Triton's products run on the card's tensor cores, as from compute capability 8.0
+    on.
+    """
     global _assumed
-    before, _assumed = _assumed, True
+    before, _assumed = _assumed, dot
     try:
         yield
     finally:
         _assumed = before
 
 
+def assumed_dot() -> bool | None:
+    """The `dot` of the innermost `assumed` block, None outside."""
+    return _assumed
+
+
 def fused(device: torch.device) -> bool:
     """Whether one op that does the work of several is faster there, and so worth taking."""
-    return wanted() and (device.type == "cuda" or _assumed)
+    return wanted() and (device.type == "cuda" or _assumed is not None)
 
 
 def failures() -> dict[tuple[str, str], str]:

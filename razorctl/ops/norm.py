@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.packing import packed_bytes
 from razorctl.ops.quantize import dequantized, quantized, tiles
 
@@ -79,12 +80,17 @@ def _(
 
 
 def norm_grad_reference(
-    dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, centers: bool
+    dy: Tensor,
+    x_hat: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias from that of y, all in the dtype of `rstd`.
 
-    With g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)), without mean(g) if not
-    `centers`; dweight = sum dy x_hat; dbias = sum dy.
+    With g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)) + residual, without mean(g) if
+    not `centers`; dweight = sum dy x_hat; dbias = sum dy. residual: [rows, columns], None for 0.
     """
     dtype = rstd.dtype
     dy, x_hat = dy.to(dtype), x_hat.to(dtype)
@@ -92,14 +98,18 @@ def norm_grad_reference(
     if not centers:
         g = dy if weight is None else dy * weight
         dx = torch.addcmul(g, x_hat, (g * x_hat).mean(1, keepdim=True), value=-1)
-        return dx.mul_(rstd), (dy * x_hat).sum(0), dy.sum(0)
+        return _plus(dx.mul_(rstd), residual), (dy * x_hat).sum(0), dy.sum(0)
     # Normalizing x_hat gives x_hat: its mean is 0, its deviation 1.
     mean = x_hat.new_zeros(len(x_hat), 1)
     weight = x_hat.new_ones(x_hat.shape[1]) if weight is None else weight
     dx, dweight, dbias = aten.native_layer_norm_backward(
         dy.contiguous(), x_hat, x_hat.shape[1:], mean, mean + 1, weight, weight, [True] * 3
     )
-    return dx.mul_(rstd), dweight, dbias
+    return _plus(dx.mul_(rstd), residual), dweight, dbias
+
+
+def _plus(dx: Tensor, residual: Tensor | None) -> Tensor:
+    return dx if residual is None else dx.add_(residual)
 
 
 @torch.library.custom_op("razorctl::norm_grad", mutates_args=())
@@ -113,17 +123,15 @@ def norm_grad(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    dtype: torch.dtype,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`norm_grad_reference` with the x_hat of a copy; dx [rows, columns] is of `dtype`.
+    """`norm_grad_reference` with the x_hat of a copy.
 
-    packed, zero_point, scale, rstd: as `norm_quantize` returns them. The gradients of weight and
-    bias [columns] are of the dtype of rstd.
+    packed, zero_point, scale, rstd: as `norm_quantize` returns them.
     """
     copy = packed, zero_point, scale, None, bits
     x_hat = dequantized(*copy, len(dy), tile_rows, rstd.dtype)
-    dx, dweight, dbias = norm_grad_reference(dy, x_hat, weight, rstd, centers)
-    return dx.to(dtype), dweight, dbias
+    return norm_grad_reference(dy, x_hat, weight, rstd, centers, residual)
 
 
 @norm_grad.register_fake
@@ -137,7 +145,11 @@ def _(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    dtype: torch.dtype,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sums = rstd.new_empty(dy.shape[1])
-    return dy.new_empty(dy.shape, dtype=dtype), sums, torch.empty_like(sums)
+    return rstd.new_empty(dy.shape), sums, torch.empty_like(sums)
+
+
+kernels.describe(norm_quantize)
+kernels.describe(norm_grad, launches=2)

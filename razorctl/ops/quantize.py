@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.chunks import Part, parts
 from razorctl.ops.packing import pack, packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
@@ -260,3 +261,7 @@ def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
     """offset + scale * code, for the codes of the rows of a part."""
     o, s = offset[part.tiles].unsqueeze(1), scale[part.tiles].unsqueeze(1)
     return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)
+
+
+kernels.describe(quantize)
+kernels.describe(dequantize)

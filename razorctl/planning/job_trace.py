@@ -1,7 +1,7 @@
 """Traces a job's training step on fake tensors, without weights, data or a device."""
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
+from razorctl.ops.kernels import assumed
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, train_step
 from razorctl.surgery.byte_budget import sparsify_within
@@ -100,11 +101,11 @@ def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Modu
     return model, fake.fake(model)
 
 
-def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace:
+def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: bool = True) -> Trace:
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
     An evaluation needs no more memory: it runs the same rows through the same layers and saves
-    nothing. Raises UsageError for a recipe that the model cannot take.
+    nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a recipe that the model cannot take.
     """
     family = models.find(job.model)
     model, mode = _blueprint(job.model, classes, job.input_size)
@@ -125,6 +126,9 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda") -> Trace
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     optimizer = partial(build_optimizer, job=job)
-    with torch.random.fork_rng(devices=[]), nullcontext() if device == "cpu" else _AsOnCuda():
+    with torch.random.fork_rng(devices=[]), ExitStack() as card:
+        if device != "cpu":
+            card.enter_context(assumed(dot))
+            card.enter_context(_AsOnCuda())
         sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
         return tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)

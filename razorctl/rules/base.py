@@ -70,10 +70,16 @@ class Rule(ABC):
         return FUNCTIONS[function].backward(dy, self.unpack(packed).to(dy.dtype))
 
     def norm_grad(
-        self, dy: Tensor, packed: Any, weight: Tensor | None, rstd: Tensor, centers: bool
+        self,
+        dy: Tensor,
+        packed: Any,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`ops.norm.norm_grad_reference` with the x_hat that was packed."""
-        return norm_grad_reference(dy, self.unpack(packed), weight, rstd, centers)
+        return norm_grad_reference(dy, self.unpack(packed), weight, rstd, centers, residual)
 
 
 class Shareable(ABC):

@@ -51,10 +51,16 @@ class Quantized(Rule, Shareable):
         return dx
 
     def norm_grad(
-        self, dy: Tensor, packed: PackedCodes, weight: Tensor | None, rstd: Tensor, centers: bool
+        self,
+        dy: Tensor,
+        packed: PackedCodes,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
-        dx, dweight, dbias = norm_grad(dy, *copy, weight, rstd, centers, rstd.dtype)
+        dx, dweight, dbias = norm_grad(dy, *copy, weight, rstd, centers, residual)
         return dx, dweight, dbias
 
     def pack_norm(

@@ -29,7 +29,7 @@ from pretrained import CACHE, TASKS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import razorctl.recipe
+import razorctl.methods
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.ops import buckets
 
@@ -68,10 +68,10 @@ class Footprint:
 
 def recipe(rules: Mapping[str, str]) -> Recipe:
     """A recipe of `razor` with rules of our own."""
-    methods = razorctl.recipe.METHODS
+    methods = razorctl.methods.METHODS
     fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
     trial = rules | {"dropout": "dense"}
-    methods[TRIAL] = razorctl.recipe.Method(TRIAL, rules=trial, int8=True, **fields)
+    methods[TRIAL] = razorctl.methods.Method(TRIAL, rules=trial, int8=True, **fields)
     return Recipe(TRIAL)
 
 

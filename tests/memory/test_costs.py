@@ -62,7 +62,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "norm_grad": lambda: (
         *(torch.randn(WIDE), *_copy(4), 4, 197),
-        *(torch.ones(1024), torch.ones(ALL, 1), True, torch.float32),
+        *(torch.ones(1024), torch.ones(ALL, 1), True),
     ),
     "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
     "linear_weight_grad": lambda: (

@@ -52,13 +52,14 @@ def test_output_of_another_dtype(device):
 def test_gradient_from_a_copy(centers, affine, device):
     x, dy = torch.randn(50, 9, device=device), torch.randn(50, 9, device=device)
     weight = torch.randn(9, device=device) if affine else None
+    residual = torch.randn(50, 9, device=device)
     _, rstd, *copy = norm_quantize(x, weight, None, EPS, centers, 5, 20, torch.float32)
-    got = norm_grad(dy, *copy, 5, 20, weight, rstd, centers, torch.float32)
+    got = norm_grad(dy, *copy, 5, 20, weight, rstd, centers, residual)
     x_hat = dequantize(*copy, None, 5, 50, 20, torch.float32)
     g = dy.double() if weight is None else dy.double() * weight
     dx = g - x_hat * (g * x_hat).mean(1, keepdim=True)
-    dx = (dx - g.mean(1, keepdim=True) if centers else dx) * rstd
-    for gradients in (got, norm_grad_reference(dy, x_hat, weight, rstd, centers)):
+    dx = (dx - g.mean(1, keepdim=True) if centers else dx) * rstd + residual
+    for gradients in (got, norm_grad_reference(dy, x_hat, weight, rstd, centers, residual)):
         torch.testing.assert_close(gradients[0], dx.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients[2], dy.sum(0), rtol=1e-4, atol=1e-5)
@@ -71,5 +72,5 @@ def test_no_rows_and_registration(centers, device):
     x = torch.randn(2, 11, 9, device=device)
     torch.library.opcheck(norm_quantize, (x, *args))
     _, rstd, *copy = norm_quantize(x, *args)
-    args = x.flatten(0, 1), *copy, 4, 20, None, rstd, centers, torch.bfloat16
+    args = x.flatten(0, 1), *copy, 4, 20, None, rstd, centers
     torch.library.opcheck(norm_grad, args)
