@@ -75,7 +75,7 @@ def train_step(
         losses.append(loss.detach())
     with phase("optimizer"):
         scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

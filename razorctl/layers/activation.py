@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.gradients import Int8
 from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.kernels import fused
 from razorctl.ops.topk import pack_bits, unpack_bits
@@ -44,8 +45,10 @@ class FusedActivationFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "Activation", rule: Any) -> tuple[Tensor, ...]:
-        ctx.layer, ctx.rule = layer, rule
+    def forward(
+        ctx: Any, x: Tensor, layer: "Activation", rule: Any, wanted: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.layer, ctx.rule, ctx.wanted = layer, rule, wanted
         with packing():
             y, *tensors = rule.pack_function(x, layer.function_of(layer))
         save(ctx, rule.copy(flat(x).shape, x.dtype, *tensors))
@@ -56,7 +59,14 @@ class FusedActivationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *nothing: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, dy), None, None
+        if not ctx.wanted:
+            return _gradient(ctx, dy), None, None, None
+        (packed,) = saved(ctx)
+        function = ctx.layer.function_of(ctx.layer)
+        dx, *int8 = ctx.rule.function_grad_int8(function, flat(dy), packed)
+        dx = dx.view(dy.shape)
+        ctx.layer.memo.gradients.offer(dx, dx, Int8(*int8))
+        return dx, None, None, None
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
@@ -82,7 +92,8 @@ class Activation(RazorLayer):
         rule, inplace = self.rules.of(x), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and isinstance(rule, Shareable) and rule.fuses:
-            y, *tensors = FusedActivationFunction.apply(x, self, rule)
+            wanted = self.memo is not None and self.memo.gradients.wanted(x) == x.dtype
+            y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
             copy = Copy(rule, rule.copy(flat(x).shape, x.dtype, *tensors))
         else:
             with packing(), torch.no_grad():

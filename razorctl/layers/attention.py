@@ -19,7 +19,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Settings, save, saved
 from razorctl.ops.dropout import dropout
-from razorctl.rules.base import Rule, Rules
+from razorctl.rules.base import Rule, Rules, Shareable
 from razorctl.rules.prune import Centered
 from razorctl.spans import packing
 
@@ -148,6 +148,7 @@ class SparseFlashFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        joint: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -156,23 +157,61 @@ class SparseFlashFunction(torch.autograd.Function):
         options: dict[str, Any],
     ) -> Tensor:
         q, k, v = (to_compute_dtype(t) for t in (q, k, v))
-        ctx.layer, ctx.options = layer, options
+        ctx.layer, ctx.options, ctx.heads = layer, options, None if joint is None else q.shape
         state = _random_state(q.device) if options["dropout_p"] else None
-        _save(ctx, [q, k, v], mask, state, join=True)
+        if joint is None:
+            _save(ctx, [q, k, v], mask, state, join=True)
+        else:
+            ctx.rule = layer.rules.of(q)  # type: ignore[union-attr]
+            with packing():
+                packed = ctx.rule.pack(to_compute_dtype(joint.detach()))
+            save(ctx, mask, state, packed)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        djoint = dq = dk = dv = None
         with no_autocast(dout.device):
-            mask, state, *unpacked = _saved(ctx)
+            if ctx.heads is None:
+                mask, state, *unpacked = _saved(ctx)
+            else:
+                mask, state, packed = saved(ctx)
+                unpacked = list(_parts(ctx.rule.unpack(packed), ctx.heads))
             q, k, v = (t.to(dout.dtype) for t in unpacked)
             if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
                 # Else the compiler saves the forward pass's float mask, four times as large.
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            grads = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
-        dmask = grads[3] if ctx.needs_input_grad[3] else None
-        return *grads[:3], dmask, None, None
+            dq, dk, dv, *dmask = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
+            if ctx.heads is not None:
+                djoint = torch.stack([d.transpose(1, 2) for d in (dq, dk, dv)], 2).flatten(2)
+                dq = dk = dv = None
+        return djoint, dq, dk, dv, dmask[0] if ctx.needs_input_grad[4] else None, None, None
+
+
+def _parts(joint: Tensor, heads: torch.Size) -> tuple[Tensor, ...]:
+    """q, k, v, each of the shape `heads` [batch, heads, tokens, columns], as views of `joint`."""
+    batch, count, tokens, columns = heads
+    return joint.view(batch, tokens, 3, count, columns).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _joint(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """The output [batch, tokens, 3 * columns of all heads] of one layer that q, k, v view, if any.
+
+    Its gradient is then made at once, and not that of three views, which autograd would put
+    together in two passes.
+    """
+    joint = q._base
+    if joint is None or q.dim() != 4 or not joint.is_contiguous():
+        return None
+    batch, heads, tokens, columns = q.shape
+    if joint.shape != (batch, tokens, 3 * heads * columns):
+        return None
+    for t, part in zip((q, k, v), _parts(joint.detach(), q.shape), strict=True):
+        alike = t.shape == part.shape and t.stride() == part.stride()
+        if t._base is not joint or not alike or t.storage_offset() != part.storage_offset():
+            return None
+    return joint
 
 
 def _attention_gradient(
@@ -302,7 +341,14 @@ class Attention(RazorLayer):
         if self.rules is None or not (self.saving and gradient):
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
         if self.backend == "sparse-flash":
-            out: Tensor = SparseFlashFunction.apply(query, key, value, attn_mask, self, options)
+            # A rule that selects elements selects them of q, k and v separately.
+            joins = isinstance(self.rules.wide, Shareable) and not torch.compiler.is_compiling()
+            joint = _joint(query, key, value) if joins else None
+            if joint is not None:
+                query, key, value = query.detach(), key.detach(), value.detach()
+            out: Tensor = SparseFlashFunction.apply(
+                joint, query, key, value, attn_mask, self, options
+            )
             return out
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]

@@ -3,7 +3,8 @@
 Each kind of torch's layers has a file. It defines `SWAPS`, which maps exact stock types to their
 razor classes. Each library has a file of its name. It defines `SWAPS` too, and `BRANCHES`, which
 maps exact block types to their residual branches. A branch is the names of the modules in it that
-save something; the last of them gives the branch's output.
+save something; the last of them gives the branch's output. `PRE_NORM` maps those block types that
+are nothing but residual connections with a norm first to all modules of each connection.
 """
 
 import importlib
@@ -39,6 +40,18 @@ def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
 def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
     """Stock block types -> their residual branches, of every library that is loaded."""
     return _registered("BRANCHES")
+
+
+def connections() -> tuple[
+    dict[type[nn.Module], tuple[tuple[str, ...], ...]], frozenset[type[nn.Module]]
+]:
+    """Block types -> their residual connections, and what may follow a norm in them."""
+    first = [
+        importlib.import_module(f"razorctl.layers.{library}").LINEAR_FIRST
+        for library in LIBRARIES
+        if library in sys.modules
+    ]
+    return _registered("PRE_NORM"), frozenset().union(*first)
 
 
 def _registered(name: str) -> dict[type[nn.Module], Any]:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
+from razorctl.layers.gradients import Int8
 from razorctl.layers.sharing import Copy
 from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
 from razorctl.ops.int8_operand import int8_operand
@@ -26,25 +27,27 @@ class Gemms(Product):
     """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
 
     weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
-    of dy.
+    of dy, which is `int8` if that is known.
     """
 
-    def __init__(self, dy: Tensor, weight_int8: bool, input_int8: bool) -> None:
+    def __init__(
+        self, dy: Tensor, weight_int8: bool, input_int8: bool, int8: Int8 | None = None
+    ) -> None:
         super().__init__(lambda x: dy.T @ x)
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         # Made when asked for; torch.compile cannot trace functools.cached_property.
-        self._int8: tuple[Tensor, Tensor, Tensor] | None = None
+        self._int8 = int8
 
     @property
     def total(self) -> Tensor:
         """dy summed over rows, [out]: the gradient of a bias."""
-        return self.int8[2] if self.weight_int8 or self.input_int8 else self.dy.sum(0)
+        return self.int8.total if self.weight_int8 or self.input_int8 else self.dy.sum(0)
 
     @property
-    def int8(self) -> tuple[Tensor, Tensor, Tensor]:
-        """dy in int8, a scale for each row [rows, 1], and the sum of the rows [out]."""
+    def int8(self) -> Int8:
+        """dy in int8."""
         if self._int8 is None:
-            self._int8 = int8_rows(self.dy)
+            self._int8 = Int8(*int8_rows(self.dy))
         return self._int8
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -102,7 +105,11 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed = saved(ctx)
-        product = Gemms(flat(dy), *ctx.int8)
+        memo, int8 = ctx.layer.memo, None
+        if memo is not None and any(ctx.int8):
+            int8 = memo.gradients.take(dy)
+        weight_int8, input_int8 = ctx.int8
+        product = Gemms(flat(dy), weight_int8, input_int8, int8 and int8[1])
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
@@ -151,6 +158,8 @@ class RazorLinear(WeightLayer, nn.Linear):
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(input, (self.kind, x.dtype), lambda: flat(x.detach()))
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy)
+        if self.memo is not None and any(self.int8_gemms(x)):
+            self.memo.gradients.want(y, y.dtype)
         return y
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.gradients import Gradients, Int8
 from razorctl.layers.sharing import Copy
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule, Shareable
@@ -61,8 +62,9 @@ class FusedNormFunction(torch.autograd.Function):
         rule: Any,
         dtype: torch.dtype,
         through: bool,
+        wanted: torch.dtype | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.layer, ctx.shape, ctx.rule = layer, x.shape, rule
+        ctx.layer, ctx.shape, ctx.rule, ctx.wanted = layer, x.shape, rule, wanted
         with packing():
             y, rstd, *tensors = rule.pack_norm(
                 x, weight, bias, layer.epsilon(x), layer.centers, dtype
@@ -78,14 +80,17 @@ class FusedNormFunction(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, through: Tensor | None, *nothing: Any
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return through, *[None] * 6
-        return *_gradients(ctx, dy, through), *[None] * 4
+            return through, *[None] * 7
+        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 5
 
 
 def _gradients(
-    ctx: Any, dy: Tensor, through: Tensor | None = None
+    ctx: Any, dy: Tensor, through: Tensor | None = None, wanted: torch.dtype | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of input, weight and bias; `through` is added to the first."""
+    """The gradients of input, weight and bias.
+
+    through: is added to the first. wanted: the dtype in which it is wanted in int8 too, if it is.
+    """
     weight, rstd, packed = saved(ctx)
     layer, needed = ctx.layer, ctx.needs_input_grad
     dx = dw = db = None
@@ -94,11 +99,19 @@ def _gradients(
         if any(needed[:2]):
             columns = None if weight is None else weight.reshape(-1)
             residual = None if through is None else through.reshape(dy.shape)
-            dx, dw, db = ctx.rule.norm_grad(dy, packed, columns, rstd, layer.centers, residual)
+            args = dy, packed, columns, rstd, layer.centers, residual
+            if wanted is None:
+                dx, dw, db = ctx.rule.norm_grad(*args)
+                dx = dx.view(ctx.shape)
+            else:
+                dx, dw, db, narrow, *int8 = ctx.rule.norm_grad_int8(*args, wanted)
+                dx = dx.view(ctx.shape)
+                narrow = dx if dx.dtype == wanted else narrow.view(ctx.shape)
+                layer.gradients.offer(dx, narrow, Int8(*int8))
         elif needed[2]:
             db = dy.sum(0)
     return (
-        dx.view(ctx.shape) if dx is not None and needed[0] else None,
+        dx if needed[0] else None,
         dw.view(weight.shape) if dw is not None and needed[1] else None,
         db.view(layer.normalized_shape) if db is not None and needed[2] else None,
     )
@@ -123,15 +136,21 @@ class Norm(RazorLayer):
         shape: tuple[int, ...] = module.normalized_shape  # type: ignore[assignment]
         return torch.Size(shape).numel()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, through: bool = False) -> Any:
+        """The norm of x; with `through`, a pair: the norm, and x for a residual connection.
+
+        In a pair the norm is in the dtype that linear layers compute in. x must then be one that
+        the norm `fuses`.
+        """
         if not self.saving:
             return self.stock(x)
-        rule = self._rule(x)
+        if through:
+            return self._fused(x, to_compute_dtype(x.new_empty(0)).dtype, through)
         if self.fuses(x):
             with torch.no_grad():
                 stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
-            return self._fused(x, rule, stock.dtype, through=False)[0]
-        bias, copy, rstd = getattr(self, "bias", None), None, None
+            return self._fused(x, stock.dtype, through)[0]
+        rule, bias, copy, rstd = self._rule(x), getattr(self, "bias", None), None, None
         if self._needs_grad(x):
             with packing():
                 rstd, copy = self.pack(x, rule)
@@ -142,32 +161,27 @@ class Norm(RazorLayer):
 
     def fuses(self, x: Tensor) -> bool:
         """Whether one operation computes the norm of `x` and packs x_hat."""
-        rule = self._rule(x)
         one_axis = self.plain and len(self.normalized_shape) == 1
-        fuses = isinstance(rule, Shareable) and rule.fuses
-        return self.saving and one_axis and fuses and self._needs_grad(x)
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x and its norm, for a residual connection around layers that begin with linear ones.
-
-        The norm is in the dtype that they compute in. x must be one that the norm `fuses`.
-        """
+        if not (self.saving and one_axis and self._needs_grad(x)):
+            return False
         rule = self._rule(x)
-        dtype = to_compute_dtype(x.new_empty(0)).dtype
-        y, through = self._fused(x, rule, dtype, through=True)
-        assert through is not None
-        return through, y
+        return isinstance(rule, Shareable) and rule.fuses
 
-    def _fused(
-        self, x: Tensor, rule: Any, dtype: torch.dtype, through: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _fused(self, x: Tensor, dtype: torch.dtype, through: bool) -> tuple[Tensor, Tensor | None]:
         """The norm of x in `dtype`, and x if it is to be passed through."""
-        bias = getattr(self, "bias", None)
-        y, x_out, *tensors = FusedNormFunction.apply(
-            x, self.weight, bias, self, rule, dtype, through
+        rule: Any = self._rule(x)
+        parameters = self.weight, getattr(self, "bias", None)
+        wanted = self.gradients.wanted(x)
+        y, out, *tensors = FusedNormFunction.apply(
+            x, *parameters, self, rule, dtype, through, wanted
         )
         self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
-        return y, x_out
+        return y, out
+
+    @property
+    def gradients(self) -> Gradients:
+        """What layers hand on to each other in the backward pass; nothing without a memo."""
+        return Gradients() if self.memo is None else self.memo.gradients
 
     def _rule(self, x: Tensor) -> Rule:
         return self.rules.of(to_compute_dtype(x.new_empty(0, dtype=_computed(x))))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from razorctl.layers.gradients import Gradients
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.packed import Packed
 
@@ -40,10 +41,13 @@ class Memo:
     same place (`_place`): a checkpointed region runs again by itself, so it must share with nothing
     outside. torch.compile cannot trace a weak reference, so in a compiled program a copy is an
     attribute of its tensor (`traced`).
+
+    gradients: what the layers hand on to each other in the backward pass.
     """
 
     def __init__(self) -> None:
         self._entry: tuple[weakref.ref[Tensor], Hashable, Copy] | None = None
+        self.gradients = Gradients()
 
     def pack(
         self, x: Tensor, layout: Hashable, rules: Rules, rows: Callable[[], Tensor]

@@ -136,6 +136,11 @@ SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
 
 _PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
 _SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop_path2"))
+# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    vision_transformer.Block: _SCALED,
+}
+LINEAR_FIRST = frozenset({stock.Attention, RazorAttention, stock.Mlp})
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     vision_transformer.Block: _SCALED,
     vision_transformer.ResPostBlock: _PLAIN,

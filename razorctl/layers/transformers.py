@@ -198,3 +198,11 @@ BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
         ("layernorm_after", "mlp"),
     ),
 }
+# Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.
+PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    modeling_vit.ViTLayer: (
+        ("layernorm_before", "attention", "dropout"),
+        ("layernorm_after", "mlp", "dropout"),
+    ),
+}
+LINEAR_FIRST = frozenset({modeling_vit.ViTAttention, RazorViTAttention, modeling_vit.ViTMLP})

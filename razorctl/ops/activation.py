@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.int8 import empty_rows, int8_rows
 from razorctl.ops.packing import packed_bytes, unpacked
 from razorctl.ops.quantize import affine, dequantize_reference, quantized, tiles, widened
 
@@ -124,5 +125,34 @@ def _(
     return dy.new_empty(dy.shape)
 
 
+@torch.library.custom_op("razorctl::activation_grad_int8", mutates_args=())
+def activation_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `activation_grad` returns, dx, and what `int8.int8_rows` makes of that."""
+    dx = activation_grad._init_fn(dy, packed, zero_point, scale, bits, tile_rows, function)
+    return dx, *int8_rows._init_fn(dx)
+
+
+@activation_grad_int8.register_fake
+def _(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return dy.new_empty(dy.shape), *empty_rows(dy)
+
+
+kernels.describe(activation_grad_int8, launches=2)
 kernels.describe(activation_quantize)
 kernels.describe(activation_grad)

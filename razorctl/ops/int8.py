@@ -75,7 +75,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @int8_rows.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8_rows` returns, without values."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     scale = x.new_empty(x.shape[0], 1, dtype=dtype)
     return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])

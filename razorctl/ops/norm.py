@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.int8 import empty_rows, int8_rows
 from razorctl.ops.packing import packed_bytes
 from razorctl.ops.quantize import dequantized, quantized, tiles
 
@@ -151,5 +152,49 @@ def _(
     return rstd.new_empty(dy.shape), sums, torch.empty_like(sums)
 
 
+@torch.library.custom_op("razorctl::norm_grad_int8", mutates_args=())
+def norm_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `norm_grad` returns, dx in `dtype`, and what `int8.int8_rows` makes of dx.
+
+    If dx is of that dtype itself, the second dx is empty.
+    """
+    args = dy, packed, zero_point, scale, bits, tile_rows, weight, rstd, centers, residual
+    dx, dweight, dbias = norm_grad._init_fn(*args)
+    narrow = dx.new_empty(0) if dx.dtype == dtype else dx.to(dtype)
+    return dx, dweight, dbias, narrow, *int8_rows._init_fn(dx)
+
+
+@norm_grad_int8.register_fake
+def _(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dx, sums = rstd.new_empty(dy.shape), rstd.new_empty(dy.shape[1])
+    narrow = dx.new_empty(0 if dx.dtype == dtype else dx.shape, dtype=dtype)
+    return dx, sums, torch.empty_like(sums), narrow, *empty_rows(dx)
+
+
+kernels.describe(norm_grad_int8, launches=2)
 kernels.describe(norm_quantize)
 kernels.describe(norm_grad, launches=2)

@@ -105,7 +105,8 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
     An evaluation needs no more memory: it runs the same rows through the same layers and saves
-    nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a recipe that the model cannot take.
+    nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
+    recipe that the model cannot take.
     """
     family = models.find(job.model)
     model, mode = _blueprint(job.model, classes, job.input_size)

@@ -113,6 +113,25 @@ class Shareable(ABC):
         """
 
     @abstractmethod
+    def function_grad_int8(
+        self, function: str, dy: Tensor, packed: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`Rule.function_grad`, and what `ops.int8.int8_rows` makes of it."""
+
+    @abstractmethod
+    def norm_grad_int8(
+        self,
+        dy: Tensor,
+        packed: Any,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        """`Rule.norm_grad`, dx in `dtype`, and its int8 copy; see `ops.norm.norm_grad_int8`."""
+
+    @abstractmethod
     def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
         """What was packed of an activation [rows, columns]."""
 

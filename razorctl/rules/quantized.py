@@ -3,8 +3,13 @@
 import torch
 from torch import Tensor
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_quantize
-from razorctl.ops.norm import norm_grad, norm_quantize
+from razorctl.ops.activation import (
+    FUNCTIONS,
+    activation_grad,
+    activation_grad_int8,
+    activation_quantize,
+)
+from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.rules.base import Product, Rule, Shareable
 from razorctl.rules.packed import PackedCodes
@@ -79,6 +84,27 @@ class Quantized(Rule, Shareable):
 
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
         made: tuple[Tensor, ...] = activation_quantize(x, function, self.bits, self.rows)
+        return made
+
+    def function_grad_int8(
+        self, function: str, dy: Tensor, packed: PackedCodes
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
+        dx, codes, scale, total = activation_grad_int8(dy, *copy, function)
+        return dx, codes, scale, total
+
+    def norm_grad_int8(
+        self,
+        dy: Tensor,
+        packed: PackedCodes,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
+        made: tuple[Tensor, ...] = norm_grad_int8(dy, *copy, weight, rstd, centers, residual, dtype)
         return made
 
     def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> PackedCodes:

@@ -20,7 +20,7 @@ from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import Wanted, build
 from razorctl.sampling.joint import Blocks
-from razorctl.surgery import adapters, branches, checkpointing, drawing
+from razorctl.surgery import adapters, branches, checkpointing, drawing, residuals
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,9 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
+    if not residual:  # a branch that is not drawn has no gradient to add
+        for block, connections in residuals.find(model, *libraries.connections()).items():
+            residuals.attach(block, connections)
     for module in checkpointed.values():
         checkpointing.attach(module)
     if linear:
@@ -100,7 +103,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    rooms = (adapters, branches, checkpointing, drawing)
+    rooms = (adapters, branches, checkpointing, drawing, residuals)
     return isinstance(module, RazorLayer) or any(room.attached(module) for room in rooms)
 
 
@@ -126,6 +129,7 @@ def restore(model: nn.Module) -> None:
         checkpointing.detach(module)
         branches.detach(module)
         drawing.detach(module)
+        residuals.detach(module)
         if isinstance(module, RazorLayer):
             module.detach()
 

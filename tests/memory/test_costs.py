@@ -64,6 +64,11 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(torch.randn(WIDE), *_copy(4), 4, 197),
         *(torch.ones(1024), torch.ones(ALL, 1), True),
     ),
+    "activation_grad_int8": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
+    "norm_grad_int8": lambda: (
+        *(torch.randn(WIDE), *_copy(4), 4, 197, torch.ones(1024), torch.ones(ALL, 1), True),
+        *(torch.randn(WIDE), torch.bfloat16),
+    ),
     "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
     "linear_weight_grad": lambda: (
         torch.randn(ALL, 64),

@@ -16,7 +16,6 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import swaps
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
-from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
 from tests.models import vit
@@ -206,15 +205,3 @@ class TestWarnings:
         razorctl.saved_bytes(model, x)
         sparsify_within(model, Recipe("razor", 0.1), x)  # which its stock layers leave room for
         assert not caplog.messages
-
-
-@pytest.mark.parametrize("rows", [1, 7, 127, 128, 130, 256, 800])
-def test_blocks_are_equal_and_no_smaller_than_they_may_be(rows):
-    rule, x = Quantized(8, rows=128), torch.randn(rows, 3)
-    packed = rule.pack(x)
-    blocks = len(packed.scale)
-    assert rows % blocks == 0
-    assert blocks == 1 or rows // blocks >= 128
-    assert (rule.unpack(packed) - x).abs().max() < 0.05
-    if rows == 800:
-        assert blocks == 5

@@ -1,0 +1,134 @@
+"""Residual connections whose norm adds the gradients of its input."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.layers.gradients import Gradients
+from razorctl.ops import kernels
+from razorctl.surgery import residuals
+from tests.models import vit
+
+
+def hf_vit() -> ViTForImageClassification:
+    sizes = {"image_size": 16, "patch_size": 4, "hidden_size": 24, "num_hidden_layers": 2}
+    return ViTForImageClassification(
+        ViTConfig(num_attention_heads=3, intermediate_size=48, hidden_dropout_prob=0.1, **sizes)
+    )
+
+
+MODELS = {"timm": lambda: vit(init_values=0.5, proj_drop_rate=0.1), "transformers": hf_vit}
+every_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+
+
+def step(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The logits and the gradients of all parameters."""
+    torch.manual_seed(0)
+    model.zero_grad()
+    y = model(x)
+    logits = getattr(y, "logits", y)
+    logits.square().mean().backward()
+    return logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if residuals.attached(module)]
+
+
+def detached(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        residuals.detach(module)
+    return model
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_output_is_stock_and_the_gradient_as_without(build, dtype):
+    model, x = build().train(), torch.randn(6, 3, 16, 16)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        want, _ = step(model, x)
+        sparsify(model, Recipe("int8"))
+        assert len(blocks(model)) == 2
+        alone = detached(copy.deepcopy(model))
+        logits, gradients = step(model, x)
+        assert torch.equal(logits, want)
+        assert torch.equal(step(alone, x)[0], want)
+        tolerance = 1e-5 if dtype is None else 2e-2  # sums of other order, rounded once less
+        for got, expected in zip(gradients, step(alone, x)[1], strict=True):
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_gradients_are_handed_on_in_int8(dtype, monkeypatch):
+    monkeypatch.setattr("razorctl.layers.linear.RazorLinear.SMALLEST", 1)
+    taken = []
+    take = Gradients.take
+    monkeypatch.setattr(
+        Gradients, "take", lambda self, dx: taken.append(take(self, dx)) or taken[-1]
+    )
+    model, x = vit().train(), torch.randn(6, 3, 16, 16)
+    sparsify(model, Recipe("razor", 0.5))
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        _, want = step(model, x)
+        assert not any(taken)
+        taken.clear()
+        with kernels.assumed(dot=True):
+            _, got = step(model, x)
+    # In each block by fc1, by both sums, and by the linear layers that these hand it on to.
+    assert sum(made is not None for made in taken) == 2 * 5
+    for one, other in zip(got, want, strict=True):
+        assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.999
+
+
+def test_a_gradient_that_was_replaced_is_not_taken():
+    gradients, dx = Gradients(), torch.randn(3, 4)
+    gradients.offer(dx, dx, None)
+    assert gradients.take(dx.clone()) is None
+    gradients.offer(dx, dx, None)
+    dx.mul_(2)
+    assert gradients.take(dx) is None
+    gradients.offer(dx, dx, None)
+    assert gradients.take(dx) is not None
+    assert gradients.take(dx) is None
+
+
+def test_hooks_of_a_norm_get_its_output():
+    model, seen = vit().train(), []
+    sparsify(model, Recipe("int8"))
+    handle = model.blocks[0].norm1.register_forward_hook(lambda m, args, y: seen.append(y))
+    step(model, torch.randn(2, 3, 16, 16))
+    assert [y.shape for y in seen] == [(2, 17, 24)]
+    handle.remove()
+
+
+@pytest.mark.parametrize(
+    "recipe", [Recipe("backrazor"), Recipe("full"), Recipe(joint_budget=0.5, joint="branches")]
+)
+def test_other_recipes_leave_blocks_alone(recipe):
+    model = vit().train()
+    sparsify(model, recipe)
+    before = step(model, torch.ones(2, 3, 16, 16))[1]
+    if recipe.joint_budget < 1:
+        assert not blocks(model)
+    else:
+        after = step(detached(model), torch.ones(2, 3, 16, 16))[1]
+        assert all(map(torch.equal, before, after))
+
+
+@every_model
+def test_copies_pickles_and_restore(build):
+    model, x = build().train(), torch.randn(3, 3, 16, 16)
+    sparsify(model, Recipe("int8"))
+    want = step(model, x)[1]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        own = set(twin.modules())
+        assert {c.norm for b in blocks(twin) for c in b.forward.connections} <= own
+        for got, expected in zip(step(twin, x)[1], want, strict=True):
+            torch.testing.assert_close(got, expected)
+    restore(model)
+    assert not blocks(model)
