@@ -35,6 +35,12 @@ inlined float normal(float x, float e) {
 
 inlined float sigmoid(float x) { return 1.0f / (1.0f + exponential(lower(-x, 87.0f))); }
 
+// The derivative of x sigmoid(u), where u is a function of x with derivative `slope`.
+inlined float sigmoid_slope(float x, float u, float slope) {
+    float e = exponential(lower(-u, 87.0f)), s = 1.0f / (1.0f + e);
+    return s + x * slope * (e * s * s); // e s is 1 - s without its rounding
+}
+
 // Twice the argument of the tanh in gelu-tanh.
 inlined float twice(float x) { return 2 * ROOT_2_BY_PI * (x + 0.044715f * x * x * x); }
 
@@ -50,23 +56,16 @@ inlined float value_of(int function, float x) {
 }
 
 inlined float slope_of(int function, float x) {
-    float s, c = clamped(x);
+    float c = clamped(x), far = lower(higher(x, -80.0f), 80.0f);
     switch (function) {
     case GELU: {
         float e = exponential(-0.5f * c * c);
         return normal(c, e) + 0.5f * ROOT_2_BY_PI * c * e;
     }
     case GELU_TANH:
-        s = sigmoid(twice(c));
-        return s + c * s * (1 - s) * 2 * ROOT_2_BY_PI * (1 + 3 * 0.044715f * c * c);
-    case SILU:
-        c = lower(higher(x, -87.0f), 87.0f);
-        s = sigmoid(c);
-        return s + c * s * (1 - s);
-    case QUICK_GELU:
-        c = lower(higher(1.702f * x, -87.0f), 87.0f);
-        s = sigmoid(c);
-        return s + c * s * (1 - s);
+        return sigmoid_slope(c, twice(c), 2 * ROOT_2_BY_PI * (1 + 3 * 0.044715f * c * c));
+    case SILU: return sigmoid_slope(far, far, 1);
+    case QUICK_GELU: return sigmoid_slope(far, 1.702f * far, 1.702f);
     default: return 1;
     }
 }

@@ -106,8 +106,8 @@ int razorctl_balance(const int8_t *codes, const float *scale, int64_t rows, int6
     return 0;
 }
 
-// The middle of the range that the codes of columns reach, and half its width; with a function 0,
-// and the largest magnitude. lowest: where the function is least.
+// The middle of the range that the codes of `count` columns reach, and half its width; with a
+// function 0, and the largest magnitude. lowest: where the function is least.
 static void ranges_of(const struct copy *c, int function, float lowest, int64_t from, int64_t count,
                       float *restrict center, float *restrict reach) {
     const float last = (float)((1 << c->bits) - 1);
@@ -159,8 +159,8 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
     const float most = greatest(row_scale, copy->rows), by = inverse(most);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t from = 0; from < columns; from += STRETCH)
-        ranges_of(copy, function, lowest, from, least(STRETCH, columns - from), center,
-                  scale);
+        ranges_of(copy, function, lowest, from, least(STRETCH, columns - from), center + from,
+                  scale + from);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
         const struct share s = share_of(columns, width, task % shares);
