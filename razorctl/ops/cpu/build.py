@@ -44,9 +44,13 @@ class Built:
     folder: "tempfile.TemporaryDirectory[str] | None" = None
 
 
-def start() -> None:
-    """Begins to compile the kernels in the background, unless that is done."""
-    _building()
+def start(device: str | None = None) -> None:
+    """Begins to compile the kernels in the background, unless that is done.
+
+    device: where the user wants work to run; None leaves it open.
+    """
+    if device in (None, "cpu"):
+        _building()
 
 
 def built() -> Built:

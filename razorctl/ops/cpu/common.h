@@ -103,7 +103,8 @@ inlined const uint8_t *line_of(const struct copy *c, int64_t row) {
 }
 
 // Offset and scale of the columns of a share in one tile, in the order of `unpack`.
-inlined void affine(const struct copy *c, struct share s, int64_t tile, float *offset, float *scale) {
+inlined void affine(const struct copy *c, struct share s, int64_t tile, float *offset,
+                    float *scale) {
     for (int64_t k = 0; k < s.stretches; k++) {
         int64_t from = column(s, k), at = tile * c->columns + from, to = k * s.length;
         for (int64_t j = 0; j < s.length; j++) {

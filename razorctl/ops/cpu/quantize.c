@@ -139,9 +139,9 @@ static int64_t width_for(int64_t strip, int64_t tiles, int64_t tile_rows, int th
 }
 
 int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float *mean,
-                       const float *rstd, int64_t rows, int64_t columns, int64_t tile_rows, int bits,
-                       float reach, float limit, const int64_t *seed, int64_t offset,
-                       uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
+                      const float *rstd, int64_t rows, int64_t columns, int64_t tile_rows, int bits,
+                      float reach, float limit, const int64_t *seed, int64_t offset,
+                      uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
     const struct source from = {x, mean, rstd, row_stride, rows, columns, tile_rows, dtype};
     const int64_t strip = columns / STRIPS, tiles = parts(rows, tile_rows);
     const int64_t width = width_for(strip, tiles, tile_rows, threads), shares = parts(strip, width);

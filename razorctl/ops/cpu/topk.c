@@ -59,7 +59,7 @@ inlined uint64_t bits_from(const uint8_t *flags) {
     return word;
 }
 
-// The elements from `at` on, at most 64, that are above `smallest`, and in `equal` those equal to it.
+// The elements from `at` on, at most 64, that are above `smallest`; in `equal` those equal to it.
 inlined uint64_t above(const void *x, int dtype, int64_t at, int64_t n, uint32_t smallest,
                        uint64_t *equal) {
     uint8_t more[WORD] = {0}, same[WORD] = {0};
