@@ -29,6 +29,17 @@ def poisoned_empty():
 
 
 @pytest.fixture(autouse=True)
+def kernels_run():
+    """A kernel that fails is an error in a test, though its op then runs as PyTorch operations."""
+    yield
+    from razorctl.ops import kernels
+
+    failures = kernels.failures()
+    kernels._failed.clear()
+    assert not failures
+
+
+@pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
 

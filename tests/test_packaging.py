@@ -17,6 +17,8 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
         "razorctl/py.typed",
         "razorctl/models/vit_micro/model.safetensors",
         "razorctl/models/vit_micro/pretraining.json",
+        "razorctl/ops/cpu/common.h",
+        "razorctl/ops/cpu/quantize.c",
         "razorctl/data/digits/README.md",
         "razorctl/data/digits/train.parquet",
         "razorctl/data/digits/test.parquet",

@@ -11,6 +11,7 @@ from razorctl.cli.settings import Settings, read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
 from razorctl.errors import UsageError
+from razorctl.ops.cpu import build
 from razorctl.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _run(
 ) -> "Comparison":
     """Runs the methods on the job of `settings`; `options` are arguments of `Grid`."""
     job = settings.job
+    build.start(options["device"])
     with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress
         from razorctl.training.grid import Grid

@@ -22,6 +22,7 @@ from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.errors import UsageError
+from razorctl.ops.cpu import build
 from razorctl.training import rundir
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def finetune(
     settings = read(ctx, flags, recipe)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
+    build.start(device)
     if plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:

@@ -11,6 +11,7 @@ from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as view
 from razorctl.job import Job
+from razorctl.ops.cpu import build
 
 OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # fields that change a step's cost
 
@@ -42,6 +43,7 @@ def profile(
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
     # Checks the settings before torch is loaded, which takes seconds.
     Job(models.find(model).name, "random", steps=timed_steps, **of_job)
+    build.start(device)
     with views.waiting(f"profiling {model}"):
         from razorctl.training.profiler import profile as measure
 

@@ -156,3 +156,4 @@ def _(
 kernels.describe(activation_grad_int8, launches=2)
 kernels.describe(activation_quantize)
 kernels.describe(activation_grad)
+kernels.attach(__name__)

@@ -183,8 +183,7 @@ def scaled_gemm(
     return in_parts(gemm, a, b, a_scale, b_scale, dtype, left, right)
 
 
-@scaled_gemm.register_kernel("cpu")
-def _(
+def on_cpu(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor | None,
@@ -294,3 +293,4 @@ kernels.describe(int8_rows, launches=2)
 kernels.describe(int8_columns)
 kernels.describe(balance)
 kernels.describe(scaled_gemm, operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1])
+kernels.attach(__name__)

@@ -108,3 +108,4 @@ def _(
 
 
 kernels.describe(int8_operand, launches=2)
+kernels.attach(__name__)

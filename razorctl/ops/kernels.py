@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 SETTING = "RAZORCTL_KERNELS"
 CHOICES = ("auto", "torch")
+BACKENDS = ("cpu",)
 
 _failed: dict[tuple[str, str], str] = {}
 
@@ -125,3 +127,10 @@ def register(
         return fallback(*args)
 
     op.register_kernel(device)(run)
+
+
+def attach(module: str) -> None:
+    """Imports the kernels of an ops file, which lie in files of its name in ops.<BACKEND>."""
+    package, name = module.rsplit(".", 1)
+    for backend in BACKENDS:
+        import_module(f"{package}.{backend}.{name}")

@@ -265,3 +265,4 @@ def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
 
 kernels.describe(quantize)
 kernels.describe(dequantize)
+kernels.attach(__name__)

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from razorctl.ops import kernels
+
 CHUNK = 1 << 21  # elements; a multiple of 8. Temporaries take some 40 bytes for each
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -112,8 +114,8 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values[:k].clone(), bitmap
 
 
-@topk_pack.register_kernel("cpu")
-def _(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def on_cpu(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`topk_pack` on a CPU."""
     flat = x.reshape(-1)
     keys, rank = magnitude_keys(flat), flat.numel() - k
     # numpy's selection is vectorized: 13 times as fast as torch's on half a million keys.
@@ -141,9 +143,9 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     return dense
 
 
-topk_unpack.register_kernel("cpu")(topk_unpack_reference)
-
-
 @topk_unpack.register_fake
 def _(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     return values.new_empty(shape)
+
+
+kernels.attach(__name__)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.packing import unpacked
 from razorctl.ops.quantize import affine, widened
@@ -43,3 +44,6 @@ def _(
     function: str | None,
 ) -> Tensor:
     return dy.new_empty(dy.shape[1], scale.shape[1])
+
+
+kernels.attach(__name__)

@@ -45,7 +45,9 @@ def test_gradient_in_parts(shape, tile_rows, dtype, function, device, monkeypatc
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     got = activation_grad(dy, *copy, function)
     assert got.dtype == dtype
-    torch.testing.assert_close(got, want)
+    # torch also rounds 1.702 x to bfloat16.
+    near = {"atol": 2e-3, "rtol": 1.6e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(got, want, **near)
     strided = dy.t().contiguous().t()
     torch.testing.assert_close(activation_grad(strided, *copy, function), want)
 

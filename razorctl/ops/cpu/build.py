@@ -1,0 +1,153 @@
+"""Compiles the C kernels once for a machine, with the compiler that is there.
+
+`start` compiles in the background, beside the imports of torch; `built` waits for the result.
+Nothing here imports torch.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+SOURCES = Path(__file__).parent
+# NaN and infinity keep their meaning: scales depend on it. -O2 takes 0.4 s less to compile than -O3
+# for the same loops once their vectors need not pay off at every length.
+FLAGS = (
+    *("-std=gnu11", "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native"),
+    *("-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+    *("-shared", "-fPIC"),
+)
+COMPILERS = ("cc", "gcc", "clang")
+LONGEST = 120  # seconds that a compiler may take
+
+
+@dataclass(frozen=True)
+class Built:
+    """The compiled library, or why there is none.
+
+    failed: whether a compiler was there. folder: one that goes when this object does, if the user's
+    cache cannot be written.
+    """
+
+    path: Path | None
+    why: str
+    failed: bool = False
+    folder: "tempfile.TemporaryDirectory[str] | None" = None
+
+
+def start(device: str | None = None) -> None:
+    """Begins to compile the kernels in the background, unless that is done.
+
+    device: where the user wants work to run; None leaves it open.
+    """
+    if device in (None, "cpu"):
+        _building()
+
+
+def built() -> Built:
+    """The compiled library; waits until it is there."""
+    return _building().result()
+
+
+@cache
+def _building() -> Future[Built]:
+    pool = ThreadPoolExecutor(1, "kernels")
+    try:
+        return pool.submit(build)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler: that of $CC, or the first of COMPILERS; None without one."""
+    for words in (shlex.split(os.environ.get("CC", "")), *([name] for name in COMPILERS)):
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def build() -> Built:
+    """Finds the library that was compiled for this machine before, or compiles it."""
+    command = compiler()
+    if command is None:
+        return Built(None, "no C compiler")
+    try:
+        version = _run([*command, "--version"]).splitlines()[0]
+        name = f"kernels-{_digest(version)}.so"
+        path = Path(platformdirs.user_cache_dir("razorctl")) / name
+        folder = None
+        if not path.exists():
+            path, folder = _compiled(command, path)
+    except (OSError, IndexError, subprocess.SubprocessError) as error:
+        return Built(None, f"{shlex.join(command)} failed: {_reason(error)}", failed=True)
+    return Built(path, f"compiled with {version}", folder=folder)
+
+
+def _digest(version: str) -> str:
+    """What differs between libraries: sources, flags, compiler and the machine's instructions."""
+    digest = hashlib.sha256(repr((FLAGS, version, _cpu())).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """The model and the instructions of the CPU; some folders are shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    kept = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(kept))
+
+
+def _compiled(
+    command: list[str], path: Path
+) -> tuple[Path, "tempfile.TemporaryDirectory[str] | None"]:
+    """Compiles to `path`, in one step for other processes, or to a folder of this process.
+
+    Returns where the library is, and that folder.
+    """
+    folder = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+        os.close(handle)
+    except OSError:
+        folder = tempfile.TemporaryDirectory(prefix="razorctl-", ignore_cleanup_errors=True)
+        path = Path(folder.name) / path.name
+        made = f"{path}.made"
+    try:
+        _run([*command, *FLAGS, *map(str, sorted(SOURCES.glob("*.c"))), "-lm", "-o", made])
+        os.replace(made, path)  # noqa: PTH105
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return path, folder
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(
+        command,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LONGEST,
+    ).stdout
+
+
+def _reason(error: Exception) -> str:
+    """The compiler's first line about an error, or the error itself."""
+    said = getattr(error, "stderr", None)
+    lines = said.splitlines() if isinstance(said, str) else []
+    return next((line for line in lines if "error" in line), lines[0] if lines else str(error))

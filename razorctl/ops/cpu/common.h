@@ -1,0 +1,136 @@
+// What the kernels share: dtypes, packed codes, and the functions of ops.activation.
+//
+// Activations are [rows, columns], columns a multiple of 64. A row of codes is cut into 8 strips of
+// columns / 8; a byte holds codes of the same position in several strips (see ops.packing). A task
+// owns the same `width` columns of each strip, and so whole bytes.
+#ifndef RAZORCTL_COMMON_H
+#define RAZORCTL_COMMON_H
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels number bits and bytes from the lowest on"
+#endif
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STRIPS 8
+#define WIDEST 256                 // columns of a strip that a task owns at most
+#define CODES (STRIPS * WIDEST)    // codes of a row that a task owns at most
+#define ROWS 64                    // rows of a task, where tiles do not set them
+#define PARTS 8                    // a zero point is a whole number of these parts of a code
+#define LEVELS 127                 // of an int8 code
+#define inlined static inline __attribute__((always_inline))
+
+enum dtype { FLOAT32, BFLOAT16 };
+enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU };
+
+inlined int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inlined float lower(float a, float b) { return a < b ? a : b; }
+inlined float higher(float a, float b) { return a > b ? a : b; }
+inlined int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+inlined uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+inlined float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+inlined float widened(uint16_t x) { return float_of((uint32_t)x << 16); }
+
+inlined uint16_t narrowed(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+// Elements `at` to `at + count` of x as floats: where they are, or converted into `buffer`.
+inlined const float *loaded(const void *x, int dtype, int64_t at, int64_t count, float *buffer) {
+    if (dtype == FLOAT32) return (const float *)x + at;
+    const uint16_t *from = (const uint16_t *)x + at;
+    for (int64_t i = 0; i < count; i++) buffer[i] = widened(from[i]);
+    return buffer;
+}
+
+// Where to write elements from `at` on of y: in place, or into `buffer`, which `store` converts.
+inlined float *target(void *y, int dtype, int64_t at, float *buffer) {
+    return dtype == FLOAT32 ? (float *)y + at : buffer;
+}
+
+inlined void store(void *y, int dtype, int64_t at, int64_t count, const float *buffer) {
+    if (dtype == FLOAT32) return;
+    uint16_t *to = (uint16_t *)y + at;
+    for (int64_t i = 0; i < count; i++) to[i] = narrowed(buffer[i]);
+}
+
+// The columns of a task: `width` from `first` on of each strip. If they are whole strips, the row
+// is one stretch of columns.
+struct share {
+    int64_t strip, first, width, stretches, length;
+};
+
+inlined struct share share_of(int64_t columns, int64_t width, int64_t number) {
+    int64_t strip = columns / STRIPS, first = number * width;
+    width = least(width, strip - first);
+    int whole = width == strip;
+    return (struct share){strip, first, width, whole ? 1 : STRIPS, whole ? columns : width};
+}
+
+inlined int64_t column(struct share s, int64_t stretch) { return stretch * s.strip + s.first; }
+
+// The codes of a share of one row, stretch after stretch; `line` is the row's packed bytes.
+void unpack(const uint8_t *line, struct share s, int bits, uint8_t *codes);
+void pack(const uint8_t *codes, struct share s, int bits, uint8_t *line);
+
+// A copy as ops.quantize makes it; a value is offset + scale * code.
+struct copy {
+    const uint8_t *packed;
+    const int16_t *zero_point;
+    const float *scale, *bias;
+    int64_t rows, columns, tile_rows;
+    int bits;
+};
+
+inlined const uint8_t *line_of(const struct copy *c, int64_t row) {
+    return c->packed + row * (c->columns / 8 * c->bits);
+}
+
+// Offset and scale of the columns of a share in one tile, in the order of `unpack`.
+inlined void affine(const struct copy *c, struct share s, int64_t tile, float *offset,
+                    float *scale) {
+    for (int64_t k = 0; k < s.stretches; k++) {
+        int64_t from = column(s, k), at = tile * c->columns + from, to = k * s.length;
+        for (int64_t j = 0; j < s.length; j++) {
+            scale[to + j] = c->scale[at + j];
+            offset[to + j] = -c->zero_point[at + j] * (1.0f / PARTS) * c->scale[at + j];
+        }
+        for (int64_t j = 0; c->bias && j < s.length; j++) offset[to + j] += c->bias[from + j];
+    }
+}
+
+// The values of `count` codes, rounded to dtype.
+inlined void values_of(const uint8_t *restrict codes, const float *restrict offset,
+                       const float *restrict scale, int64_t count, int dtype, float *restrict to) {
+    for (int64_t j = 0; j < count; j++) to[j] = offset[j] + scale[j] * (float)codes[j];
+    for (int64_t j = 0; dtype == BFLOAT16 && j < count; j++) to[j] = widened(narrowed(to[j]));
+}
+
+// Adds the sums [columns] of blocks, `stride` apart.
+inlined void add_blocks(const float *sums, int64_t blocks, int64_t stride, int64_t columns,
+                        float *restrict total) {
+    memset(total, 0, (size_t)columns * sizeof(float));
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t j = 0; j < columns; j++) total[j] += sums[block * stride + j];
+}
+
+// f(x) in place of x, for `count` elements; in activation.c.
+void apply(int function, int64_t count, float *x);
+
+#endif

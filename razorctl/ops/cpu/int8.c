@@ -1,0 +1,212 @@
+// ops.int8 and ops.int8_operand: int8 copies for GEMMs, and what a GEMM's int32 product is worth.
+#include "common.h"
+
+#define LARGEST_FLOAT 3.4028235e38f
+#define STRETCH 64 // columns of a task, where it owns all rows
+
+// ops.int8: 1 / scale, and 0 where scale is 0 or 1 / scale is not finite.
+inlined float inverse(float scale) {
+    float one = 1.0f / scale;
+    return scale > 0 && one <= LARGEST_FLOAT ? one : 0;
+}
+
+// The scale for a largest magnitude, whose bits are given; 0 for NaN.
+inlined float scale_of(uint32_t largest) {
+    if (largest > 0x7F800000) return 0;
+    return lower(float_of(largest), LARGEST_FLOAT) / LEVELS;
+}
+
+inlined int8_t code_of(float x) {
+    return (int8_t)(int)rintf(lower(higher(x, -LEVELS), LEVELS));
+}
+
+// The bits of the largest magnitude, which order as magnitudes do, with NaN above infinity.
+inlined uint32_t largest_of(const float *v, int64_t count) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < count; j++) {
+        uint32_t magnitude = bits_of(v[j]) & 0x7FFFFFFF;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+// Sums are made by blocks of rows, so that they do not depend on the number of threads.
+int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
+                       int8_t *codes, float *scale, float *total, int threads) {
+    const int64_t blocks = parts(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
+    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *buffers = malloc((size_t)(blocks * each + 1) * sizeof(float));
+    const int missing = !sums || !buffers;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
+        float *restrict sum = sums + block * columns;
+        for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
+            const float *restrict v =
+                loaded(x, dtype, row * row_stride, columns, buffers + block * each);
+            int8_t *restrict to = codes + row * columns;
+            scale[row] = scale_of(largest_of(v, columns));
+            const float by = inverse(scale[row]);
+            for (int64_t j = 0; j < columns; j++) {
+                to[j] = code_of(v[j] * by);
+                sum[j] += v[j];
+            }
+        }
+    }
+    if (!missing) add_blocks(sums, blocks, columns, columns, total);
+    free(sums), free(buffers);
+    return missing;
+}
+
+int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, int64_t rows,
+                          int64_t columns, int8_t *codes, float *scale, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t from = 0; from < columns; from += STRETCH) {
+        const int64_t count = least(STRETCH, columns - from);
+        uint32_t largest[STRETCH] = {0};
+        float buffer[STRETCH], by[STRETCH];
+        for (int64_t row = 0; row < rows; row++) {
+            const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
+            for (int64_t j = 0; j < count; j++) {
+                uint32_t magnitude = bits_of(v[j]) & 0x7FFFFFFF;
+                largest[j] = magnitude > largest[j] ? magnitude : largest[j];
+            }
+        }
+        for (int64_t j = 0; j < count; j++) {
+            scale[from + j] = scale_of(largest[j]);
+            by[j] = inverse(scale[from + j]);
+        }
+        for (int64_t row = 0; row < rows; row++) {
+            const float *restrict v = loaded(x, dtype, row * row_stride + from, count, buffer);
+            int8_t *restrict to = codes + row * columns + from;
+            for (int64_t j = 0; j < count; j++) to[j] = code_of(v[j] * by[j]);
+        }
+    }
+    return 0;
+}
+
+inlined float greatest(const float *v, int64_t count) {
+    float most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+int razorctl_balance(const int8_t *codes, const float *scale, int64_t rows, int64_t columns,
+                     int8_t *balanced, float *balanced_scale, int threads) {
+    const float most = greatest(scale, rows), by = inverse(most);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const float share = sqrtf(scale[row] * by);
+        const int8_t *restrict from = codes + row * columns;
+        int8_t *restrict to = balanced + row * columns;
+        for (int64_t j = 0; j < columns; j++) to[j] = (int8_t)(int)rintf((float)from[j] * share);
+        balanced_scale[row] = share * most;
+    }
+    return 0;
+}
+
+// The middle of the range that the codes of `count` columns reach, and half its width; with a
+// function 0, and the largest magnitude. lowest: where the function is least.
+static void ranges_of(const struct copy *c, int function, float lowest, int64_t from, int64_t count,
+                      float *restrict center, float *restrict reach) {
+    const float last = (float)((1 << c->bits) - 1);
+    float low[STRETCH], high[STRETCH], most[STRETCH] = {0}, x[3 * STRETCH];
+    for (int j = 0; j < STRETCH; j++) low[j] = INFINITY, high[j] = -INFINITY;
+    for (int64_t tile = 0; tile < parts(c->rows, c->tile_rows); tile++) {
+        const int64_t at = tile * c->columns + from;
+        for (int64_t j = 0; j < count; j++) {
+            float first = -c->zero_point[at + j] * (1.0f / PARTS) * c->scale[at + j];
+            first += c->bias ? c->bias[from + j] : 0;
+            float other = first + last * c->scale[at + j];
+            float a = lower(first, other), b = higher(first, other);
+            low[j] = lower(a, low[j]), high[j] = higher(b, high[j]);
+            x[j] = a, x[count + j] = lower(higher(lowest, a), b), x[2 * count + j] = b;
+        }
+        if (function == IDENTITY) continue;
+        apply(function, 3 * count, x);
+        for (int64_t j = 0; j < count; j++) {
+            float ends = higher(fabsf(x[j]), fabsf(x[2 * count + j]));
+            most[j] = higher(most[j], higher(ends, fabsf(x[count + j])));
+        }
+    }
+    for (int64_t j = 0; j < count; j++) {
+        center[j] = function == IDENTITY ? low[j] / 2 + high[j] / 2 : 0;
+        reach[j] = function == IDENTITY ? high[j] / 2 - low[j] / 2 : most[j];
+    }
+}
+
+// The codes of a stretch of a row of x * relative, and of f(x) * factor * relative.
+static void operand_of(int function, int64_t count, const uint8_t *restrict codes,
+                       const float *restrict offset, const float *restrict step,
+                       const float *restrict factor, float relative, int8_t *restrict to) {
+    float x[CODES];
+    if (function == IDENTITY) {
+        for (int64_t j = 0; j < count; j++)
+            to[j] = code_of((offset[j] + step[j] * (float)codes[j]) * relative);
+        return;
+    }
+    values_of(codes, offset, step, count, FLOAT32, x);
+    apply(function, count, x);
+    for (int64_t j = 0; j < count; j++) to[j] = code_of(x[j] * factor[j] * relative);
+}
+
+int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
+                          const float *row_scale, int8_t *operand, float *scale, float *center,
+                          int threads) {
+    const int64_t columns = copy->columns, width = least(WIDEST, columns / STRIPS);
+    const int64_t shares = parts(columns / STRIPS, width), blocks = parts(copy->rows, ROWS);
+    const float most = greatest(row_scale, copy->rows), by = inverse(most);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t from = 0; from < columns; from += STRETCH)
+        ranges_of(copy, function, lowest, from, least(STRETCH, columns - from), center + from,
+                  scale + from);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t task = 0; task < blocks * shares; task++) {
+        const struct share s = share_of(columns, width, task % shares);
+        const int64_t start = task / shares * ROWS;
+        float offset[CODES], step[CODES], factor[CODES];
+        uint8_t codes[CODES];
+        for (int64_t k = 0; k < s.stretches; k++)
+            for (int64_t j = 0; j < s.length; j++)
+                factor[k * s.length + j] = inverse(scale[column(s, k) + j] / LEVELS);
+        for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
+            if (row == start || row % copy->tile_rows == 0) {
+                affine(copy, s, row / copy->tile_rows, offset, step);
+                for (int64_t k = 0; function == IDENTITY && k < s.stretches; k++)
+                    for (int64_t j = 0, i = k * s.length; j < s.length; j++, i++) {
+                        offset[i] = (offset[i] - center[column(s, k) + j]) * factor[i];
+                        step[i] *= factor[i];
+                    }
+            }
+            unpack(line_of(copy, row), s, copy->bits, codes);
+            for (int64_t k = 0; k < s.stretches; k++) {
+                const int64_t i = k * s.length;
+                operand_of(function, s.length, codes + i, offset + i, step + i, factor + i,
+                           row_scale[row] * by, operand + row * columns + column(s, k));
+            }
+        }
+    }
+    for (int64_t j = 0; j < columns; j++) scale[j] = scale[j] / LEVELS * most;
+    return 0;
+}
+
+// ops.int8.scaled_gemm after its product, which may lie where `out` does: a_scale product b_scale +
+// left right^T. a_scale, left and right may be missing.
+int razorctl_scaled(const int32_t *product, int64_t rows, int64_t columns, const float *a_scale,
+                    const float *b_scale, const float *left, const float *right, void *out,
+                    int dtype, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t from = 0; from < columns; from += CODES) {
+            const int64_t count = least(CODES, columns - from), at = row * columns + from;
+            const float by = a_scale ? a_scale[row] : 1, plus = left ? left[row] : 0;
+            const float *b = b_scale + from, *r = left ? right + from : b;
+            const int32_t *p = product + at;
+            float buffer[CODES], *to = target(out, dtype, at, buffer);
+#pragma omp simd
+            for (int64_t j = 0; j < count; j++) to[j] = (float)p[j] * b[j] * by + plus * r[j];
+            store(out, dtype, at, count, to);
+        }
+    return 0;
+}

@@ -1,0 +1,127 @@
+import logging
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from razorctl.ops.cpu import build, library
+
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo "fake 1.0" && exit
+while [ "$1" != -o ]; do shift; done
+sleep 0.1
+{result}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of compiled libraries, empty."""
+    monkeypatch.setattr(build.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    return tmp_path / "razorctl"
+
+
+def compiler(folder: Path, result: str) -> str:
+    """A slow compiler that ends with the shell command `result`; $2 is its output."""
+    path = folder / "fake-cc"
+    path.write_text(COMPILER.format(result=result))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_machine_compiles_once(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
+    first = build.build()
+    assert first.path.read_text() == "library\n"
+    assert first.why == "compiled with fake 1.0"
+    assert list(cache.iterdir()) == [first.path]
+    monkeypatch.setenv("CC", compiler(tmp_path, "exit 1"))
+    assert build.build() == first
+
+
+@pytest.mark.parametrize("change", ["sources", "flags", "cpu"])
+def test_what_a_library_depends_on_names_it(change, tmp_path, monkeypatch):
+    before = build._digest("cc 1")
+    assert build._digest("cc 2") != before
+    if change == "sources":
+        (tmp_path / "other.c").write_text("int x;")
+        monkeypatch.setattr(build, "SOURCES", tmp_path)
+    elif change == "flags":
+        monkeypatch.setattr(build, "FLAGS", ("-O1",))
+    else:
+        monkeypatch.setattr(build, "_cpu", lambda: "another")
+    assert build._digest("cc 1") != before
+
+
+def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
+    code = (
+        "import sys; from razorctl.ops.cpu import build; build.start(); found = build.built();"
+        "assert 'torch' not in sys.modules; print(found.path, found.path.read_text())"
+    )
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CC": compiler(tmp_path, 'echo library > "$2"')}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=os.environ | env, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = {run.communicate(timeout=60)[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(said) == 1
+    assert "library" in said.pop()
+    assert len(list((tmp_path / "razorctl").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypatch):
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
+    found = build.build()
+    assert found.path.read_text() == "library\n"
+    found.folder.cleanup()
+    assert not found.path.exists()
+
+
+def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build, "built", build.build)
+    with caplog.at_level(logging.INFO):
+        assert library._loaded.__wrapped__() == (None, "PyTorch operations: no C compiler")
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ("echo 'x.c:1: note' >&2; echo 'x.c:2: error: no' >&2; exit 1", "x.c:2: error: no"),
+        ("exit 1", "non-zero exit status"),
+        ('rm "$2"', "No such file"),
+        ('echo library > "$2"', "kernels-"),
+    ],
+)
+def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CC", compiler(tmp_path, result))
+    monkeypatch.setattr(build, "built", build.build)
+    found, state = library._loaded.__wrapped__()
+    assert found is None
+    assert state.startswith("PyTorch operations: ")
+    assert why in state
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert why in caplog.text
+
+
+def test_kernels_that_are_not_wanted_are_not_compiled(cache, monkeypatch):
+    monkeypatch.setattr(library, "wanted", lambda: False)
+    monkeypatch.setattr(build, "built", lambda: pytest.fail("compiled"))
+    assert library._loaded.__wrapped__() == (None, "PyTorch operations, as set")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is loaded")
+def test_torch_and_the_kernels_share_an_openmp_runtime():
+    if library.library() is None:
+        pytest.skip(library.state())
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert len([path for path in loaded if "libgomp" in path]) == 1

@@ -1,0 +1,163 @@
+"""Kernels against the PyTorch bodies of their ops; tests/ops compares both with references."""
+
+import math
+
+import pytest
+import torch
+
+from razorctl.ops.activation import FUNCTIONS, activation_grad
+from razorctl.ops.cpu import library
+from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
+from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.norm import norm_grad
+from razorctl.ops.packing import BITS, unpack
+from razorctl.ops.quantize import dequantize, quantize
+from razorctl.ops.topk import topk_pack, topk_unpack
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=library.state())
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# Whole strips, strips in parts, more codes than a task owns; one tile, and a short last one.
+shapes = pytest.mark.parametrize(
+    ("rows", "columns", "tile_rows"), [(70, 128, 70), (150, 1536, 64), (33, 4416, 16)]
+)
+
+
+def body(op):
+    """The PyTorch body of an op."""
+    return op._init_fn
+
+
+@pytest.fixture(autouse=True, params=[1, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values with a spread of sizes, in rows that lie apart."""
+    x = torch.randn(rows, columns + 5) * torch.logspace(-2, 1, columns + 5)
+    return x.to(dtype)[:, :columns]
+
+
+@shapes
+@dtypes
+@pytest.mark.parametrize("bits", BITS)
+def test_quantize(bits, dtype, rows, columns, tile_rows):
+    x = strided(rows, columns, dtype)
+    got, want = quantize(x, bits, tile_rows), body(quantize)(x, bits, tile_rows)
+    codes = [unpack(t[0], bits, rows, columns).int() for t in (got, want)]
+    differ = codes[0] != codes[1]
+    assert (codes[0] - codes[1]).abs().max() <= 1
+    assert differ.float().mean() < 1e-3  # on a boundary, by the order of a sum or of roundings
+    torch.testing.assert_close(got[1], want[1], rtol=0, atol=0 if bits > 2 else 1)
+    torch.testing.assert_close(got[2], want[2])
+
+
+@dtypes
+def test_quantize_rounds_at_random_and_normalizes(dtype):
+    x, seed = strided(70, 192, dtype), torch.tensor(7)
+    mean = x.float().mean(1, keepdim=True)
+    rstd = 1 / x.float().std(1, keepdim=True)
+    for arguments in [(mean, rstd), (None, rstd), (None, None, seed, 2**33), (mean, rstd, seed)]:
+        got, want = (run(x, 4, 32, *arguments) for run in (quantize, body(quantize)))
+        codes = [unpack(t[0], 4, 70, 192).int() for t in (got, want)]
+        assert (codes[0] != codes[1]).float().mean() < 1e-3
+        torch.testing.assert_close(got[2], want[2])
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_no_value_is_beyond_a_kernel(bits):
+    x = torch.randn(40, 64)
+    x[3, 1], x[5, 2], x[6, 3], x[:, 4], x[:, 5] = math.nan, math.inf, -math.inf, 0, 3e-40
+    got, want = quantize(x, bits, 40), body(quantize)(x, bits, 40)
+    torch.testing.assert_close(got[1:], want[1:])
+    assert dequantize(*got, None, bits, 40, 40, torch.float32).isfinite().all()
+    codes, scale, _ = int8_rows(x)
+    want = body(int8_rows)(x)
+    torch.testing.assert_close(scale, want[1])
+    finite = x.isfinite().all(1)
+    assert torch.equal(codes[finite], want[0][finite])
+
+
+@shapes
+@dtypes
+@pytest.mark.parametrize("bits", BITS)
+def test_dequantize(bits, dtype, rows, columns, tile_rows):
+    copy, bias = quantize(strided(rows, columns, dtype), bits, tile_rows), torch.randn(columns)
+    arguments = *copy, bias, bits, rows, tile_rows, dtype
+    torch.testing.assert_close(dequantize(*arguments), body(dequantize)(*arguments))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_slopes_are_right_to_2e_6_for_every_argument(function):
+    x = torch.linspace(-40, 40, 64 * 4000).view(-1, 64).contiguous()
+    packed = torch.zeros(len(x) * 64, dtype=torch.uint8)  # each row is a tile of the code 0
+    zero_point, scale = torch.full(x.shape, -8, dtype=torch.int16), x
+    dy = torch.ones_like(x)
+    got = activation_grad(dy, packed, zero_point, scale, 8, 1, function)
+    exact = FUNCTIONS[function].backward(dy.double(), x.double()).float()
+    assert (got - exact).abs().max() <= 2e-6
+
+
+@shapes
+@dtypes
+def test_int8_copies(dtype, rows, columns, tile_rows):
+    x = strided(rows, columns, dtype)
+    for op in (int8_rows, int8_columns):
+        got, want = op(x), body(op)(x)
+        assert got[0].stride() == want[0].stride()
+        assert (got[0].int() - want[0].int()).abs().max() <= 1
+        assert (got[0] != want[0]).float().mean() < 1e-3
+        torch.testing.assert_close(got[1:], want[1:], rtol=1e-5, atol=1e-4)
+    codes, scale, _ = int8_rows(x)
+    got, want = balance(codes, scale), body(balance)(codes, scale)
+    assert (got[0] != want[0]).float().mean() < 1e-3
+    torch.testing.assert_close(got[1], want[1])
+
+
+@shapes
+@pytest.mark.parametrize("function", [None, *FUNCTIONS])
+def test_int8_operand(function, rows, columns, tile_rows):
+    copy, bias = quantize(strided(rows, columns, torch.float32), 5, tile_rows), torch.randn(columns)
+    arguments = *copy, bias, 5, tile_rows, torch.rand(rows, 1), function
+    got, want = int8_operand(*arguments), body(int8_operand)(*arguments)
+    assert (got[0].int() - want[0].int()).abs().max() <= 1
+    assert (got[0] != want[0]).float().mean() < 2e-3
+    torch.testing.assert_close(got[1:], want[1:])
+
+
+@dtypes
+@pytest.mark.parametrize("scaled", [True, False])
+def test_scaled_gemm(scaled, dtype):
+    a, b = (torch.randint(-127, 128, (n, 96), dtype=torch.int8) for n in (70, 2100))
+    a_scale, outer = (
+        (torch.rand(70, 1), (torch.randn(70), torch.randn(2100))) if scaled else (None, ())
+    )
+    arguments = a, b, a_scale, torch.rand(2100), dtype, *outer
+    torch.testing.assert_close(scaled_gemm(*arguments), body(scaled_gemm)(*arguments))
+
+
+@shapes
+@dtypes
+@pytest.mark.parametrize("centers", [True, False])
+def test_norm_grad(centers, dtype, rows, columns, tile_rows):
+    copy = quantize(strided(rows, columns, torch.float32), 4, tile_rows)
+    dy, rstd = strided(rows, columns, dtype), torch.rand(rows, 1)
+    for weight, residual in [(None, None), (torch.randn(columns), strided(rows, columns, dtype))]:
+        arguments = dy, *copy, 4, tile_rows, weight, rstd, centers, residual
+        got, want = norm_grad(*arguments), body(norm_grad)(*arguments)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+@dtypes
+@pytest.mark.parametrize("count", [1, 65, 300_001])
+def test_topk(count, dtype):
+    x = torch.randint(-40, 40, (count,)).to(dtype)  # many ties
+    x[::7] = torch.randn(x[::7].shape).to(dtype)
+    for k in {1, count // 10 + 1, count}:
+        got, want = topk_pack(x, k), body(topk_pack)(x, k)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        dense = topk_unpack(*got, [count])
+        assert torch.equal(dense, body(topk_unpack)(*want, [count]))
