@@ -10,6 +10,7 @@ from typing import Any
 from triton.compiler import ASTSource
 
 ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
+DTYPES = ("fp32", "fp16", "bf16")  # of the activations that kernels take
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,312 @@
+"""Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops import kernels
+from razorctl.ops import quantize as op
+from razorctl.ops.packing import GROUP, packed_bytes
+from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
+from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
+from razorctl.ops.triton.tiles import affine, block, block_of_tile, blocks
+from razorctl.ops.triton.variants import DTYPES, Variant
+
+PARTS = constexpr(op.PARTS)
+FURTHEST = constexpr(op.FURTHEST)
+# A thread loads two columns at once: with more, the threads of a warp would lie along fewer
+# columns, and the ends of the tiles would take more shuffles.
+TWO = constexpr(2)
+COLUMNS = 16  # of each strip that a program quantizes
+HELD = (64, 128, 256)  # rows of a tile that a program holds at once
+LONG = 128  # rows of a longer tile that it holds at a time
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit
+def _limited(x, LIMIT: tl.constexpr):
+    """`x` within the limit, and 0 for NaN."""
+    return tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), -LIMIT), LIMIT)
+
+
+@triton.jit
+def _clipped(low, high, mean, variance, CLIP: tl.constexpr):
+    """The ends, moved to within CLIP standard deviations of the mean."""
+    reach = CLIP * tl.sqrt_rn(variance)
+    least, most = mean - reach, mean + reach
+    low = tl.where(tl.abs(least) < float("inf"), tl.maximum(low, least), low)
+    return low, tl.where(tl.abs(most) < float("inf"), tl.minimum(high, most), high)
+
+
+@triton.jit
+def _scales(low, high, BITS: tl.constexpr):
+    """The zero point as a float, the scale in bfloat16 and 1 / scale, from the ends of tiles."""
+    LEVELS: tl.constexpr = 2**BITS - 1
+    scale = tl.maximum(high / LEVELS - low / LEVELS, tl.maximum(high, -low) / FURTHEST)
+    scale = as_bfloat16(scale * (1 + 2**-8))
+    factor = inverse(scale)
+    return nearest(-low * factor * PARTS), scale.to(tl.bfloat16), factor
+
+
+@triton.jit
+def _values(x, row, column, wide, stride, mean, rstd):
+    """Some columns of the rows, normalized if there are statistics."""
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=wide[None, :], other=0.0).to(tl.float32)
+    if mean is not None:
+        values -= tl.load(mean + row)[:, None]
+    if rstd is not None:
+        values *= tl.load(rstd + row)[:, None]
+    return values
+
+
+@triton.jit
+def _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION: tl.constexpr):
+    """Stores f(values), or values times weight plus bias."""
+    if FUNCTION is not None:
+        values = activated(values, FUNCTION)
+    if weight is not None:
+        values *= tl.load(weight + column, mask=wide, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        values += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
+    """Truncation rounds to nearest after adding 1/2, and at random after adding a random number."""
+    if seed is None:
+        code = values * factor[None, :] + (zero / PARTS + 0.5)[None, :]
+    else:
+        code = values * factor[None, :] + (zero / PARTS)[None, :] + uniform(seed, position)
+    return tl.minimum(tl.maximum(code, 0.0), 2**BITS - 0.5).to(tl.int32).to(tl.uint8)
+
+
+@triton.jit
+def _store_codes(packed, codes, local, u, strip, inside, BITS: tl.constexpr):
+    """Stores the codes of rows `local` and of columns `u` of each strip."""
+    planes = packed_strips(codes, BITS)
+    to = packed + local[:, None] * (strip * BITS) + u[None, :]
+    for i in tl.static_range(BITS):
+        tl.store(to + i * strip, planes[i], mask=inside)
+
+
+@triton.jit
+def quantize_tile(
+    x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+    rows, columns, stride, tile_rows, offset,
+    BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """A program holds U columns of each strip of a whole tile, of at most R rows, at once.
+
+    y: None, or what takes f(x), or x_hat weight + bias for the normalized x_hat. CLIP: standard
+    deviations that codes reach to either side of the mean, None for no such limit.
+    """
+    strip = tl.multiple_of(columns // 8, 8)
+    blocks = tl.cdiv(strip, U)
+    tile = tl.program_id(0) // blocks
+    u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
+    first = tile.to(tl.int64) * tile_rows
+    count = tl.minimum(rows - first, tile_rows).to(tl.int32)
+    local, wide = tl.arange(0, R), u < strip
+    inside = (local < count)[:, None] & wide[None, :]
+    row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
+    own_mean = None if mean is None else mean + first
+    own_rstd = None if rstd is None else rstd + first
+    held = ()  # every strip is read before the first is worked on, so that the reads overlap
+    for s in tl.static_range(STRIPS):
+        held += (_values(x + first * stride, row, s * strip + u, wide, stride, own_mean, own_rstd),)
+    codes = ()
+    for s in tl.static_range(STRIPS):
+        values, column = held[s], s * strip + u
+        low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
+        if CLIP is not None:
+            center = tl.sum(tl.where(inside, values, 0.0), 0) / count
+            apart = tl.where(inside, values - center[None, :], 0.0)
+            low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
+        zero, step, factor = _scales(low, high, BITS)
+        tl.store(zero_point + tile.to(tl.int64) * columns + column, zero.to(tl.int16), mask=wide)
+        tl.store(scale + tile.to(tl.int64) * columns + column, step, mask=wide)
+        at = local[:, None] * columns + column[None, :]
+        position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
+        codes += (_code(values, zero, factor, seed, position, BITS),)
+        if y is not None:
+            own = y + first * columns
+            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+    _store_codes(packed + first * (strip * BITS), codes, local, u, strip, inside, BITS)
+
+
+@triton.jit
+def quantize_long_tile(
+    x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+    rows, columns, stride, tile_rows, offset,
+    BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """The same for tiles of any length: a program reads its part again, R rows at a time."""
+    strip = tl.multiple_of(columns // 8, 8)
+    blocks = tl.cdiv(strip, U)
+    tile = tl.program_id(0) // blocks
+    u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
+    begin = tile.to(tl.int64) * tile_rows
+    end = tl.minimum(begin + tile_rows, rows)
+    wide = u < strip
+    zeros, factors = (), ()
+    for s in tl.static_range(STRIPS):
+        column = s * strip + u
+        low = tl.full((U,), float("inf"), tl.float32)
+        high, total = -low, tl.zeros((U,), tl.float32)
+        for first in range(begin, end, R):
+            row = tl.minimum(first + tl.arange(0, R), end - 1)
+            values = _values(x, row, column, wide, stride, mean, rstd)
+            low, high = tl.minimum(low, tl.min(values, 0)), tl.maximum(high, tl.max(values, 0))
+            if CLIP is not None:
+                twice = first + tl.arange(0, R) >= end
+                total += tl.sum(tl.where(twice[:, None], 0.0, values), 0)
+        low, high = _limited(low, LIMIT), _limited(high, LIMIT)
+        if CLIP is not None:
+            center, squares = total / (end - begin), tl.zeros((U,), tl.float32)
+            for first in range(begin, end, R):
+                row = tl.minimum(first + tl.arange(0, R), end - 1)
+                apart = _values(x, row, column, wide, stride, mean, rstd) - center[None, :]
+                twice = first + tl.arange(0, R) >= end
+                squares += tl.sum(tl.where(twice[:, None], 0.0, apart * apart), 0)
+            low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
+        zero, step, factor = _scales(low, high, BITS)
+        tl.store(zero_point + tile.to(tl.int64) * columns + column, zero.to(tl.int16), mask=wide)
+        tl.store(scale + tile.to(tl.int64) * columns + column, step, mask=wide)
+        zeros += (zero,)
+        factors += (factor,)
+    for first in range(begin, end, R):
+        row = tl.minimum(first + tl.arange(0, R), end - 1)
+        inside = (first + tl.arange(0, R) < end)[:, None] & wide[None, :]
+        codes = ()
+        for s in tl.static_range(STRIPS):
+            column = s * strip + u
+            values = _values(x, row, column, wide, stride, mean, rstd)
+            at = row[:, None] * columns + column[None, :]
+            position = offset.to(tl.uint32) + at.to(tl.uint32)
+            codes += (_code(values, zeros[s], factors[s], seed, position, BITS),)
+            if y is not None:
+                _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
+        _store_codes(packed, codes, row, u, strip, inside, BITS)
+
+
+@triton.jit
+def dequantize_kernel(
+    packed, zero_point, scale, bias, y, rows, columns, tile_rows,
+    BITS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program restores R rows of a tile and C columns; a thread loads V columns at once."""
+    tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
+    codes = unpacked(packed, row, column, columns, inside, BITS, V)
+    offset, step = affine(zero_point, scale, bias, tile, column, columns)
+    values = codes.to(tl.float32) * step[None, :] + offset[None, :]
+    at = row[:, None] * columns + column[None, :]
+    tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
+
+
+def takes(x: Tensor, *others: Any) -> bool:
+    """Whether the kernels take such an activation."""
+    fits = x.shape[1] % GROUP == 0 and x.stride(1) == 1
+    return x.numel() > 0 and x.dtype in TYPES and fits
+
+
+def config(tile_rows: int) -> tuple[Any, dict[str, int], int]:
+    """The kernel for tiles of so many rows, its sizes and its warps: 64 elements a thread."""
+    rows = next((held for held in HELD if tile_rows <= held), None)
+    if rows is None:
+        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 16
+    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16
+
+
+def limit(dtype: torch.dtype) -> float:
+    """The largest magnitude of a value that codes stand for."""
+    return op.LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+
+
+def run(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    *,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    function: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`op.quantize`, which also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
+    rows, columns = x.shape
+    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
+    zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
+    scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
+    kernel, sizes, warps = config(tile_rows)
+    kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
+        x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+        rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
+        BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
+        LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
+        **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return packed, zero_point, scale
+
+
+def quantize(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.quantize`."""
+    mean = None if rstd is None else mean
+    return run(x, bits, tile_rows, mean=mean, rstd=rstd, seed=seed, offset=offset)
+
+
+def dequantize(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    rows: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """See `op.dequantize`."""
+    columns = scale.shape[1]
+    y = packed.new_empty(rows, columns, dtype=dtype)
+    sizes, warps = block(dtype)
+    dequantize_kernel[(blocks(rows, columns, tile_rows, sizes),)](
+        packed, zero_point, scale, bias, y, rows, columns, tile_rows,
+        BITS=bits, **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return y
+
+
+def restores(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels restore an activation of this shape, in this dtype."""
+    return rows * columns > 0 and columns % GROUP == 0 and dtype in TYPES
+
+
+kernels.register(op.quantize, "cuda", quantize, takes)
+kernels.register(
+    op.dequantize,
+    "cuda",
+    dequantize,
+    lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: restores(
+        rows, scale.shape[1], dtype
+    ),
+)
