@@ -42,7 +42,9 @@ def packed_strips(codes, BITS: tl.constexpr):
 
 
 @triton.jit
-def _plane(packed, width, begin, row, column, columns, inside, WIDTH: tl.constexpr, V: tl.constexpr):
+def _plane(
+    packed, width, begin, row, column, columns, inside, WIDTH: tl.constexpr, V: tl.constexpr
+):
     """The WIDTH bits of the codes in the plane that begins at a byte of the packed rows."""
     size = columns // STRIPS * WIDTH
     at = tl.multiple_of(tl.max_contiguous(column % size, V), V)

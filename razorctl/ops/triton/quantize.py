@@ -1,6 +1,6 @@
 """Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
-from razorctl.ops.packing import GROUP, packed_bytes
+from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
-from razorctl.ops.triton.tiles import affine, block, block_of_tile, blocks
+from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
 from razorctl.ops.triton.variants import DTYPES, Variant
 
 PARTS = constexpr(op.PARTS)
@@ -24,8 +24,9 @@ FURTHEST = constexpr(op.FURTHEST)
 TWO = constexpr(2)
 COLUMNS = 16  # of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
+ONLY_LONG = HELD[-1] + 1
 LONG = 128  # rows of a longer tile that it holds at a time
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
+REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
 
 
 @triton.jit
@@ -215,12 +216,15 @@ def dequantize_kernel(
 def takes(x: Tensor, *others: Any) -> bool:
     """Whether the kernels take such an activation."""
     fits = x.shape[1] % GROUP == 0 and x.stride(1) == 1
-    return x.numel() > 0 and x.dtype in TYPES and fits
+    return x.numel() > 0 and x.dtype in DTYPES.values() and fits
 
 
-def config(tile_rows: int) -> tuple[Any, dict[str, int], int]:
-    """The kernel for tiles of so many rows, its sizes and its warps: 64 elements a thread."""
-    rows = next((held for held in HELD if tile_rows <= held), None)
+def config(tile_rows: int, random: bool) -> tuple[Any, dict[str, int], int]:
+    """The kernel for tiles of so many rows, its sizes and its warps: 64 elements a thread.
+
+    Random numbers take too many registers beside a tile that is held.
+    """
+    rows = next((held for held in HELD if tile_rows <= held and not random), None)
     if rows is None:
         return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 16
     return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16
@@ -250,13 +254,13 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    kernel, sizes, warps = config(tile_rows)
+    kernel, sizes, warps = config(tile_rows, seed is not None)
     kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
         LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
-        **sizes, num_warps=warps, num_stages=1,
+        **sizes, num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
     return packed, zero_point, scale
 
@@ -296,9 +300,63 @@ def dequantize(
     return y
 
 
+def quantizing(
+    dtype: str,
+    bits: Sequence[int],
+    *,
+    function: str | None = None,
+    norm: bool = False,
+    random: bool = False,
+) -> Iterator[Variant]:
+    """What `run` compiles to for x of a dtype, with tiles of every length.
+
+    norm: for mean, rstd, weight and bias. random: for a seed.
+    """
+    given = {"x": f"*{dtype}"}
+    if norm:
+        given |= dict.fromkeys(("mean", "rstd", "weight", "bias"), "*fp32")
+    if random:
+        given["seed"] = "*i64"
+    if norm or function is not None:
+        given["y"] = f"*{dtype}"
+    signature = {**given, **COPY, **SHAPE, "offset": "i32"}
+    for number in bits:
+        for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG):
+            kernel, sizes, warps = config(tile_rows, random)
+            yield Variant(
+                kernel,
+                signature,
+                dict.fromkeys(("mean", "rstd", "weight", "bias", "seed", "y"))
+                | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
+                | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes},
+                warps,
+                1,
+                f"{kernel.__name__} {number} bits {dtype} {sizes} {function} {norm=} {random=}",
+                most_registers=REGISTERS,
+            )
+
+
+def variants(capability: int) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    for dtype in DTYPES:
+        yield from quantizing(dtype, BITS)
+        yield from quantizing(dtype, (5, 2), random=True)
+        for bits in BITS:
+            sizes, warps = block(DTYPES[dtype])
+            shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
+            yield Variant(
+                dequantize_kernel,
+                {**COPY, "bias": "*fp32", "y": f"*{dtype}", **shape},
+                {"BITS": bits, **sizes},
+                warps,
+                1,
+                f"dequantize {bits} bits {dtype}",
+            )
+
+
 def restores(rows: int, columns: int, dtype: torch.dtype) -> bool:
     """Whether the kernels restore an activation of this shape, in this dtype."""
-    return rows * columns > 0 and columns % GROUP == 0 and dtype in TYPES
+    return rows * columns > 0 and columns % GROUP == 0 and dtype in DTYPES.values()
 
 
 kernels.register(op.quantize, "cuda", quantize, takes)

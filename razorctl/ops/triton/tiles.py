@@ -12,6 +12,9 @@ from razorctl.ops import quantize as op
 PARTS = constexpr(op.PARTS)
 ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program that works on elements
 VECTOR = 16  # bytes that a thread loads at once
+# Arguments of kernels that `variants` gives types.
+COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
+SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
 
 
 def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:

@@ -7,10 +7,12 @@ ask for on cards of that compute capability (75, 80, ...).
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from triton.compiler import ASTSource
 
 ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
-DTYPES = ("fp32", "fp16", "bf16")  # of the activations that kernels take
+# The dtypes of activations that kernels take, by their names in signatures.
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Variant:
 
     signature: argument -> type such as "*bf16" or "i32", in the order of the kernel's arguments and
     without its constants; None passed for a pointer is a constant. unaligned: arguments that are no
-    multiples of 16; all other pointers and integers are.
+    multiples of 16; all other pointers and integers are. most_registers: of a thread.
     """
 
     kernel: Any
@@ -29,11 +31,15 @@ class Variant:
     num_stages: int
     label: str
     unaligned: tuple[str, ...] = ()
+    most_registers: int | None = None
 
     @property
     def options(self) -> dict[str, int]:
         """What `triton.compile` takes as options."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return (
+            options if self.most_registers is None else options | {"maxnreg": self.most_registers}
+        )
 
     def source(self) -> ASTSource:
         """What `triton.compile` takes as source."""
