@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 would have to be set before triton is first imported, and the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -12,7 +13,8 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-import triton.experimental.gluon.language  # noqa: E402  the interpreter would, too late
+importlib.import_module("triton.experimental.gluon")  # the interpreter would, too late
+from triton.language import constexpr  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -31,6 +33,8 @@ def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), InterpretedFunction(value.fn))
                     monkeypatch.setattr(place, name, twin)
+                elif isinstance(value, constexpr) and place in (module, *own):
+                    monkeypatch.setattr(place, name, value.value)
         return module
 
     return swap
