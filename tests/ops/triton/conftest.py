@@ -1,0 +1,36 @@
+"""Triton kernels run in Triton's interpreter here, on CPU tensors; no variable has to be set.
+
+TRITON_INTERPRET=1 would have to be set before triton is first imported, and then nothing in the
+process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+import triton.experimental.gluon.language  # noqa: E402, F401  the interpreter would, too late
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+
+@pytest.fixture
+def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
+    """Makes the kernels of a module, and all that they call, run in the interpreter."""
+    swapped: dict[
+        int, InterpretedFunction
+    ] = {}  # by identity: hashing one looks at all that it calls
+
+    def swap(module: ModuleType) -> ModuleType:
+        own = [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
+        for place in (module, *own, triton.language, triton.language.standard):
+            for name, value in list(vars(place).items()):
+                if isinstance(value, JITFunction):
+                    twin = swapped.setdefault(id(value), InterpretedFunction(value.fn))
+                    monkeypatch.setattr(place, name, twin)
+        return module
+
+    return swap
