@@ -8,11 +8,12 @@ from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
+from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
 from razorctl.ops.triton.numbers import slope
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
-from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 
 @triton.jit
@@ -61,11 +62,11 @@ def activation_quantize(
     return y, *copy
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
-    for dtype in DTYPES:
-        for function in op.FUNCTIONS:
-            for bits in (5, 4, 2) if function == "gelu" else (5,):
+    for dtype in dtypes(capability, every):
+        for function in op.FUNCTIONS if every else ("gelu",):
+            for bits in BITS if every else (5,):
                 sizes, warps = block(DTYPES[dtype])
                 yield Variant(
                     activation_grad_kernel,
@@ -75,7 +76,9 @@ def variants(capability: int) -> Iterator[Variant]:
                     1,
                     f"activation_grad {function} {bits} bits {dtype}",
                 )
-            yield from quantize.quantizing(dtype, (5,), function=function)
+            yield from quantize.quantizing(
+                dtype, BITS if every else (5,), function=function, every=every
+            )
 
 
 kernels.register(

@@ -11,10 +11,11 @@ from razorctl.ops import buckets as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
 from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
-from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.ops.triton.tiles import VECTOR
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 SPAN = 512  # codes of each strip in a program that packs
-RESTORED = {"C": 1024, "V": 8}
+RESTORED = 1024  # elements in a program that restores
 WARPS = 4
 
 
@@ -45,13 +46,12 @@ def from_buckets_kernel(
 ):  # fmt: skip
     """A program restores C elements."""
     column = tl.program_id(0) * C + tl.arange(0, C)
-    inside = column < count
-    row = tl.zeros((1,), tl.int64)
-    number = tl.reshape(unpacked(packed, row, column, line, inside[None, :], BITS, V), (C,))
-    values = tl.full((C,), STAND_INS[0], tl.float32)
+    inside = (column < count)[None, :]
+    number = unpacked(packed, tl.zeros((1,), tl.int64), column, line, inside, BITS, V)
+    values = tl.full((1, C), STAND_INS[0], tl.float32)
     for i in tl.static_range(1, 2**BITS):
         values = tl.where(number == i, STAND_INS[i], values)
-    tl.store(y + column, values.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + column[None, :], values.to(y.dtype.element_ty), mask=inside)
 
 
 def _rounded(values: tuple[float, ...], dtype: torch.dtype) -> tuple[float, ...]:
@@ -79,9 +79,10 @@ def from_buckets(
 ) -> Tensor:
     """See `op.from_buckets`."""
     y = packed.new_empty(shape, dtype=dtype)
-    from_buckets_kernel[(triton.cdiv(y.numel(), RESTORED["C"]),)](
-        packed, y, y.numel(), _line(y.numel()), STAND_INS=_rounded(op.table(function, bits)[1], dtype),
-        BITS=bits, **RESTORED, num_warps=WARPS, num_stages=1,
+    from_buckets_kernel[(triton.cdiv(y.numel(), RESTORED),)](
+        packed, y, y.numel(), _line(y.numel()),
+        STAND_INS=_rounded(op.table(function, bits)[1], dtype), BITS=bits, C=RESTORED,
+        V=VECTOR // dtype.itemsize, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return y
 
@@ -90,11 +91,11 @@ def _fits(count: int, dtype: torch.dtype) -> bool:
     return 0 < count < 2**31 - GROUP and dtype in DTYPES.values()
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     size = {"count": "i32", "line": "i32"}
-    for dtype in DTYPES:
-        for bits in op.BITS:
+    for dtype in dtypes(capability, every):
+        for bits in op.BITS if every else (4,):
             ends, stand_ins = (_rounded(t, DTYPES[dtype]) for t in op.table("gelu", bits))
             yield Variant(
                 to_buckets_kernel,
@@ -107,7 +108,12 @@ def variants(capability: int) -> Iterator[Variant]:
             yield Variant(
                 from_buckets_kernel,
                 {"packed": "*u8", "y": f"*{dtype}", **size},
-                {"STAND_INS": stand_ins, "BITS": bits, **RESTORED},
+                {
+                    "STAND_INS": stand_ins,
+                    "BITS": bits,
+                    "C": RESTORED,
+                    "V": VECTOR // DTYPES[dtype].itemsize,
+                },
                 WARPS,
                 1,
                 f"from_buckets {bits} bits {dtype}",

@@ -13,7 +13,7 @@ from razorctl.ops import kernels
 from razorctl.ops.triton.numbers import inverse, nearest
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
-from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
@@ -87,7 +87,8 @@ def int8_columns_kernel(
         found = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
         largest = tl.maximum(largest, found)
     step = _scale(tl.max(largest, 0))
-    tl.store(scale + column, step, mask=there & (tl.program_id(0) < tl.cdiv(columns, C)))
+    if tl.program_id(0) < tl.cdiv(columns, C):
+        tl.store(scale + column, step, mask=there)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
     to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
@@ -105,8 +106,8 @@ def balance_kernel(
     row, column, inside = _tile(rows, columns, R, C)
     largest, there = tl.load(most), row < rows
     share = tl.sqrt_rn(tl.load(scale + row, mask=there, other=0.0) * inverse(largest))
-    once = there & (tl.program_id(0) % tl.cdiv(columns, C) == 0)
-    tl.store(shared + row, share * largest, mask=once)
+    if tl.program_id(0) % tl.cdiv(columns, C) == 0:
+        tl.store(shared + row, share * largest, mask=there)
     src = codes + row[:, None] * columns + column[None, :]
     values = tl.load(src, mask=inside, other=0).to(tl.float32)
     to = balanced + column[None, :].to(tl.int64) * rows + row[:, None]
@@ -168,14 +169,14 @@ def takes(x: Tensor) -> bool:
     )
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
     yield sums_variant()
-    for dtype in DTYPES:
+    for dtype in dtypes(capability, every):
         x = {"x": f"*{dtype}"}
         result = {"codes": "*i8", "scale": "*fp32"}
-        for held in (1024, 4096, WIDEST):
+        for held in (1024, 2048, 4096, 8192, WIDEST) if every else (WIDEST,):
             signature = {**x, **result, "sums": "*fp32", **shape}
             sizes = {"ROWS": ROWS, "C": held}
             label = f"int8_rows {held} {dtype}"

@@ -1,6 +1,7 @@
 """Kernels of int8_operand: the columns' scales from those of their tiles, then the codes."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 import triton
@@ -12,7 +13,7 @@ from razorctl.ops import int8_operand as op
 from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.int8 import LEVELS as CODES
-from razorctl.ops.packing import GROUP
+from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.numbers import activated, inverse, nearest
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
@@ -56,7 +57,7 @@ def _bounds(
         if FUNCTION is not None:  # f falls up to LOWEST and rises from it
             between = tl.minimum(tl.maximum(least, LOWEST), most)
             ends = tl.maximum(tl.abs(activated(least, FUNCTION)), tl.abs(activated(most, FUNCTION)))
-            least = most = tl.maximum(ends, tl.abs(activated(between, FUNCTION)))
+            most = tl.maximum(ends, tl.abs(activated(between, FUNCTION)))
         low = tl.minimum(low, tl.where(inside, least, float("inf")))
         high = tl.maximum(high, tl.where(inside, most, float("-inf")))
     if FUNCTION is not None:
@@ -166,9 +167,10 @@ def takes(
     return len(row_scale) * columns > 0 and columns % GROUP == 0 and single
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
-    for function, bits in ((None, 5), (None, 4), (None, 8), *((name, 5) for name in FUNCTIONS)):
+    some = [(None, 5), ("gelu", 5)]
+    for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
         lowest = None if function is None else FUNCTIONS[function].lowest
         chosen = {"BITS": bits, "FUNCTION": function}
         floats = dict.fromkeys(("row_scale", "column_scale", "center", "factor", "fold"), "*fp32")

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
+from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.tiles import COPY, VECTOR, affine
-from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
-WIDEST = 8192  # columns of a row that a program holds at once
+WIDEST = 4096  # columns of a row that a program holds at once
 ROWS = 32  # that a program of `norm_grad` works on one after the other
 
 
@@ -70,26 +71,28 @@ def norm_grad_kernel(
     there = column < columns
     offset, step = affine(zero_point, scale, None, tile, column, columns)
     if weight is not None:
-        by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    dweight, dbias = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32)
-    for row in range(first, last):
-        d = tl.load(dy + row * stride + column, mask=there, other=0.0).to(tl.float32)
-        one = row + tl.zeros((1,), tl.int64)
-        codes = unpacked(packed, one, column, columns, there[None, :], BITS, V)
-        x_hat = tl.reshape(codes, (C,)).to(tl.float32) * step + offset
+        by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
+    for number in range(first, last):
+        row = number + tl.zeros((1,), tl.int64)
+        src = dy + row[:, None] * stride + column[None, :]
+        d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
+        codes = unpacked(packed, row, column, columns, there[None, :], BITS, V)
+        x_hat = codes.to(tl.float32) * step[None, :] + offset[None, :]
         g = d
         if weight is not None:
             g = d * by
-        result = g - x_hat * (tl.sum(g * x_hat, 0) / columns)
+        result = g - x_hat * (tl.sum(g * x_hat, 1) / columns)[:, None]
         if CENTERS:
-            result -= tl.sum(g, 0) / columns
-        result *= tl.load(rstd + row)
-        tl.store(dx + row * columns + column, result.to(dx.dtype.element_ty), mask=there)
+            result -= (tl.sum(g, 1) / columns)[:, None]
+        result *= tl.load(rstd + row)[:, None]
+        to = dx + row[:, None] * columns + column[None, :]
+        tl.store(to, result.to(dx.dtype.element_ty), mask=there[None, :])
         dweight += d * x_hat
         dbias += d
-    to = sums + tl.program_id(0).to(tl.int64) * columns + column
-    tl.store(to, dweight, mask=there)
-    tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=there)
+    to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+    tl.store(to, dweight, mask=there[None, :])
+    tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=there[None, :])
 
 
 def norm_quantize(
@@ -149,10 +152,10 @@ def norm_grad(
     return dx, dweight, dbias
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
-    for dtype in DTYPES:
+    for dtype in dtypes(capability, every):
         yield Variant(
             statistics_kernel,
             {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **shape, "eps": "fp32"},
@@ -161,8 +164,8 @@ def variants(capability: int) -> Iterator[Variant]:
             1,
             f"statistics {dtype}",
         )
-        yield from quantize.quantizing(dtype, (5, 2), norm=True)
-        for columns in (1024, WIDEST):
+        yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
+        for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
             held, warps = _held(columns)
             floats = {"weight": "*fp32", "rstd": "*fp32", "dx": f"*{dtype}", "sums": "*fp32"}
             width = VECTOR // DTYPES[dtype].itemsize

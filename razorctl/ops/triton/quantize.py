@@ -15,7 +15,7 @@ from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
-from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 PARTS = constexpr(op.PARTS)
 FURTHEST = constexpr(op.FURTHEST)
@@ -307,10 +307,12 @@ def quantizing(
     function: str | None = None,
     norm: bool = False,
     random: bool = False,
+    every: bool = False,
 ) -> Iterator[Variant]:
     """What `run` compiles to for x of a dtype, with tiles of every length.
 
-    norm: for mean, rstd, weight and bias. random: for a seed.
+    norm: for mean, rstd, weight and bias. random: for a seed. every: or only the longest tile that
+    is held at once.
     """
     given = {"x": f"*{dtype}"}
     if norm:
@@ -321,7 +323,7 @@ def quantizing(
         given["y"] = f"*{dtype}"
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
-        for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG):
+        for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
             kernel, sizes, warps = config(tile_rows, random)
             yield Variant(
                 kernel,
@@ -336,12 +338,12 @@ def quantizing(
             )
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
-    for dtype in DTYPES:
-        yield from quantizing(dtype, BITS)
-        yield from quantizing(dtype, (5, 2), random=True)
-        for bits in BITS:
+    for dtype in dtypes(capability, every):
+        yield from quantizing(dtype, BITS if every else (5, 2), every=every)
+        yield from quantizing(dtype, (5, 2) if every else (5,), random=True)
+        for bits in BITS if every else (5,):
             sizes, warps = block(DTYPES[dtype])
             shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
             yield Variant(

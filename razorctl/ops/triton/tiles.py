@@ -25,7 +25,7 @@ def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
 def blocks(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
     """How many blocks `block_of_tile` numbers."""
     tile_blocks = triton.cdiv(tile_rows, sizes["R"])
-    return op.tiles(rows, tile_rows) * tile_blocks * triton.cdiv(columns, sizes["C"])
+    return int(op.tiles(rows, tile_rows) * tile_blocks * triton.cdiv(columns, sizes["C"]))
 
 
 @triton.jit

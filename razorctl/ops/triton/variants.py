@@ -1,7 +1,7 @@
 """What a kernel is compiled as, so that a test can compile all of it for cards that are not here.
 
-Each file of kernels has `variants(capability)`, which yields every `Variant` that its launches may
-ask for on cards of that compute capability (75, 80, ...).
+Each file of kernels has `variants(capability, every=False)`, which yields what its launches may ask
+for on cards of that compute capability (75, 80, ...): every `Variant`, or those that take most.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,11 @@ from triton.compiler import ASTSource
 ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
 # The dtypes of activations that kernels take, by their names in signatures.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def dtypes(capability: int, every: bool) -> tuple[str, ...]:
+    """The dtypes to compile for: all, or the one of 16 bits that a card computes in."""
+    return tuple(DTYPES) if every else ("bf16" if capability >= 80 else "fp16",)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ def kernels(interpreted):
 
 @pytest.mark.parametrize("bits", buckets.BITS)
 @pytest.mark.parametrize("function", buckets.FUNCTIONS)
-@pytest.mark.parametrize(("shape", "dtype"), zip([(1,), (3, 7, 11), (90, 96)], TYPES, strict=True))
+@pytest.mark.parametrize(
+    ("shape", "dtype"), list(zip([(1,), (3, 7, 11), (90, 96)], TYPES, strict=True))
+)
 def test_buckets(shape, dtype, function, bits, kernels):
     x = 3 * torch.randn(shape)
     x.view(-1)[0] = buckets.table(function, bits)[0][1]  # an end belongs to the interval below
