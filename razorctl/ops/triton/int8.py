@@ -13,6 +13,7 @@ from razorctl.ops import kernels
 from razorctl.ops.triton.numbers import inverse, nearest
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
+from razorctl.ops.triton.tiles import VECTOR
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 LEVELS = constexpr(op.LEVELS)
@@ -37,10 +38,14 @@ def _codes(x, factor):
 
 @triton.jit
 def int8_rows_kernel(
-    x, codes, scale, sums, rows, columns, stride, ROWS: tl.constexpr, C: tl.constexpr
-):
-    """A program copies ROWS whole rows, each held at once, and leaves the sum of them."""
-    column = tl.arange(0, C)
+    x, codes, scale, sums, rows, columns, stride,
+    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program copies ROWS whole rows, each held at once, and leaves the sum of them.
+
+    V: columns that a thread loads, and stores, at once.
+    """
+    column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns
     first = tl.program_id(0).to(tl.int64) * ROWS
     total = tl.zeros((C,), tl.float32)
@@ -128,7 +133,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     held = triton.next_power_of_2(columns)
     int8_rows_kernel[(sums.shape[1],)](
         x, codes, scale, sums, rows, columns, x.stride(0),
-        ROWS=ROWS, C=held, num_warps=_warps(held), num_stages=1,
+        ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
     )  # fmt: skip
     return codes, scale, column_sums(sums)[0]
 
@@ -178,7 +183,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         result = {"codes": "*i8", "scale": "*fp32"}
         for held in (1024, 2048, 4096, 8192, WIDEST) if every else (WIDEST,):
             signature = {**x, **result, "sums": "*fp32", **shape}
-            sizes = {"ROWS": ROWS, "C": held}
+            sizes = {"ROWS": ROWS, "C": held, "V": VECTOR // DTYPES[dtype].itemsize}
             label = f"int8_rows {held} {dtype}"
             yield Variant(int8_rows_kernel, signature, sizes, _warps(held), 1, label)
         signature = {**x, "partial": "*fp32", **shape}

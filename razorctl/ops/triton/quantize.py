@@ -26,6 +26,7 @@ COLUMNS = 16  # of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
 LONG = 128  # rows of a longer tile that it holds at a time
+OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
 REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
 
 
@@ -328,7 +329,7 @@ def quantizing(
             yield Variant(
                 kernel,
                 signature,
-                dict.fromkeys(("mean", "rstd", "weight", "bias", "seed", "y"))
+                dict.fromkeys(name for name in OPTIONAL if name not in given)
                 | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
                 | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes},
                 warps,
