@@ -10,7 +10,7 @@ from torch import Tensor
 from razorctl.ops import buckets as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
-from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
+from razorctl.ops.triton.packing import STRIPS, pack, strip_of, unpacked
 from razorctl.ops.triton.tiles import VECTOR
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -26,17 +26,16 @@ def to_buckets_kernel(
     """A program packs U elements of each strip. line: count, rounded up to a multiple of 64."""
     strip = tl.multiple_of(line // STRIPS, 8)
     u = tl.program_id(0) * U + tl.arange(0, U)
-    codes = ()
-    for s in tl.static_range(STRIPS):
-        inside = (u < strip) & (s * strip + u < count)
-        values = tl.load(x + s * strip + u, mask=inside, other=0.0).to(tl.float32)
+    begun = ()
+    for n in tl.static_range(STRIPS):
+        element = strip_of(n, BITS) * strip + u
+        inside = (u < strip) & (element < count)
+        values = tl.load(x + element, mask=inside, other=0.0).to(tl.float32)
         number = tl.zeros((U,), tl.int32)
         for i in tl.static_range(2**BITS - 1):
             number += tl.where(values <= ENDS[i], 0, 1)
-        codes += (tl.where(inside, number, 0).to(tl.uint8),)
-    planes = packed_strips(codes, BITS)
-    for i in tl.static_range(BITS):
-        tl.store(packed + i * strip + u, planes[i], mask=u < strip)
+        code = tl.where(inside, number, 0).to(tl.uint8)
+        begun = pack(packed + u, begun, code, n, strip, u < strip, BITS)
 
 
 @triton.jit

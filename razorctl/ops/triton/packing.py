@@ -19,26 +19,47 @@ def first_width(bits):
     return PLANES[bits][0]
 
 
-@triton.jit
-def packed_strips(codes, BITS: tl.constexpr):
-    """Bytes of one column of each of a row's strips: a tuple of BITS uint8 tensors.
+@triton.constexpr_function
+def in_byte(bits):
+    """How many codes have bits in one byte of the first plane."""
+    return 8 // PLANES[bits][0]
 
-    codes: a tuple of 8 uint8 tensors. Byte i belongs i strips after the first in the packed row.
+
+@triton.constexpr_function
+def strip_of(n, bits):
+    """The strip whose code is the n-th to be packed: the codes of a byte follow each other."""
+    width = PLANES[bits][0]
+    each = 8 // width
+    return n % each * width + n // each
+
+
+@triton.jit
+def pack(to, begun, code, n: tl.constexpr, strip, inside, BITS: tl.constexpr):
+    """Packs the codes, uint8, of strip `strip_of(n)`; returns the bytes that are not complete.
+
+    to: pointers to the bytes of these columns in the first strip. begun: what was returned for
+    n - 1. Bytes are stored as soon as they are complete, which saves registers.
     """
     LOW: tl.constexpr = first_width(BITS)
-    packed = ()
-    for first in tl.static_range(LOW):
-        byte = codes[first] & (2**LOW - 1)
-        for i in tl.static_range(1, STRIPS // LOW):
-            byte |= (codes[i * LOW + first] & (2**LOW - 1)) << (i * LOW)
-        packed += (byte,)
     HIGH: tl.constexpr = BITS - LOW
-    for first in tl.static_range(HIGH):
-        byte = codes[first] >> LOW
-        for i in tl.static_range(1, STRIPS // HIGH):
-            byte |= (codes[i * HIGH + first] >> LOW) << (i * HIGH)
-        packed += (byte,)
-    return packed
+    EACH: tl.constexpr = in_byte(BITS)
+    S: tl.constexpr = strip_of(n, BITS)
+    low = (code & (2**LOW - 1)) << (n % EACH * LOW)
+    if n % EACH > 0:
+        low |= begun[0]
+    if n % EACH == EACH - 1:
+        tl.store(to + S % LOW * strip, low, mask=inside)
+    rest = begun[1:]
+    if HIGH > 0:
+        high = (code >> LOW) << (S // HIGH * HIGH)
+        if S < HIGH:
+            rest += (high,)
+        else:
+            rest = rest[: S % HIGH] + (rest[S % HIGH] | high,) + rest[S % HIGH + 1 :]
+        if n == 7:
+            for i in tl.static_range(HIGH):
+                tl.store(to + (LOW + i) * strip, rest[i], mask=inside)
+    return (low,) + rest
 
 
 @triton.jit

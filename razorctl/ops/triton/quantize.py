@@ -13,7 +13,7 @@ from razorctl.ops import kernels
 from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
-from razorctl.ops.triton.packing import STRIPS, packed_strips, unpacked
+from razorctl.ops.triton.packing import STRIPS, pack, strip_of, unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -25,7 +25,7 @@ TWO = constexpr(2)
 COLUMNS = 16  # of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
-LONG = 128  # rows of a longer tile that it holds at a time
+LONG = 64  # rows of a longer tile that it holds at a time
 OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
 REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
 
@@ -56,14 +56,14 @@ def _scales(low, high, BITS: tl.constexpr):
 
 
 @triton.jit
-def _values(x, row, column, wide, stride, mean, rstd):
-    """Some columns of the rows, normalized if there are statistics."""
-    src = x + row[:, None] * stride + column[None, :]
+def _values(x, first, row, column, wide, stride, mean, rstd):
+    """Some columns of rows, counted from `first`, normalized if there are statistics."""
+    src = x + first * stride + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=wide[None, :], other=0.0).to(tl.float32)
     if mean is not None:
-        values -= tl.load(mean + row)[:, None]
+        values -= tl.load(mean + first + row)[:, None]
     if rstd is not None:
-        values *= tl.load(rstd + row)[:, None]
+        values *= tl.load(rstd + first + row)[:, None]
     return values
 
 
@@ -90,15 +90,6 @@ def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
 
 
 @triton.jit
-def _store_codes(packed, codes, local, u, strip, inside, BITS: tl.constexpr):
-    """Stores the codes of rows `local` and of columns `u` of each strip."""
-    planes = packed_strips(codes, BITS)
-    to = packed + local[:, None] * (strip * BITS) + u[None, :]
-    for i in tl.static_range(BITS):
-        tl.store(to + i * strip, planes[i], mask=inside)
-
-
-@triton.jit
 def quantize_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
     rows, columns, stride, tile_rows, offset,
@@ -119,14 +110,13 @@ def quantize_tile(
     local, wide = tl.arange(0, R), u < strip
     inside = (local < count)[:, None] & wide[None, :]
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
-    own_mean = None if mean is None else mean + first
-    own_rstd = None if rstd is None else rstd + first
+    to = packed + first * (strip * BITS) + local[:, None] * (strip * BITS) + u[None, :]
     held = ()  # every strip is read before the first is worked on, so that the reads overlap
     for s in tl.static_range(STRIPS):
-        held += (_values(x + first * stride, row, s * strip + u, wide, stride, own_mean, own_rstd),)
-    codes = ()
-    for s in tl.static_range(STRIPS):
-        values, column = held[s], s * strip + u
+        held += (_values(x, first, row, s * strip + u, wide, stride, mean, rstd),)
+    begun = ()
+    for n in tl.static_range(STRIPS):
+        values, column = held[strip_of(n, BITS)], strip_of(n, BITS) * strip + u
         low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
         if CLIP is not None:
             center = tl.sum(tl.where(inside, values, 0.0), 0) / count
@@ -137,11 +127,11 @@ def quantize_tile(
         tl.store(scale + tile.to(tl.int64) * columns + column, step, mask=wide)
         at = local[:, None] * columns + column[None, :]
         position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
-        codes += (_code(values, zero, factor, seed, position, BITS),)
+        code = _code(values, zero, factor, seed, position, BITS)
+        begun = pack(to, begun, code, n, strip, inside, BITS)
         if y is not None:
             own = y + first * columns
             _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
-    _store_codes(packed + first * (strip * BITS), codes, local, u, strip, inside, BITS)
 
 
 @triton.jit
@@ -159,26 +149,25 @@ def quantize_long_tile(
     begin = tile.to(tl.int64) * tile_rows
     end = tl.minimum(begin + tile_rows, rows)
     wide = u < strip
+    local = tl.arange(0, R)
     zeros, factors = (), ()
     for s in tl.static_range(STRIPS):
         column = s * strip + u
         low = tl.full((U,), float("inf"), tl.float32)
         high, total = -low, tl.zeros((U,), tl.float32)
         for first in range(begin, end, R):
-            row = tl.minimum(first + tl.arange(0, R), end - 1)
-            values = _values(x, row, column, wide, stride, mean, rstd)
+            row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+            values = _values(x, first, row, column, wide, stride, mean, rstd)
             low, high = tl.minimum(low, tl.min(values, 0)), tl.maximum(high, tl.max(values, 0))
             if CLIP is not None:
-                twice = first + tl.arange(0, R) >= end
-                total += tl.sum(tl.where(twice[:, None], 0.0, values), 0)
+                total += tl.sum(tl.where((local > row)[:, None], 0.0, values), 0)
         low, high = _limited(low, LIMIT), _limited(high, LIMIT)
         if CLIP is not None:
             center, squares = total / (end - begin), tl.zeros((U,), tl.float32)
             for first in range(begin, end, R):
-                row = tl.minimum(first + tl.arange(0, R), end - 1)
-                apart = _values(x, row, column, wide, stride, mean, rstd) - center[None, :]
-                twice = first + tl.arange(0, R) >= end
-                squares += tl.sum(tl.where(twice[:, None], 0.0, apart * apart), 0)
+                row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+                apart = _values(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
+                squares += tl.sum(tl.where((local > row)[:, None], 0.0, apart * apart), 0)
             low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
         zero, step, factor = _scales(low, high, BITS)
         tl.store(zero_point + tile.to(tl.int64) * columns + column, zero.to(tl.int16), mask=wide)
@@ -186,18 +175,22 @@ def quantize_long_tile(
         zeros += (zero,)
         factors += (factor,)
     for first in range(begin, end, R):
-        row = tl.minimum(first + tl.arange(0, R), end - 1)
-        inside = (first + tl.arange(0, R) < end)[:, None] & wide[None, :]
-        codes = ()
-        for s in tl.static_range(STRIPS):
-            column = s * strip + u
-            values = _values(x, row, column, wide, stride, mean, rstd)
-            at = row[:, None] * columns + column[None, :]
+        row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+        inside = (first + local < end)[:, None] & wide[None, :]
+        to = packed + ((first + local) * (strip * BITS))[:, None] + u[None, :]
+        begun = ()
+        for n in tl.static_range(STRIPS):
+            column = strip_of(n, BITS) * strip + u
+            values = _values(x, first, row, column, wide, stride, mean, rstd)
+            # The sum with the row first: the one with the column is the same in every turn, and
+            # would be kept in registers.
+            at = ((first + local) * columns)[:, None] + column[None, :]
             position = offset.to(tl.uint32) + at.to(tl.uint32)
-            codes += (_code(values, zeros[s], factors[s], seed, position, BITS),)
+            zero, factor = zeros[strip_of(n, BITS)], factors[strip_of(n, BITS)]
+            code = _code(values, zero, factor, seed, position, BITS)
+            begun = pack(to, begun, code, n, strip, inside, BITS)
             if y is not None:
                 _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
-        _store_codes(packed, codes, row, u, strip, inside, BITS)
 
 
 @triton.jit
@@ -227,7 +220,7 @@ def config(tile_rows: int, random: bool) -> tuple[Any, dict[str, int], int]:
     """
     rows = next((held for held in HELD if tile_rows <= held and not random), None)
     if rows is None:
-        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 16
+        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8
     return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16
 
 
