@@ -213,15 +213,17 @@ def takes(x: Tensor, *others: Any) -> bool:
     return x.numel() > 0 and x.dtype in DTYPES.values() and fits
 
 
-def config(tile_rows: int, random: bool) -> tuple[Any, dict[str, int], int]:
-    """The kernel for tiles of so many rows, its sizes and its warps: 64 elements a thread.
+def config(tile_rows: int, random: bool) -> tuple[Any, dict[str, int], int, int | None]:
+    """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
+
+    A thread holds 64 elements of a tile.
 
     Random numbers take too many registers beside a tile that is held.
     """
     rows = next((held for held in HELD if tile_rows <= held and not random), None)
     if rows is None:
-        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8
-    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16
+        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8, None
+    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16, REGISTERS
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -248,13 +250,13 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    kernel, sizes, warps = config(tile_rows, seed is not None)
+    kernel, sizes, warps, most = config(tile_rows, seed is not None)
     kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
         LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
-        **sizes, num_warps=warps, num_stages=1, maxnreg=REGISTERS,
+        **sizes, num_warps=warps, num_stages=1, maxnreg=most,
     )  # fmt: skip
     return packed, zero_point, scale
 
@@ -318,7 +320,7 @@ def quantizing(
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
-            kernel, sizes, warps = config(tile_rows, random)
+            kernel, sizes, warps, most = config(tile_rows, random)
             yield Variant(
                 kernel,
                 signature,
@@ -328,7 +330,7 @@ def quantizing(
                 warps,
                 1,
                 f"{kernel.__name__} {number} bits {dtype} {sizes} {function} {norm=} {random=}",
-                most_registers=REGISTERS,
+                most_registers=most,
             )
 
 
