@@ -54,7 +54,8 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
 
 @triton.jit
 def norm_grad_kernel(
-    dy, packed, zero_point, scale, weight, rstd, dx, sums, rows, columns, stride, tile_rows,
+    dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+    rows, columns, stride, tile_rows, residual_stride,
     CENTERS: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
@@ -86,6 +87,9 @@ def norm_grad_kernel(
         if CENTERS:
             result -= (tl.sum(g, 1) / columns)[:, None]
         result *= tl.load(rstd + row)[:, None]
+        if residual is not None:
+            src = residual + row[:, None] * residual_stride + column[None, :]
+            result += tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
         to = dx + row[:, None] * columns + column[None, :]
         tl.store(to, result.to(dx.dtype.element_ty), mask=there[None, :])
         dweight += d * x_hat
@@ -135,18 +139,19 @@ def norm_grad(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    dtype: torch.dtype,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.norm_grad`."""
     rows, columns = dy.shape
-    dx = dy.new_empty(rows, columns, dtype=dtype)
+    dx = rstd.new_empty(rows, columns)
     programs = len(scale) * triton.cdiv(tile_rows, ROWS)
     sums = dy.new_empty(2, programs, columns, dtype=torch.float32)
     held, warps = _held(columns)
     norm_grad_kernel[(programs,)](
-        dy, packed, zero_point, scale, weight, rstd, dx, sums,
-        rows, columns, dy.stride(0), tile_rows, CENTERS=centers, BITS=bits,
-        ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize, num_warps=warps, num_stages=1,
+        dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
+        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
+        num_warps=warps, num_stages=1,
     )  # fmt: skip
     dweight, dbias = column_sums(sums).unbind()
     return dx, dweight, dbias
@@ -167,11 +172,18 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
         for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
             held, warps = _held(columns)
-            floats = {"weight": "*fp32", "rstd": "*fp32", "dx": f"*{dtype}", "sums": "*fp32"}
+            floats = dict.fromkeys(("weight", "rstd", "residual", "dx", "sums"), "*fp32")
             width = VECTOR // DTYPES[dtype].itemsize
             yield Variant(
                 norm_grad_kernel,
-                {"dy": f"*{dtype}", **COPY, **floats, **shape, "tile_rows": "i32"},
+                {
+                    "dy": f"*{dtype}",
+                    **COPY,
+                    **floats,
+                    **shape,
+                    "tile_rows": "i32",
+                    "residual_stride": "i32",
+                },
                 {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
                 warps,
                 1,
@@ -179,9 +191,21 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             )
 
 
-def takes_grad(dy: Tensor, *others: object) -> bool:
+def takes_grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
+) -> bool:
     """Whether the kernels take a gradient."""
-    return quantize.takes(dy) and dy.shape[1] <= WIDEST
+    fits = residual is None or quantize.takes(residual)
+    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and rstd.dtype == torch.float32
 
 
 kernels.register(
