@@ -10,7 +10,15 @@ from torch import Tensor
 from razorctl.ops import buckets as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
-from razorctl.ops.triton.packing import STRIPS, pack, strip_of, unpacked
+from razorctl.ops.triton.packing import (
+    STRIPS,
+    first_bits,
+    first_width,
+    in_byte,
+    other_bits,
+    store_others,
+    unpacked,
+)
 from razorctl.ops.triton.tiles import VECTOR
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -26,16 +34,21 @@ def to_buckets_kernel(
     """A program packs U elements of each strip. line: count, rounded up to a multiple of 64."""
     strip = tl.multiple_of(line // STRIPS, 8)
     u = tl.program_id(0) * U + tl.arange(0, U)
-    begun = ()
-    for n in tl.static_range(STRIPS):
-        element = strip_of(n, BITS) * strip + u
-        inside = (u < strip) & (element < count)
-        values = tl.load(x + element, mask=inside, other=0.0).to(tl.float32)
-        number = tl.zeros((U,), tl.int32)
-        for i in tl.static_range(2**BITS - 1):
-            number += tl.where(values <= ENDS[i], 0, 1)
-        code = tl.where(inside, number, 0).to(tl.uint8)
-        begun = pack(packed + u, begun, code, n, strip, u < strip, BITS)
+    rest = tl.zeros((U,), tl.int32)
+    for plane in tl.static_range(first_width(BITS)):
+        byte = tl.zeros((U,), tl.int32)
+        for i in tl.static_range(in_byte(BITS)):
+            s = i * first_width(BITS) + plane
+            inside = (u < strip) & (s * strip + u < count)
+            values = tl.load(x + s * strip + u, mask=inside, other=0.0).to(tl.float32)
+            number = tl.zeros((U,), tl.int32)
+            for j in tl.static_range(2**BITS - 1):
+                number += tl.where(values <= ENDS[j], 0, 1)
+            number = tl.where(inside, number, 0)
+            byte |= first_bits(number, i, BITS)
+            rest |= other_bits(number, s, BITS)
+        tl.store(packed + plane * strip + u, byte.to(tl.uint8), mask=u < strip)
+    store_others(packed + u, rest, strip, u < strip, BITS)
 
 
 @triton.jit

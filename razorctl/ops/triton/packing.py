@@ -25,41 +25,30 @@ def in_byte(bits):
     return 8 // PLANES[bits][0]
 
 
-@triton.constexpr_function
-def strip_of(n, bits):
-    """The strip whose code is the n-th to be packed: the codes of a byte follow each other."""
-    width = PLANES[bits][0]
-    each = 8 // width
-    return n % each * width + n // each
+@triton.jit
+def first_bits(code, i: tl.constexpr, BITS: tl.constexpr):
+    """What the i-th code of a byte of the first plane adds to it."""
+    LOW: tl.constexpr = first_width(BITS)
+    return (code & (2**LOW - 1)) << (i * LOW)
 
 
 @triton.jit
-def pack(to, begun, code, n: tl.constexpr, strip, inside, BITS: tl.constexpr):
-    """Packs the codes, uint8, of strip `strip_of(n)`; returns the bytes that are not complete.
-
-    to: pointers to the bytes of these columns in the first strip. begun: what was returned for
-    n - 1. Bytes are stored as soon as they are complete, which saves registers.
-    """
+def other_bits(code, s, BITS: tl.constexpr):
+    """What the code of strip `s` adds to the bytes of the second plane, which one int32 has."""
     LOW: tl.constexpr = first_width(BITS)
     HIGH: tl.constexpr = BITS - LOW
-    EACH: tl.constexpr = in_byte(BITS)
-    S: tl.constexpr = strip_of(n, BITS)
-    low = (code & (2**LOW - 1)) << (n % EACH * LOW)
-    if n % EACH > 0:
-        low |= begun[0]
-    if n % EACH == EACH - 1:
-        tl.store(to + S % LOW * strip, low, mask=inside)
-    rest = begun[1:]
-    if HIGH > 0:
-        high = (code >> LOW) << (S // HIGH * HIGH)
-        if S < HIGH:
-            rest += (high,)
-        else:
-            rest = rest[: S % HIGH] + (rest[S % HIGH] | high,) + rest[S % HIGH + 1 :]
-        if n == 7:
-            for i in tl.static_range(HIGH):
-                tl.store(to + (LOW + i) * strip, rest[i], mask=inside)
-    return (low,) + rest
+    if HIGH == 0:
+        return tl.zeros_like(code)
+    else:
+        return (code >> LOW) << (s % HIGH * 8 + s // HIGH * HIGH)
+
+
+@triton.jit
+def store_others(to, rest, strip, inside, BITS: tl.constexpr):
+    """Stores the bytes of the second plane; to: pointers to the row's bytes in the first strip."""
+    LOW: tl.constexpr = first_width(BITS)
+    for i in tl.static_range(BITS - LOW):
+        tl.store(to + (LOW + i) * strip, (rest >> 8 * i).to(tl.uint8), mask=inside)
 
 
 @triton.jit

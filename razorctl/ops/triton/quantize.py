@@ -13,7 +13,15 @@ from razorctl.ops import kernels
 from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
-from razorctl.ops.triton.packing import STRIPS, pack, strip_of, unpacked
+from razorctl.ops.triton.packing import (
+    STRIPS,
+    first_bits,
+    first_width,
+    in_byte,
+    other_bits,
+    store_others,
+    unpacked,
+)
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -86,7 +94,7 @@ def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
         code = values * factor[None, :] + (zero / PARTS + 0.5)[None, :]
     else:
         code = values * factor[None, :] + (zero / PARTS)[None, :] + uniform(seed, position)
-    return tl.minimum(tl.maximum(code, 0.0), 2**BITS - 0.5).to(tl.int32).to(tl.uint8)
+    return tl.minimum(tl.maximum(code, 0.0), 2**BITS - 0.5).to(tl.int32)
 
 
 @triton.jit
@@ -103,35 +111,40 @@ def quantize_tile(
     """
     strip = tl.multiple_of(columns // 8, 8)
     blocks = tl.cdiv(strip, U)
-    tile = tl.program_id(0) // blocks
+    tile = (tl.program_id(0) // blocks).to(tl.int64)
     u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
-    first = tile.to(tl.int64) * tile_rows
+    first = tile * tile_rows
     count = tl.minimum(rows - first, tile_rows).to(tl.int32)
     local, wide = tl.arange(0, R), u < strip
     inside = (local < count)[:, None] & wide[None, :]
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
     to = packed + first * (strip * BITS) + local[:, None] * (strip * BITS) + u[None, :]
-    held = ()  # every strip is read before the first is worked on, so that the reads overlap
-    for s in tl.static_range(STRIPS):
-        held += (_values(x, first, row, s * strip + u, wide, stride, mean, rstd),)
-    begun = ()
-    for n in tl.static_range(STRIPS):
-        values, column = held[strip_of(n, BITS)], strip_of(n, BITS) * strip + u
-        low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
-        if CLIP is not None:
-            center = tl.sum(tl.where(inside, values, 0.0), 0) / count
-            apart = tl.where(inside, values - center[None, :], 0.0)
-            low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
-        zero, step, factor = _scales(low, high, BITS)
-        tl.store(zero_point + tile.to(tl.int64) * columns + column, zero.to(tl.int16), mask=wide)
-        tl.store(scale + tile.to(tl.int64) * columns + column, step, mask=wide)
-        at = local[:, None] * columns + column[None, :]
-        position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
-        code = _code(values, zero, factor, seed, position, BITS)
-        begun = pack(to, begun, code, n, strip, inside, BITS)
-        if y is not None:
-            own = y + first * columns
-            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+    rest = tl.zeros((R, U), tl.int32)
+    # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
+    for plane in range(first_width(BITS)):
+        byte = tl.zeros((R, U), tl.int32)
+        for i in tl.static_range(in_byte(BITS)):
+            s = i * first_width(BITS) + plane
+            column = s * strip + u
+            values = _values(x, first, row, column, wide, stride, mean, rstd)
+            low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
+            if CLIP is not None:
+                center = tl.sum(tl.where(inside, values, 0.0), 0) / count
+                apart = tl.where(inside, values - center[None, :], 0.0)
+                low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
+            zero, step, factor = _scales(low, high, BITS)
+            tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+            tl.store(scale + tile * columns + column, step, mask=wide)
+            at = local[:, None] * columns + column[None, :]
+            position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
+            code = _code(values, zero, factor, seed, position, BITS)
+            byte |= first_bits(code, i, BITS)
+            rest |= other_bits(code, s, BITS)
+            if y is not None:
+                own = y + first * columns
+                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+        tl.store(to + plane * strip, byte.to(tl.uint8), mask=inside)
+    store_others(to, rest, strip, inside, BITS)
 
 
 @triton.jit
@@ -144,12 +157,11 @@ def quantize_long_tile(
     """The same for tiles of any length: a program reads its part again, R rows at a time."""
     strip = tl.multiple_of(columns // 8, 8)
     blocks = tl.cdiv(strip, U)
-    tile = tl.program_id(0) // blocks
+    tile = (tl.program_id(0) // blocks).to(tl.int64)
     u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
-    begin = tile.to(tl.int64) * tile_rows
+    begin = tile * tile_rows
     end = tl.minimum(begin + tile_rows, rows)
-    wide = u < strip
-    local = tl.arange(0, R)
+    local, wide = tl.arange(0, R), u < strip
     zeros, factors = (), ()
     for s in tl.static_range(STRIPS):
         column = s * strip + u
@@ -170,27 +182,31 @@ def quantize_long_tile(
                 squares += tl.sum(tl.where((local > row)[:, None], 0.0, apart * apart), 0)
             low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
         zero, step, factor = _scales(low, high, BITS)
-        tl.store(zero_point + tile.to(tl.int64) * columns + column, zero.to(tl.int16), mask=wide)
-        tl.store(scale + tile.to(tl.int64) * columns + column, step, mask=wide)
+        tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+        tl.store(scale + tile * columns + column, step, mask=wide)
         zeros += (zero,)
         factors += (factor,)
     for first in range(begin, end, R):
         row = tl.minimum(local, (end - 1 - first).to(tl.int32))
         inside = (first + local < end)[:, None] & wide[None, :]
         to = packed + ((first + local) * (strip * BITS))[:, None] + u[None, :]
-        begun = ()
-        for n in tl.static_range(STRIPS):
-            column = strip_of(n, BITS) * strip + u
-            values = _values(x, first, row, column, wide, stride, mean, rstd)
-            # The sum with the row first: the one with the column is the same in every turn, and
-            # would be kept in registers.
-            at = ((first + local) * columns)[:, None] + column[None, :]
-            position = offset.to(tl.uint32) + at.to(tl.uint32)
-            zero, factor = zeros[strip_of(n, BITS)], factors[strip_of(n, BITS)]
-            code = _code(values, zero, factor, seed, position, BITS)
-            begun = pack(to, begun, code, n, strip, inside, BITS)
-            if y is not None:
-                _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
+        rest = tl.zeros((R, U), tl.int32)
+        for plane in tl.static_range(first_width(BITS)):
+            byte = tl.zeros((R, U), tl.int32)
+            for i in tl.static_range(in_byte(BITS)):
+                column = (i * first_width(BITS) + plane) * strip + u
+                zero = zeros[i * first_width(BITS) + plane]
+                factor = factors[i * first_width(BITS) + plane]
+                values = _values(x, first, row, column, wide, stride, mean, rstd)
+                at = ((first + local) * columns)[:, None] + column[None, :]
+                position = offset.to(tl.uint32) + at.to(tl.uint32)
+                code = _code(values, zero, factor, seed, position, BITS)
+                byte |= first_bits(code, i, BITS)
+                rest |= other_bits(code, i * first_width(BITS) + plane, BITS)
+                if y is not None:
+                    _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
+            tl.store(to + plane * strip, byte.to(tl.uint8), mask=inside)
+        store_others(to, rest, strip, inside, BITS)
 
 
 @triton.jit
