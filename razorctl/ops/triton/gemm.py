@@ -279,7 +279,7 @@ def variants(capability: int) -> Iterator[Variant]:
     """What the launches above ask for, each with its heaviest epilogue."""
     scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
     sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
-    signature = {"a": "*i8", "b": "*i8", **scales, "out": "*bf16", **sizes}
+    signature = {"a": "*i8", "b": "*i8", **scales, "out": "*fp32", **sizes}
     for aligned in (True, False):
         for tile in tiles(capability, aligned):
             yield Variant(

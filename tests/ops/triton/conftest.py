@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 would have to be set before triton is first imported, and the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -12,7 +13,8 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-import triton.experimental.gluon.language  # noqa: E402, F401  the interpreter would, too late
+importlib.import_module("triton.experimental.gluon")  # the interpreter would, too late
+from triton.language import constexpr  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -20,9 +22,8 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 @pytest.fixture
 def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
     """Makes the kernels of a module, and all that they call, run in the interpreter."""
-    swapped: dict[
-        int, InterpretedFunction
-    ] = {}  # by identity: hashing one looks at all that it calls
+    # By identity: hashing one looks at all that it calls.
+    swapped: dict[int, InterpretedFunction] = {}
 
     def swap(module: ModuleType) -> ModuleType:
         own = [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
@@ -31,6 +32,8 @@ def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), InterpretedFunction(value.fn))
                     monkeypatch.setattr(place, name, twin)
+                elif isinstance(value, constexpr) and place in (module, *own):
+                    monkeypatch.setattr(place, name, value.value)
         return module
 
     return swap

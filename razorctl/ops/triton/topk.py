@@ -1,0 +1,219 @@
+"""Exact-k selection: the key of rank k digit by digit from histograms, then one ordered pass.
+
+Keys are the bits of |x|, 15 or 31 of them, so kernels see integers. Every program owns one stretch
+of positions, of which there are at most PROGRAMS; what lies before a stretch is the sum of the
+counts of those before it, which each program makes for itself. So nothing is scanned in a launch of
+its own, and a float16 or bfloat16 tensor takes four, a float32 one six, after a histogram is
+cleared.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops.triton.variants import Variant
+
+PROGRAMS = constexpr(1024)
+BLOCK = 4096  # elements that a program holds; a multiple of 8
+WARPS, STAGES = 8, 2
+DIGIT = constexpr(8)  # bits that a histogram tells apart
+BINS = constexpr(256)
+INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@triton.jit
+def _keys(x, position, inside):
+    """The bits of |x|, int32; NaN is above infinity."""
+    bits = tl.load(x + position, inside, 0)
+    MASK: tl.constexpr = (1 << (x.dtype.element_ty.primitive_bitwidth - 1)) - 1
+    return bits.to(tl.int32) & MASK
+
+
+@triton.jit
+def _chosen(histograms, k, FOUND: tl.constexpr):
+    """The first FOUND digits of the key of rank k from above, and its rank among keys with them."""
+    bins = tl.arange(0, BINS)
+    prefix, rank = 0, k
+    for digit in tl.static_range(FOUND):
+        counts = tl.load(histograms + digit * BINS + bins)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        here = (above < rank) & (rank <= above + counts)
+        prefix = (prefix << DIGIT) | tl.sum(tl.where(here, bins, 0), 0)
+        rank -= tl.sum(tl.where(here, above, 0), 0)
+    return prefix, rank
+
+
+@triton.jit
+def histogram_kernel(
+    x, histograms, n, k, stretch,
+    FOUND: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts digit FOUND of the keys whose first digits are those of the key of rank k."""
+    prefix, _ = _chosen(histograms, k, FOUND)
+    SHIFT: tl.constexpr = (DIGITS - 1 - FOUND) * DIGIT
+    start = tl.program_id(0).to(tl.int64) * stretch
+    counts = tl.zeros((BINS,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        inside = position < n
+        keys = _keys(x, position, inside) >> SHIFT
+        counts += tl.histogram(keys & (BINS - 1), BINS, inside & (keys >> DIGIT == prefix))
+    tl.atomic_add(histograms + FOUND * BINS + tl.arange(0, BINS), counts, sem="relaxed")
+
+
+@triton.jit
+def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys of each stretch are above the key of rank k, and how many equal it."""
+    smallest, _ = _chosen(histograms, k, DIGITS)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    above, equal = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        keys = _keys(x, position, position < n)
+        above += (keys > smallest).to(tl.int32)
+        equal += ((keys == smallest) & (position < n)).to(tl.int32)
+    tl.store(counts + tl.program_id(0), tl.sum(above, 0))
+    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(equal, 0))
+
+
+@triton.jit
+def _before(counts):
+    """The sum of the counts of the stretches before that of this program."""
+    programs = tl.arange(0, PROGRAMS)
+    return tl.sum(tl.load(counts + programs, programs < tl.program_id(0), 0), 0)
+
+
+@triton.jit
+def pack_kernel(
+    x, histograms, counts, values, bitmap, n, k, stretch,
+    DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the values of the saved elements of a stretch, and its bits."""
+    smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are saved
+    equal = _before(counts + PROGRAMS)
+    saved = _before(counts) + tl.minimum(equal, ties)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        inside = position < n
+        keys = _keys(x, position, inside)
+        tie = (keys == smallest) & inside
+        rank = equal + tl.cumsum(tie.to(tl.int32), 0)
+        mask = (keys > smallest) | (tie & (rank <= ties))
+        place = saved + tl.cumsum(mask.to(tl.int32), 0) - 1
+        tl.store(values + place, tl.load(x + position, inside, 0), mask)
+        bits = mask.to(tl.int32).reshape(BLOCK // 8, 8) << tl.arange(0, 8)[None, :]
+        byte = block // 8 + tl.arange(0, BLOCK // 8)
+        tl.store(bitmap + byte, tl.sum(bits, 1).to(tl.uint8), byte < (n + 7) // 8)
+        equal += tl.sum(tie.to(tl.int32), 0)
+        saved += tl.sum(mask.to(tl.int32), 0)
+
+
+@triton.jit
+def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
+    """How many bits of each stretch are set; `n` and `stretch` count bits."""
+    start = tl.program_id(0).to(tl.int64) * stretch
+    total = tl.zeros((BLOCK // 8,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        byte = block // 8 + tl.arange(0, BLOCK // 8)
+        bits = tl.load(bitmap + byte, byte < (n + 7) // 8, 0).to(tl.int32)
+        for bit in tl.static_range(8):
+            total += (bits >> bit) & 1
+    tl.store(counts + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def unpack_kernel(values, bitmap, counts, dense, n, stretch, BLOCK: tl.constexpr):
+    """Writes a stretch of the dense tensor."""
+    saved = _before(counts)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        byte = tl.load(bitmap + (position >> 3), position < n, 0).to(tl.int32)
+        mask = (byte >> (position & 7).to(tl.int32)) & 1
+        place = saved + tl.cumsum(mask, 0) - 1
+        tl.store(dense + position, tl.load(values + place, mask != 0, 0), position < n)
+        saved += tl.sum(mask, 0)
+
+
+def takes(x: Tensor, *others: object) -> bool:
+    """Whether the kernels here can work on `x`: float16, bfloat16 or float32."""
+    return x.element_size() in INTEGERS
+
+
+def takes_pack(x: Tensor, k: int) -> bool:
+    """Whether `topk_pack` here can do it: counts are int32."""
+    return takes(x) and x.numel() < 2**31
+
+
+def takes_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> bool:
+    """Whether `topk_unpack` here can do it: counts are int32."""
+    return takes(values) and 8 * bitmap.numel() < 2**31
+
+
+def _stretch(n: int) -> int:
+    """The elements of a stretch, a multiple of BLOCK."""
+    blocks = -(-n // BLOCK)
+    return BLOCK * -(-blocks // int(PROGRAMS))
+
+
+def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `razorctl.ops.topk.topk_pack`."""
+    dtype, n = x.dtype, x.numel()
+    x = x.reshape(-1).view(INTEGERS[x.element_size()])
+    values, bitmap = x.new_empty(k), x.new_empty((n + 7) // 8, dtype=torch.uint8)
+    digits = x.element_size()
+    histograms = x.new_zeros(digits * int(BINS), dtype=torch.int32)
+    counts = x.new_empty(2 * int(PROGRAMS), dtype=torch.int32)
+    stretch = _stretch(n)
+    grid = (triton.cdiv(n, stretch),)
+    options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
+    for found in range(digits):
+        histogram_kernel[grid](x, histograms, n, k, stretch, found, digits, **options)
+    count_kernel[grid](x, histograms, counts, n, k, stretch, digits, **options)
+    pack_kernel[grid](x, histograms, counts, values, bitmap, n, k, stretch, digits, **options)
+    return values.view(dtype), bitmap
+
+
+def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
+    """See `razorctl.ops.topk.topk_unpack`."""
+    dense = values.new_empty(shape)
+    n, integers = dense.numel(), INTEGERS[values.element_size()]
+    if not n:
+        return dense
+    counts = bitmap.new_empty(int(PROGRAMS), dtype=torch.int32)
+    stretch = _stretch(n)
+    grid = (triton.cdiv(n, stretch),)
+    options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
+    count_bits_kernel[grid](bitmap, counts, n, stretch, **options)
+    unpack_kernel[grid](
+        values.view(integers), bitmap, counts, dense.view(-1).view(integers), n, stretch, **options
+    )
+    return dense
+
+
+def variants(capability: int) -> Iterator[Variant]:
+    """What the launches above ask for; the number of elements may be odd in all of them."""
+    block = {"BLOCK": BLOCK}
+    tail = {"n": "i32", "k": "i32", "stretch": "i32"}
+    for kind, digits in (("*i16", 2), ("*i32", 4)):
+        every, head = {"DIGITS": digits, **block}, {"x": kind, "histograms": "*i32"}
+        counts, packed = {"counts": "*i32"}, {"values": kind, "bitmap": "*u8"}
+        launches = [
+            (histogram_kernel, head | tail, every | {"FOUND": digits - 1}),
+            (count_kernel, head | counts | tail, every),
+            (pack_kernel, head | counts | packed | tail, every),
+            (unpack_kernel, packed | counts | {"dense": kind, "n": "i32", "stretch": "i32"}, block),
+        ]
+        for kernel, signature, constants in launches:
+            for odd in ((), ("n",)) if kernel is pack_kernel else ((),):
+                yield Variant(
+                    kernel, signature, constants, WARPS, STAGES,
+                    f"{kernel.__name__} {kind[1:]}{' odd' if odd else ''}", unaligned=("k", *odd),
+                )  # fmt: skip
+    signature = {"bitmap": "*u8", "counts": "*i32", "n": "i32", "stretch": "i32"}
+    yield Variant(count_bits_kernel, signature, block, WARPS, STAGES, "count_bits_kernel")
