@@ -42,12 +42,13 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
     return out
 
 
-def variants(capability: int) -> Iterator[Variant]:
-    """What the launch above asks for, without the types of 1 and 8 bytes, which are rare."""
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launch above asks for; eight bytes take most registers."""
     sizes = {"rows": "i32", "columns": "i32", "row_stride": "i32"}
-    for kind in ("*i16", "*i32"):
+    for bits in (8, 16, 32, 64) if every else (64,):
+        kind = f"*i{bits}"
         signature = {"x": kind, "index": "*i64", "out": kind, **sizes}
         yield Variant(
             gather_kernel, signature, TILE | {"column_stride": 1}, WARPS, STAGES,
-            f"gather_columns {kind[1:]}", unaligned=("rows", "columns"),
+            f"gather_columns i{bits}", unaligned=("rows", "columns"),
         )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor
 from razorctl.ops.chunks import ELEMENTS
 from razorctl.ops.int8 import cublas_gemm
 from razorctl.ops.triton import tuning
-from razorctl.ops.triton.variants import Variant
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 MOST_TERMS = 2**17 - 64  # products of int8 whose sum is sure to fit in int32; keeps alignment
 CUBLAS = "cublas"
@@ -153,9 +153,16 @@ EPILOGUE = {"BM": 16, "BN": 256}
 EPILOGUE_WARPS, STAGES = 4, 3
 
 
-def takes(a: Tensor, b: Tensor, *others: object) -> bool:
-    """Whether `scaled_gemm` here can compute it: no operand is empty."""
-    return bool(a.numel() and b.numel())
+def takes(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+    *outer: Tensor | None,
+) -> bool:
+    """Whether `scaled_gemm` here can compute it: no operand is empty, nothing is float64."""
+    return bool(a.numel() and b.numel()) and torch.float64 not in (dtype, b_scale.dtype)
 
 
 def scaled_gemm(
@@ -275,21 +282,23 @@ def run_cublas(
         )  # fmt: skip
 
 
-def variants(capability: int) -> Iterator[Variant]:
-    """What the launches above ask for, each with its heaviest epilogue."""
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches above ask for; single precision takes a tile's epilogue most registers."""
     scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
     sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
-    signature = {"a": "*i8", "b": "*i8", **scales, "out": "*fp32", **sizes}
-    for aligned in (True, False):
-        for tile in tiles(capability, aligned):
-            yield Variant(
-                scaled_gemm_kernel, signature, tile.constants, tile.warps, tile.stages,
-                f"scaled_gemm {tile.label}{'' if aligned else ' odd'}",
-                unaligned=("m",) if aligned else ("m", "n"),
-            )  # fmt: skip
-    signature = {"product": "*i32", "out": "*bf16", **scales}
-    signature |= dict.fromkeys(("m", "n", "stride"), "i32")
-    yield Variant(
-        epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
-        "scaled_gemm epilogue", unaligned=("m", "n"),
-    )  # fmt: skip
+    for dtype in DTYPES if every else ("fp32",):
+        signature = {"a": "*i8", "b": "*i8", **scales, "out": f"*{dtype}", **sizes}
+        for aligned in (True, False):
+            for tile in tiles(capability, aligned):
+                yield Variant(
+                    scaled_gemm_kernel, signature, tile.constants, tile.warps, tile.stages,
+                    f"scaled_gemm {tile.label} {dtype}{'' if aligned else ' odd'}",
+                    unaligned=("m",) if aligned else ("m", "n"),
+                )  # fmt: skip
+    for dtype in dtypes(capability, every):
+        signature = {"product": "*i32", "out": f"*{dtype}", **scales}
+        signature |= dict.fromkeys(("m", "n", "stride"), "i32")
+        yield Variant(
+            epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
+            f"scaled_gemm epilogue {dtype}", unaligned=("m", "n"),
+        )  # fmt: skip

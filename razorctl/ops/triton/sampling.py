@@ -162,7 +162,7 @@ def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index, drawn
 
 
-def variants(capability: int) -> Iterator[Variant]:
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches above ask for."""
     signature = {"log_w": "*fp32", "p": "*fp64", "size": "i32", "total": "fp64", "smallest": "fp64"}
     yield Variant(project_kernel, signature, {"BLOCK": BLOCK}, WARPS, STAGES, "project")

@@ -70,14 +70,15 @@ def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLO
     """How many keys of each stretch are above the key of rank k, and how many equal it."""
     smallest, _ = _chosen(histograms, k, DIGITS)
     start = tl.program_id(0).to(tl.int64) * stretch
-    above, equal = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+    # Those above, and 2 ** 16 times those equal; positions past the end may be among these, but
+    # nothing comes after the last stretch.
+    found = tl.zeros((BLOCK,), tl.int32)
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
         keys = _keys(x, position, position < n)
-        above += (keys > smallest).to(tl.int32)
-        equal += ((keys == smallest) & (position < n)).to(tl.int32)
-    tl.store(counts + tl.program_id(0), tl.sum(above, 0))
-    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(equal, 0))
+        found += tl.where(keys == smallest, 65536, (keys > smallest).to(tl.int32))
+    tl.store(counts + tl.program_id(0), tl.sum(found & 65535, 0))
+    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(found >> 16, 0))
 
 
 @triton.jit
@@ -196,24 +197,27 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     return dense
 
 
-def variants(capability: int) -> Iterator[Variant]:
-    """What the launches above ask for; the number of elements may be odd in all of them."""
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches above ask for; 16 bits, read eight at once, take most."""
     block = {"BLOCK": BLOCK}
     tail = {"n": "i32", "k": "i32", "stretch": "i32"}
-    for kind, digits in (("*i16", 2), ("*i32", 4)):
-        every, head = {"DIGITS": digits, **block}, {"x": kind, "histograms": "*i32"}
+    odd = {"": ("k",), " odd": ("n", "k")} if every else {"": ("k",)}
+    for bits in (16, 32) if every else (16,):
+        kind, digits = f"*i{bits}", bits // 8
+        every_pass, head = {"DIGITS": digits, **block}, {"x": kind, "histograms": "*i32"}
         counts, packed = {"counts": "*i32"}, {"values": kind, "bitmap": "*u8"}
+        dense = {"dense": kind, "n": "i32", "stretch": "i32"}
         launches = [
-            (histogram_kernel, head | tail, every | {"FOUND": digits - 1}),
-            (count_kernel, head | counts | tail, every),
-            (pack_kernel, head | counts | packed | tail, every),
-            (unpack_kernel, packed | counts | {"dense": kind, "n": "i32", "stretch": "i32"}, block),
+            (histogram_kernel, head | tail, every_pass | {"FOUND": digits - 1}),
+            (count_kernel, head | counts | tail, every_pass),
+            (pack_kernel, head | counts | packed | tail, every_pass),
+            (unpack_kernel, packed | counts | dense, block),
         ]
         for kernel, signature, constants in launches:
-            for odd in ((), ("n",)) if kernel is pack_kernel else ((),):
+            for name, unaligned in odd.items():
                 yield Variant(
                     kernel, signature, constants, WARPS, STAGES,
-                    f"{kernel.__name__} {kind[1:]}{' odd' if odd else ''}", unaligned=("k", *odd),
+                    f"{kernel.__name__} i{bits}{name}", unaligned=unaligned,
                 )  # fmt: skip
     signature = {"bitmap": "*u8", "counts": "*i32", "n": "i32", "stretch": "i32"}
     yield Variant(count_bits_kernel, signature, block, WARPS, STAGES, "count_bits_kernel")
