@@ -18,7 +18,7 @@ from triton.language import constexpr
 from razorctl.ops.triton.variants import Variant
 
 PROGRAMS = constexpr(1024)
-BLOCK = 4096  # elements that a program holds; a multiple of 8
+BLOCK = 2048  # elements that a program holds; a multiple of 8, below 2 ** 16
 WARPS, STAGES = 8, 2
 DIGIT = constexpr(8)  # bits that a histogram tells apart
 BINS = constexpr(256)
@@ -26,11 +26,9 @@ INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @triton.jit
-def _keys(x, position, inside):
-    """The bits of |x|, int32; NaN is above infinity."""
-    bits = tl.load(x + position, inside, 0)
-    MASK: tl.constexpr = (1 << (x.dtype.element_ty.primitive_bitwidth - 1)) - 1
-    return bits.to(tl.int32) & MASK
+def _keys(bits):
+    """The bits of |x|, int32, from those of x; NaN is above infinity."""
+    return bits.to(tl.int32) & ((1 << (bits.dtype.primitive_bitwidth - 1)) - 1)
 
 
 @triton.jit
@@ -60,7 +58,7 @@ def histogram_kernel(
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
         inside = position < n
-        keys = _keys(x, position, inside) >> SHIFT
+        keys = _keys(tl.load(x + position, inside, 0)) >> SHIFT
         counts += tl.histogram(keys & (BINS - 1), BINS, inside & (keys >> DIGIT == prefix))
     tl.atomic_add(histograms + FOUND * BINS + tl.arange(0, BINS), counts, sem="relaxed")
 
@@ -75,7 +73,7 @@ def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLO
     found = tl.zeros((BLOCK,), tl.int32)
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
-        keys = _keys(x, position, position < n)
+        keys = _keys(tl.load(x + position, position < n, 0))
         found += tl.where(keys == smallest, 65536, (keys > smallest).to(tl.int32))
     tl.store(counts + tl.program_id(0), tl.sum(found & 65535, 0))
     tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(found >> 16, 0))
@@ -95,23 +93,27 @@ def pack_kernel(
 ):  # fmt: skip
     """Writes the values of the saved elements of a stretch, and its bits."""
     smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are saved
-    equal = _before(counts + PROGRAMS)
-    saved = _before(counts) + tl.minimum(equal, ties)
+    above, equal = _before(counts), _before(counts + PROGRAMS)
     start = tl.program_id(0).to(tl.int64) * stretch
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
         inside = position < n
-        keys = _keys(x, position, inside)
+        bits = tl.load(x + position, inside, 0)
+        keys = _keys(bits)
         tie = (keys == smallest) & inside
-        rank = equal + tl.cumsum(tie.to(tl.int32), 0)
+        # One scan counts both: those above, and 2 ** 16 times those equal.
+        one = tl.where(tie, 65536, (keys > smallest).to(tl.int32))
+        found = tl.cumsum(one, 0)
+        rank = equal + (found >> 16)
         mask = (keys > smallest) | (tie & (rank <= ties))
-        place = saved + tl.cumsum(mask.to(tl.int32), 0) - 1
-        tl.store(values + place, tl.load(x + position, inside, 0), mask)
-        bits = mask.to(tl.int32).reshape(BLOCK // 8, 8) << tl.arange(0, 8)[None, :]
+        place = above + (found & 65535) + tl.minimum(rank, ties) - 1
+        tl.store(values + place, bits, mask)
+        bitset = mask.to(tl.int32).reshape(BLOCK // 8, 8) << tl.arange(0, 8)[None, :]
         byte = block // 8 + tl.arange(0, BLOCK // 8)
-        tl.store(bitmap + byte, tl.sum(bits, 1).to(tl.uint8), byte < (n + 7) // 8)
-        equal += tl.sum(tie.to(tl.int32), 0)
-        saved += tl.sum(mask.to(tl.int32), 0)
+        tl.store(bitmap + byte, tl.sum(bitset, 1).to(tl.uint8), byte < (n + 7) // 8)
+        total = tl.sum(one, 0)
+        above += total & 65535
+        equal += total >> 16
 
 
 @triton.jit

@@ -17,6 +17,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize("name", MODULES)
 def test_variants_compile_without_spilling(name, capability):
