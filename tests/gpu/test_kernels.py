@@ -1,6 +1,7 @@
 """Fused kernels on a CUDA device against the PyTorch bodies of their ops, on the same tensors."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,10 @@ from razorctl.ops.quantize import dequantize, dequantize_reference, quantize
 from razorctl.ops.sampling import draw, project
 from razorctl.ops.topk import topk_pack, topk_unpack
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
+]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [(1, 64), (197, 768), (1576, 3072), (130, 200), (77, 33)]  # [rows, columns]
@@ -167,7 +171,8 @@ def test_scaled_gemm(m, n, k, dtype):
 
 @pytest.mark.parametrize(("m", "n", "k"), GEMMS)
 def test_every_way_to_a_gemm_gives_the_same(m, n, k):
-    gemm = pytest.importorskip("razorctl.ops.triton.gemm")
+    from razorctl.ops.triton import gemm
+
     a, b, a_scale, b_scale, left, right = operands(m, n, k)
     exact = (a.double() @ b.double().t()).float()
     capability = gemm._capability(a.device)

@@ -4,19 +4,20 @@ TRITON_INTERPRET=1 would have to be set before triton is first imported, and the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
 """
 
-import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-triton = pytest.importorskip("triton")
-
-importlib.import_module("triton.experimental.gluon")  # the interpreter would, too late
-from triton.language import constexpr  # noqa: E402
-from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+try:
+    import triton
+    import triton.experimental.gluon  # the interpreter would import it, when it is too late
+    from triton.language import constexpr
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+except ImportError:  # where PyTorch comes without it
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture
