@@ -71,16 +71,15 @@ def tiles(capability: int, aligned: bool = True) -> tuple[Tile, ...]:
     aligned: whether the result has a multiple of 16 columns. Other rows are stored by elements,
     which takes the large tiles more registers than there are.
     """
-    if capability < 80:
-        return ()
-    if capability < 90:
-        found: tuple[Tile, ...] = (
-            _AMPERE if capability in (80, 87) else _ADA
-        )  # 163 or 99 KiB of shared memory
-    elif capability < 100:
+    found: tuple[Tile, ...] = ()
+    if capability >= 120:
+        found = _CONSUMER_BLACKWELL
+    elif capability >= 100:
+        found = _BLACKWELL
+    elif capability >= 90:
         found = _HOPPER
-    else:
-        found = _BLACKWELL if capability < 120 else _CONSUMER_BLACKWELL
+    elif capability >= 80:  # with 163 or 99 KiB of shared memory
+        found = _AMPERE if capability in (80, 87) else _ADA
     return found if aligned else found[-1:]
 
 
