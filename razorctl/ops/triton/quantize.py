@@ -229,17 +229,17 @@ def takes(x: Tensor, *others: Any) -> bool:
     return x.numel() > 0 and x.dtype in DTYPES.values() and fits
 
 
-def config(tile_rows: int, random: bool) -> tuple[Any, dict[str, int], int, int | None]:
+def config(tile_rows: int, norm: bool, random: bool) -> tuple[Any, dict[str, int], int, int | None]:
     """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
 
-    A thread holds 64 elements of a tile.
-
-    Random numbers take too many registers beside a tile that is held.
+    A thread has 64 elements of a tile, half as many where a norm takes registers. Tiles that would
+    take more than there are, and random numbers, are left to the kernel of long tiles.
     """
-    rows = next((held for held in HELD if tile_rows <= held and not random), None)
-    if rows is None:
+    most = 0 if random else HELD[-2] if norm else HELD[-1]
+    if tile_rows > most:
         return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8, None
-    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // 16, REGISTERS
+    rows = next(held for held in HELD if tile_rows <= held)
+    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if norm else 16), REGISTERS
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -266,7 +266,7 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    kernel, sizes, warps, most = config(tile_rows, seed is not None)
+    kernel, sizes, warps, most = config(tile_rows, rstd is not None, seed is not None)
     kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
@@ -336,7 +336,7 @@ def quantizing(
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
-            kernel, sizes, warps, most = config(tile_rows, random)
+            kernel, sizes, warps, most = config(tile_rows, norm, random)
             yield Variant(
                 kernel,
                 signature,
