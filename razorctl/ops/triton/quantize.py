@@ -66,13 +66,29 @@ def _scales(low, high, BITS: tl.constexpr):
 @triton.jit
 def _values(x, first, row, column, wide, stride, mean, rstd):
     """Some columns of rows, counted from `first`, normalized if there are statistics."""
-    src = x + first * stride + row[:, None] * stride + column[None, :]
+    src = x + first * stride + (row[:, None] * stride + column[None, :])
     values = tl.load(src, mask=wide[None, :], other=0.0).to(tl.float32)
     if mean is not None:
-        values -= tl.load(mean + first + row)[:, None]
+        values -= mean[:, None]
     if rstd is not None:
-        values *= tl.load(rstd + first + row)[:, None]
+        values *= rstd[:, None]
     return values
+
+
+@triton.jit
+def _of_rows(statistic, first, row):
+    """What there is for the rows, or None."""
+    if statistic is None:
+        return None
+    else:
+        return tl.load(statistic + first + row)
+
+
+@triton.jit
+def _part(x, first, row, column, wide, stride, mean, rstd):
+    """The same, from pointers to the statistics."""
+    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
+    return _values(x, first, row, column, wide, stride, centers, factors)
 
 
 @triton.jit
@@ -118,7 +134,9 @@ def quantize_tile(
     local, wide = tl.arange(0, R), u < strip
     inside = (local < count)[:, None] & wide[None, :]
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
-    to = packed + first * (strip * BITS) + local[:, None] * (strip * BITS) + u[None, :]
+    to = local[:, None] * (strip * BITS) + u[None, :]
+    packed += first * (strip * BITS)
+    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
     rest = tl.zeros((R, U), tl.int32)
     # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
     for plane in range(first_width(BITS)):
@@ -126,7 +144,11 @@ def quantize_tile(
         for i in tl.static_range(in_byte(BITS)):
             s = i * first_width(BITS) + plane
             column = s * strip + u
-            values = _values(x, first, row, column, wide, stride, mean, rstd)
+            values = _values(x, first, row, column, wide, stride, centers, factors)
+            at = local[:, None] * columns + column[None, :]
+            if y is not None:
+                own = y + first * columns
+                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
             low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
             if CLIP is not None:
                 center = tl.sum(tl.where(inside, values, 0.0), 0) / count
@@ -135,16 +157,12 @@ def quantize_tile(
             zero, step, factor = _scales(low, high, BITS)
             tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
             tl.store(scale + tile * columns + column, step, mask=wide)
-            at = local[:, None] * columns + column[None, :]
             position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
             code = _code(values, zero, factor, seed, position, BITS)
             byte |= first_bits(code, i, BITS)
             rest |= other_bits(code, s, BITS)
-            if y is not None:
-                own = y + first * columns
-                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
-        tl.store(to + plane * strip, byte.to(tl.uint8), mask=inside)
-    store_others(to, rest, strip, inside, BITS)
+        tl.store(packed + (to + plane * strip), byte.to(tl.uint8), mask=inside)
+    store_others(packed + to, rest, strip, inside, BITS)
 
 
 @triton.jit
@@ -169,7 +187,7 @@ def quantize_long_tile(
         high, total = -low, tl.zeros((U,), tl.float32)
         for first in range(begin, end, R):
             row = tl.minimum(local, (end - 1 - first).to(tl.int32))
-            values = _values(x, first, row, column, wide, stride, mean, rstd)
+            values = _part(x, first, row, column, wide, stride, mean, rstd)
             low, high = tl.minimum(low, tl.min(values, 0)), tl.maximum(high, tl.max(values, 0))
             if CLIP is not None:
                 total += tl.sum(tl.where((local > row)[:, None], 0.0, values), 0)
@@ -178,7 +196,7 @@ def quantize_long_tile(
             center, squares = total / (end - begin), tl.zeros((U,), tl.float32)
             for first in range(begin, end, R):
                 row = tl.minimum(local, (end - 1 - first).to(tl.int32))
-                apart = _values(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
+                apart = _part(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
                 squares += tl.sum(tl.where((local > row)[:, None], 0.0, apart * apart), 0)
             low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
         zero, step, factor = _scales(low, high, BITS)
@@ -197,7 +215,7 @@ def quantize_long_tile(
                 column = (i * first_width(BITS) + plane) * strip + u
                 zero = zeros[i * first_width(BITS) + plane]
                 factor = factors[i * first_width(BITS) + plane]
-                values = _values(x, first, row, column, wide, stride, mean, rstd)
+                values = _part(x, first, row, column, wide, stride, mean, rstd)
                 at = ((first + local) * columns)[:, None] + column[None, :]
                 position = offset.to(tl.uint32) + at.to(tl.uint32)
                 code = _code(values, zero, factor, seed, position, BITS)
@@ -229,17 +247,20 @@ def takes(x: Tensor, *others: Any) -> bool:
     return x.numel() > 0 and x.dtype in DTYPES.values() and fits
 
 
-def config(tile_rows: int, norm: bool, random: bool) -> tuple[Any, dict[str, int], int, int | None]:
+def config(
+    tile_rows: int, bits: int, norm: bool, random: bool
+) -> tuple[Any, dict[str, int], int, int | None]:
     """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
 
-    A thread has 64 elements of a tile, half as many where a norm takes registers. Tiles that would
-    take more than there are, and random numbers, are left to the kernel of long tiles.
+    A thread has 64 elements of a tile, half as many where a norm's few bits take more registers.
+    What would take more than there are is left to the kernel of long tiles.
     """
-    most = 0 if random else HELD[-2] if norm else HELD[-1]
+    tight = norm and bits < 4
+    most = 0 if random else HELD[-2] if tight else HELD[-1]
     if tile_rows > most:
         return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8, None
     rows = next(held for held in HELD if tile_rows <= held)
-    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if norm else 16), REGISTERS
+    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if tight else 16), REGISTERS
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -266,7 +287,7 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    kernel, sizes, warps, most = config(tile_rows, rstd is not None, seed is not None)
+    kernel, sizes, warps, most = config(tile_rows, bits, rstd is not None, seed is not None)
     kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
@@ -336,7 +357,7 @@ def quantizing(
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
-            kernel, sizes, warps, most = config(tile_rows, norm, random)
+            kernel, sizes, warps, most = config(tile_rows, number, norm, random)
             yield Variant(
                 kernel,
                 signature,
@@ -368,17 +389,12 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             )
 
 
-def restores(rows: int, columns: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels restore an activation of this shape, in this dtype."""
-    return rows * columns > 0 and columns % GROUP == 0 and dtype in DTYPES.values()
-
-
 kernels.register(op.quantize, "cuda", quantize, takes)
 kernels.register(
     op.dequantize,
     "cuda",
     dequantize,
-    lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: restores(
-        rows, scale.shape[1], dtype
+    lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: (
+        scale.numel() > 0 and scale.shape[1] % GROUP == 0 and dtype in DTYPES.values()
     ),
 )
