@@ -1,0 +1,54 @@
+"""The kernel of gather_columns."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from razorctl.ops.triton.variants import Variant
+
+TILE = {"ROWS": 16, "COLUMNS": 128}
+WARPS, STAGES = 4, 2
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@triton.jit
+def gather_kernel(
+    x, index, out, rows, columns, row_stride, column_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile of x[:, index], whose `columns` are those that are gathered."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    source = tl.load(index + column, column < columns, 0) * column_stride
+    values = tl.load(x + row[:, None] * row_stride + source[None, :], inside)
+    tl.store(out + row[:, None] * columns + column[None, :], values, inside)
+
+
+def gather_columns(x: Tensor, index: Tensor) -> Tensor:
+    """See `razorctl.ops.columns.gather_columns`."""
+    out = x.new_empty(len(x), len(index))
+    if not out.numel():
+        return out
+    integers = INTEGERS[x.element_size()]
+    grid = (triton.cdiv(len(x), TILE["ROWS"]), triton.cdiv(len(index), TILE["COLUMNS"]))
+    gather_kernel[grid](
+        x.view(integers), index, out.view(integers), *out.shape, x.stride(0), x.stride(1),
+        **TILE, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return out
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launch above asks for; eight bytes take most registers."""
+    sizes = {"rows": "i32", "columns": "i32", "row_stride": "i32"}
+    for bits in (8, 16, 32, 64) if every else (64,):
+        kind = f"*i{bits}"
+        signature = {"x": kind, "index": "*i64", "out": kind, **sizes}
+        yield Variant(
+            gather_kernel, signature, TILE | {"column_stride": 1}, WARPS, STAGES,
+            f"gather_columns i{bits}", unaligned=("rows", "columns"),
+        )  # fmt: skip

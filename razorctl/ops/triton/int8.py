@@ -1,0 +1,207 @@
+"""Kernels of int8 copies: of rows, of columns, and with half of the rows' spread taken back."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops import int8 as op
+from razorctl.ops import kernels
+from razorctl.ops.triton.numbers import inverse, nearest
+from razorctl.ops.triton.sums import column_sums
+from razorctl.ops.triton.sums import variant as sums_variant
+from razorctl.ops.triton.tiles import VECTOR
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+LEVELS = constexpr(op.LEVELS)
+LARGEST = constexpr(torch.finfo(torch.float32).max)
+WIDEST = 16384  # columns of a row that a program holds at once
+ROWS = 32  # that a program of `int8_rows` copies one after the other
+TILE = {"R": 128, "C": 64}  # of the programs that transpose
+TILE_WARPS = 8
+
+
+@triton.jit
+def _scale(largest):
+    """The scale of values up to a magnitude."""
+    return tl.div_rn(tl.minimum(largest, LARGEST), 127.0)
+
+
+@triton.jit
+def _codes(x, factor):
+    """x factor, rounded to nearest, as int8."""
+    return tl.minimum(tl.maximum(nearest(x * factor), -LEVELS), LEVELS).to(tl.int8)
+
+
+@triton.jit
+def int8_rows_kernel(
+    x, codes, scale, sums, rows, columns, stride,
+    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program copies ROWS whole rows, each held at once, and leaves the sum of them.
+
+    V: columns that a thread loads, and stores, at once.
+    """
+    column = tl.max_contiguous(tl.arange(0, C), V)
+    there = column < columns
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    total = tl.zeros((C,), tl.float32)
+    for row in range(first, tl.minimum(first + ROWS, rows)):
+        values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
+        step = _scale(tl.max(tl.abs(values), 0))
+        tl.store(codes + row * columns + column, _codes(values, inverse(step)), mask=there)
+        tl.store(scale + row, step)
+        total += values
+    tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
+
+
+@triton.jit
+def _tile(rows, columns, R: tl.constexpr, C: tl.constexpr):
+    """The rows, int64, and columns of this program, and which of them there are."""
+    across = tl.cdiv(columns, C)
+    row = (tl.program_id(0) // across).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.program_id(0) % across * C + tl.arange(0, C)
+    return row, column, (row < rows)[:, None] & (column < columns)[None, :]
+
+
+@triton.jit
+def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+    """A program leaves the largest magnitudes in R rows of C columns."""
+    row, column, inside = _tile(rows, columns, R, C)
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    block = tl.program_id(0) // tl.cdiv(columns, C)
+    to = partial + block.to(tl.int64) * columns + column
+    tl.store(to, tl.max(tl.abs(values), 0), mask=column < columns)
+
+
+@triton.jit
+def int8_columns_kernel(
+    x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+):
+    """A program copies R rows of C columns, and stores their codes transposed."""
+    row, column, inside = _tile(rows, columns, R, C)
+    there, blocks = column < columns, tl.cdiv(rows, R)
+    largest = tl.zeros((16, C), tl.float32)
+    for first in range(0, blocks, 16):
+        block = first + tl.arange(0, 16)
+        src = partial + block[:, None] * columns + column[None, :]
+        found = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
+        largest = tl.maximum(largest, found)
+    step = _scale(tl.max(largest, 0))
+    if tl.program_id(0) < tl.cdiv(columns, C):
+        tl.store(scale + column, step, mask=there)
+    src = x + row[:, None] * stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(to, _codes(values, inverse(step)[None, :]), mask=inside)
+
+
+@triton.jit
+def balance_kernel(
+    codes, scale, most, balanced, shared, rows, columns, R: tl.constexpr, C: tl.constexpr
+):
+    """A program rounds R rows of C columns again, and stores their codes transposed.
+
+    most: a pointer to the largest scale.
+    """
+    row, column, inside = _tile(rows, columns, R, C)
+    largest, there = tl.load(most), row < rows
+    share = tl.sqrt_rn(tl.load(scale + row, mask=there, other=0.0) * inverse(largest))
+    if tl.program_id(0) % tl.cdiv(columns, C) == 0:
+        tl.store(shared + row, share * largest, mask=there)
+    src = codes + row[:, None] * columns + column[None, :]
+    values = tl.load(src, mask=inside, other=0).to(tl.float32)
+    to = balanced + column[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(to, nearest(values * share[:, None]).to(tl.int8), mask=inside)
+
+
+def _warps(columns: int) -> int:
+    """The warps of a program that holds a row at once."""
+    return min(16, max(4, columns // 256))
+
+
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.int8_rows`."""
+    rows, columns = x.shape
+    codes = x.new_empty(rows, columns, dtype=torch.int8)
+    scale = x.new_empty(rows, 1, dtype=torch.float32)
+    sums = x.new_empty(1, triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
+    held = triton.next_power_of_2(columns)
+    int8_rows_kernel[(sums.shape[1],)](
+        x, codes, scale, sums, rows, columns, x.stride(0),
+        ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
+    )  # fmt: skip
+    return codes, scale, column_sums(sums)[0]
+
+
+def _programs(rows: int, columns: int) -> tuple[int]:
+    return (triton.cdiv(rows, TILE["R"]) * triton.cdiv(columns, TILE["C"]),)
+
+
+def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `op.int8_columns`."""
+    rows, columns = x.shape
+    shape = rows, columns, x.stride(0)
+    codes = x.new_empty(columns, rows, dtype=torch.int8)
+    scale = x.new_empty(columns, dtype=torch.float32)
+    partial = scale.new_empty(triton.cdiv(rows, TILE["R"]), columns)
+    grid, options = _programs(rows, columns), {"num_warps": TILE_WARPS, "num_stages": 1}
+    largest_kernel[grid](x, partial, *shape, **TILE, **options)
+    int8_columns_kernel[grid](x, partial, codes, scale, *shape, **TILE, **options)
+    return codes, scale
+
+
+def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """See `op.balance`."""
+    rows, columns = codes.shape
+    balanced = codes.new_empty(columns, rows)
+    shared = torch.empty_like(scale)
+    balance_kernel[_programs(rows, columns)](
+        codes, scale, scale.max(), balanced, shared, rows, columns,
+        **TILE, num_warps=TILE_WARPS, num_stages=1,
+    )  # fmt: skip
+    return balanced, shared
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels of `int8_rows` and `int8_columns` take x."""
+    return (
+        x.numel() > 0 and x.dtype in DTYPES.values() and x.stride(1) == 1 and x.shape[1] <= WIDEST
+    )
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
+    yield sums_variant()
+    for dtype in dtypes(capability, every):
+        x = {"x": f"*{dtype}"}
+        result = {"codes": "*i8", "scale": "*fp32"}
+        for held in (1024, 2048, 4096, 8192, WIDEST) if every else (WIDEST,):
+            signature = {**x, **result, "sums": "*fp32", **shape}
+            sizes = {"ROWS": ROWS, "C": held, "V": VECTOR // DTYPES[dtype].itemsize}
+            label = f"int8_rows {held} {dtype}"
+            yield Variant(int8_rows_kernel, signature, sizes, _warps(held), 1, label)
+        signature = {**x, "partial": "*fp32", **shape}
+        yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
+        signature = {**x, "partial": "*fp32", **result, **shape}
+        yield Variant(int8_columns_kernel, signature, TILE, TILE_WARPS, 1, f"int8_columns {dtype}")
+    pointers = {"codes": "*i8", "scale": "*fp32", "most": "*fp32", "balanced": "*i8"}
+    signature = {**pointers, "shared": "*fp32", "rows": "i32", "columns": "i32"}
+    yield Variant(balance_kernel, signature, TILE, TILE_WARPS, 1, "balance")
+
+
+kernels.register(op.int8_rows, "cuda", int8_rows, takes)
+kernels.register(op.int8_columns, "cuda", int8_columns, takes)
+kernels.register(
+    op.balance,
+    "cuda",
+    balance,
+    lambda codes, scale: (
+        codes.numel() > 0 and codes.is_contiguous() and scale.dtype == torch.float32
+    ),
+)

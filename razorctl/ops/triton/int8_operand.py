@@ -1,0 +1,200 @@
+"""Kernels of int8_operand: the columns' scales from those of their tiles, then the codes."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops import int8_operand as op
+from razorctl.ops import kernels
+from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.int8 import LEVELS as CODES
+from razorctl.ops.packing import BITS, GROUP
+from razorctl.ops.triton.numbers import activated, inverse, nearest
+from razorctl.ops.triton.packing import unpacked
+from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
+from razorctl.ops.triton.variants import Variant
+
+LEVELS = constexpr(CODES)
+BOUNDS = {"T": 64, "C": 32, "N": 1024}
+VECTOR = 8  # columns whose bytes a thread loads at once
+
+
+@triton.jit
+def _bounds(
+    zero_point,
+    scale,
+    bias,
+    tiles,
+    column,
+    there,
+    columns,
+    BITS: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    LOWEST: tl.constexpr,
+    T: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The middle of what each column's codes reach, and half the width of it, [C]."""
+    low = tl.full((T, C), float("inf"), tl.float32)
+    high = -low
+    shift = tl.zeros((C,), tl.float32)
+    if bias is not None:
+        shift += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    for start in range(0, tiles, T):
+        tile = start + tl.arange(0, T)
+        inside = (tile < tiles)[:, None] & there[None, :]
+        at = tile[:, None].to(tl.int64) * columns + column[None, :]
+        step = tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(zero_point + at, mask=inside, other=0).to(tl.float32)
+        first = zero * (-1 / PARTS) * step + shift[None, :]
+        last = first + (2**BITS - 1) * step
+        least, most = tl.minimum(first, last), tl.maximum(first, last)
+        if FUNCTION is not None:  # f falls up to LOWEST and rises from it
+            between = tl.minimum(tl.maximum(least, LOWEST), most)
+            ends = tl.maximum(tl.abs(activated(least, FUNCTION)), tl.abs(activated(most, FUNCTION)))
+            most = tl.maximum(ends, tl.abs(activated(between, FUNCTION)))
+        low = tl.minimum(low, tl.where(inside, least, float("inf")))
+        high = tl.maximum(high, tl.where(inside, most, float("-inf")))
+    if FUNCTION is not None:
+        return tl.zeros((C,), tl.float32), tl.max(high, 0)
+    else:
+        half_low, half_high = tl.min(low, 0) / 2, tl.max(high, 0) / 2
+        return half_low + half_high, half_high - half_low
+
+
+@triton.jit
+def bounds_kernel(
+    zero_point, scale, bias, row_scale, column_scale, center, factor, fold, tiles, rows, columns,
+    BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A program finds the scales of C columns; each looks at all of the rows' scales.
+
+    factor: 1 / (scale of a column without the largest of the rows' scales). fold: 1 / that largest.
+    """
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    there = column < columns
+    middle, reach = _bounds(
+        zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
+    )
+    found = tl.zeros((N,), tl.float32)
+    for start in range(0, rows, N):
+        row = start + tl.arange(0, N)
+        found = tl.maximum(found, tl.load(row_scale + row, mask=row < rows, other=0.0))
+    largest, step = tl.max(found, 0), tl.div_rn(reach, 127.0)
+    tl.store(column_scale + column, step * largest, mask=there)
+    tl.store(center + column, middle, mask=there)
+    tl.store(factor + column, inverse(step), mask=there)
+    tl.store(fold, inverse(largest))
+
+
+@triton.jit
+def int8_operand_kernel(
+    packed, zero_point, scale, bias, row_scale, center, factor, fold, codes,
+    rows, columns, tile_rows,
+    BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program has R rows of a tile and C columns, and stores their codes transposed."""
+    tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
+    there = column < columns
+    numbers = unpacked(packed, row, column, columns, inside, BITS, V).to(tl.float32)
+    offset, step = affine(zero_point, scale, bias, tile, column, columns)
+    by = tl.load(factor + column, mask=there, other=0.0)
+    if FUNCTION is None:
+        offset = (offset - tl.load(center + column, mask=there, other=0.0)) * by
+        values = numbers * (step * by)[None, :] + offset[None, :]
+    else:
+        values = activated(numbers * step[None, :] + offset[None, :], FUNCTION) * by[None, :]
+    relative = tl.load(row_scale + row, mask=row < rows, other=0.0) * tl.load(fold)
+    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+
+
+def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:
+    """The sizes of a program and its warps, for tiles of so many rows."""
+    rows = 128 if tile_rows > 64 else 64 if tile_rows > 32 else 32
+    return {"R": rows, "C": 64, "V": VECTOR}, rows // 16
+
+
+def int8_operand(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    row_scale: Tensor,
+    function: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.int8_operand`."""
+    rows, (tiles, columns) = len(row_scale), scale.shape
+    column_scale, center, factor = row_scale.new_empty(3, columns).unbind()
+    fold = row_scale.new_empty(1)
+    codes = packed.new_empty(columns, rows, dtype=torch.int8)
+    lowest = None if function is None else FUNCTIONS[function].lowest
+    bounds_kernel[(triton.cdiv(columns, BOUNDS["C"]),)](
+        zero_point, scale, bias, row_scale, column_scale, center, factor, fold,
+        tiles, rows, columns, BITS=bits, FUNCTION=function, LOWEST=lowest, **BOUNDS,
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+    sizes, warps = tile_of(tile_rows)
+    int8_operand_kernel[(blocks(rows, columns, tile_rows, sizes),)](
+        packed, zero_point, scale, bias, row_scale, center, factor, fold, codes,
+        rows, columns, tile_rows, BITS=bits, FUNCTION=function, **sizes,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return codes, column_scale, center
+
+
+def takes(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    row_scale: Tensor,
+    function: str | None,
+) -> bool:
+    """Whether the kernels take these."""
+    columns = scale.shape[1]
+    single = row_scale.dtype == torch.float32 and scale.dtype != torch.float64
+    return len(row_scale) * columns > 0 and columns % GROUP == 0 and single
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    some = [(None, 5), ("gelu", 5)]
+    for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
+        lowest = None if function is None else FUNCTIONS[function].lowest
+        chosen = {"BITS": bits, "FUNCTION": function}
+        floats = dict.fromkeys(("row_scale", "column_scale", "center", "factor", "fold"), "*fp32")
+        copy = {name: kind for name, kind in COPY.items() if name != "packed"}
+        yield Variant(
+            bounds_kernel,
+            {**copy, "bias": "*fp32", **floats, "tiles": "i32", "rows": "i32", "columns": "i32"},
+            {**chosen, "LOWEST": lowest, **BOUNDS},
+            4,
+            1,
+            f"bounds {bits} bits {function}",
+            ("tiles",),
+        )
+        del floats["column_scale"]
+        sizes, warps = tile_of(128)
+        shape = {"rows": "i32", "columns": "i32", "tile_rows": "i32"}
+        yield Variant(
+            int8_operand_kernel,
+            {**COPY, "bias": "*fp32", **floats, "codes": "*i8", **shape},
+            {**chosen, **sizes},
+            warps,
+            1,
+            f"int8_operand {bits} bits {function}",
+        )
+
+
+kernels.register(op.int8_operand, "cuda", int8_operand, takes)

@@ -1,0 +1,217 @@
+"""Kernels of norms: statistics of rows, and the gradient from a few-bit copy of x_hat.
+
+norm_quantize runs two kernels. The first reads x for the statistics of its rows; the second, that
+of `quantize`, reads it again for y and the codes. One kernel for both would have to hold or reread
+whole tiles of rows, some hundred programs for a batch, too few to fill a card.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops import norm as op
+from razorctl.ops.packing import BITS
+from razorctl.ops.triton import quantize
+from razorctl.ops.triton.packing import unpacked
+from razorctl.ops.triton.sums import column_sums
+from razorctl.ops.triton.tiles import COPY, VECTOR, affine
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
+WIDEST = 4096  # columns of a row that a program holds at once
+ROWS = 32  # that a program of `norm_grad` works on one after the other
+
+
+@triton.jit
+def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr, C: tl.constexpr):
+    """The mean, unless that is None, and 1 / std of R rows, which a program reads once or twice."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    there = row < rows
+    center = tl.zeros((R,), tl.float32)
+    if mean is not None:
+        total = tl.zeros((R, C), tl.float32)
+        for start in range(0, columns, C):
+            column = start + tl.arange(0, C)
+            inside = there[:, None] & (column < columns)[None, :]
+            src = x + row[:, None] * stride + column[None, :]
+            total += tl.load(src, mask=inside, other=0.0).to(tl.float32)
+        center = tl.sum(total, 1) / columns
+        tl.store(mean + row, center, mask=there)
+    squares = tl.zeros((R, C), tl.float32)
+    for start in range(0, columns, C):
+        column = start + tl.arange(0, C)
+        inside = there[:, None] & (column < columns)[None, :]
+        src = x + row[:, None] * stride + column[None, :]
+        apart = tl.load(src, mask=inside, other=0.0).to(tl.float32) - center[:, None]
+        squares += tl.where(inside, apart * apart, 0.0)
+    deviation = tl.sqrt_rn(tl.sum(squares, 1) / columns + eps)
+    tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=there)
+
+
+@triton.jit
+def norm_grad_kernel(
+    dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+    rows, columns, stride, tile_rows, residual_stride,
+    CENTERS: tl.constexpr, BITS: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program works on ROWS whole rows of a tile, each held at once.
+
+    Leaves its sums of dy x_hat, and after those of all programs, its sums of dy.
+    """
+    along = tl.cdiv(tile_rows, ROWS)
+    tile = (tl.program_id(0) // along).to(tl.int64)
+    start = tl.program_id(0) % along * ROWS
+    first = tile * tile_rows + start
+    last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+    column = tl.arange(0, C)
+    there = column < columns
+    offset, step = affine(zero_point, scale, None, tile, column, columns)
+    if weight is not None:
+        by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
+    for number in range(first, last):
+        row = number + tl.zeros((1,), tl.int64)
+        src = dy + row[:, None] * stride + column[None, :]
+        d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
+        codes = unpacked(packed, row, column, columns, there[None, :], BITS, V)
+        x_hat = codes.to(tl.float32) * step[None, :] + offset[None, :]
+        g = d
+        if weight is not None:
+            g = d * by
+        result = g - x_hat * (tl.sum(g * x_hat, 1) / columns)[:, None]
+        if CENTERS:
+            result -= (tl.sum(g, 1) / columns)[:, None]
+        result *= tl.load(rstd + row)[:, None]
+        if residual is not None:
+            src = residual + row[:, None] * residual_stride + column[None, :]
+            result += tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
+        to = dx + row[:, None] * columns + column[None, :]
+        tl.store(to, result.to(dx.dtype.element_ty), mask=there[None, :])
+        dweight += d * x_hat
+        dbias += d
+    to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+    tl.store(to, dweight, mask=there[None, :])
+    tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=there[None, :])
+
+
+def norm_quantize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `op.norm_quantize`."""
+    flat = x.reshape(-1, x.shape[-1])
+    rows, columns = flat.shape
+    y = x.new_empty(x.shape, dtype=dtype)
+    rstd = x.new_empty(rows, 1, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centers else None
+    statistics_kernel[(triton.cdiv(rows, STATISTICS["R"]),)](
+        flat, mean, rstd, rows, columns, flat.stride(0), eps,
+        **STATISTICS, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=rstd, weight=weight, bias=bias, y=y)
+    return y, rstd, *copy
+
+
+def _held(columns: int) -> tuple[int, int]:
+    """The columns that a program of `norm_grad` has place for, and its warps."""
+    held = triton.next_power_of_2(columns)
+    return held, min(16, max(4, held // 256))
+
+
+def norm_grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.norm_grad`."""
+    rows, columns = dy.shape
+    dx = rstd.new_empty(rows, columns)
+    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    sums = dy.new_empty(2, programs, columns, dtype=torch.float32)
+    held, warps = _held(columns)
+    norm_grad_kernel[(programs,)](
+        dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
+        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    dweight, dbias = column_sums(sums).unbind()
+    return dx, dweight, dbias
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
+    for dtype in dtypes(capability, every):
+        yield Variant(
+            statistics_kernel,
+            {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **shape, "eps": "fp32"},
+            STATISTICS,
+            4,
+            1,
+            f"statistics {dtype}",
+        )
+        yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
+        for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
+            held, warps = _held(columns)
+            floats = dict.fromkeys(("weight", "rstd", "residual", "dx", "sums"), "*fp32")
+            width = VECTOR // DTYPES[dtype].itemsize
+            yield Variant(
+                norm_grad_kernel,
+                {
+                    "dy": f"*{dtype}",
+                    **COPY,
+                    **floats,
+                    **shape,
+                    "tile_rows": "i32",
+                    "residual_stride": "i32",
+                },
+                {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
+                warps,
+                1,
+                f"norm_grad {columns} {dtype}",
+            )
+
+
+def takes_grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
+) -> bool:
+    """Whether the kernels take a gradient."""
+    fits = residual is None or quantize.takes(residual)
+    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and rstd.dtype == torch.float32
+
+
+kernels.register(
+    op.norm_quantize,
+    "cuda",
+    norm_quantize,
+    lambda x, *others: quantize.takes(x.reshape(-1, x.shape[-1])),
+)
+kernels.register(op.norm_grad, "cuda", norm_grad, takes_grad)

@@ -1,0 +1,87 @@
+"""Roundings, random numbers and activation functions within a kernel, in single precision."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def nearest(x):
+    """The whole number nearest to `x`, half to even, for magnitudes below 2 ** 22."""
+    return (x + 12582912.0) - 12582912.0  # 1.5 * 2 ** 23, where floats are whole numbers
+
+
+@triton.jit
+def as_bfloat16(x):
+    """The bfloat16 nearest to `x`, half to even, as float32; a cast, which may truncate, keeps it.
+
+    Triton's interpreter truncates, and sm_75 has no instruction for it.
+    """
+    bits = x.to(tl.uint32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def inverse(x):
+    """1 / x, and 0 where x is not positive or 1 / x is not finite."""
+    result = tl.div_rn(1.0, tl.where(x > 0, x, 1.0))
+    return tl.where((x > 0) & (result < float("inf")), result, 0.0)
+
+
+@triton.jit
+def _mixed(x):
+    """The bijection of uint32 in razorctl.ops.random."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def uniform(seed, position):
+    """Numbers `position`, uint32, of razorctl.ops.random.uniform; seed: a pointer to it, int64."""
+    mixed = _mixed(_mixed(position) ^ _mixed(tl.load(seed).to(tl.uint32)))
+    return (mixed >> 8).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh_of_gelu(x):
+    """tanh(sqrt(2 / pi) (x + 0.044715 x^3))."""
+    return 1 - 2 / (1 + tl.exp(1.5957691216057308 * (x + 0.044715 * x * x * x)))
+
+
+@triton.jit
+def activated(x, FUNCTION: tl.constexpr):
+    """f(x) for a name in razorctl.ops.activation.FUNCTIONS."""
+    if FUNCTION == "gelu":
+        return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif FUNCTION == "gelu-tanh":
+        return 0.5 * x * (1 + _tanh_of_gelu(x))
+    elif FUNCTION == "silu":
+        return x * _sigmoid(x)
+    else:
+        tl.static_assert(FUNCTION == "quick-gelu")
+        return x * _sigmoid(1.702 * x)
+
+
+@triton.jit
+def slope(x, FUNCTION: tl.constexpr):
+    """f'(x)."""
+    if FUNCTION == "gelu":
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        return 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * density
+    elif FUNCTION == "gelu-tanh":
+        t = _tanh_of_gelu(x)
+        inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
+    elif FUNCTION == "silu":
+        s = _sigmoid(x)
+        return s * (1 + x * (1 - s))
+    else:
+        tl.static_assert(FUNCTION == "quick-gelu")
+        s = _sigmoid(1.702 * x)
+        return s * (1 + 1.702 * x * (1 - s))

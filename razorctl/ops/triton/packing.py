@@ -1,0 +1,81 @@
+"""Codes of 2 to 8 bits in packed bytes, within a kernel; razorctl.ops.packing says where each is.
+
+Columns must be a multiple of 64, so that each row is a line of its own. A strip is an eighth of a
+row. A program that holds the same columns of all eight strips holds whole bytes of every plane.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+from razorctl.ops.packing import PLANES
+
+STRIPS = constexpr(8)
+
+
+@triton.constexpr_function
+def first_width(bits):
+    """The bits of the first plane of a code; a second plane has the rest, if there are more."""
+    return PLANES[bits][0]
+
+
+@triton.constexpr_function
+def in_byte(bits):
+    """How many codes have bits in one byte of the first plane."""
+    return 8 // PLANES[bits][0]
+
+
+@triton.jit
+def first_bits(code, i: tl.constexpr, BITS: tl.constexpr):
+    """What the i-th code of a byte of the first plane adds to it."""
+    LOW: tl.constexpr = first_width(BITS)
+    return (code & (2**LOW - 1)) << (i * LOW)
+
+
+@triton.jit
+def other_bits(code, s, BITS: tl.constexpr):
+    """What the code of strip `s` adds to the bytes of the second plane, which one int32 has."""
+    LOW: tl.constexpr = first_width(BITS)
+    HIGH: tl.constexpr = BITS - LOW
+    if HIGH == 0:
+        return tl.zeros_like(code)
+    else:
+        return (code >> LOW) << (s % HIGH * 8 + s // HIGH * HIGH)
+
+
+@triton.jit
+def store_others(to, rest, strip, inside, BITS: tl.constexpr):
+    """Stores the bytes of the second plane; to: pointers to the row's bytes in the first strip."""
+    LOW: tl.constexpr = first_width(BITS)
+    for i in tl.static_range(BITS - LOW):
+        tl.store(to + (LOW + i) * strip, (rest >> 8 * i).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _plane(
+    packed, width, begin, row, column, columns, inside, WIDTH: tl.constexpr, V: tl.constexpr
+):
+    """The WIDTH bits of the codes in the plane that begins at a byte of the packed rows."""
+    size = columns // STRIPS * WIDTH
+    at = tl.multiple_of(tl.max_contiguous(column % size, V), V)
+    src = packed + row[:, None] * width + begin + at[None, :]
+    byte = tl.load(src, mask=inside, other=0).to(tl.int32)
+    return (byte >> (column // size * WIDTH)[None, :]) & (2**WIDTH - 1)
+
+
+@triton.jit
+def unpacked(packed, row, column, columns, inside, BITS: tl.constexpr, V: tl.constexpr):
+    """The codes of rows `row` [R], int64, and columns `column` [C], int32 [R, C].
+
+    A byte is loaded for each code in it; all but the first of these loads hit a cache. V: so many
+    columns from a multiple of V on follow each other.
+    """
+    LOW: tl.constexpr = first_width(BITS)
+    strip = tl.multiple_of(columns // STRIPS, 8)
+    code = _plane(packed, strip * BITS, 0, row, column, columns, inside, LOW, V)
+    if BITS > LOW:
+        high = _plane(
+            packed, strip * BITS, strip * LOW, row, column, columns, inside, BITS - LOW, V
+        )
+        code |= high << LOW
+    return code

@@ -1,0 +1,400 @@
+"""Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops import kernels
+from razorctl.ops import quantize as op
+from razorctl.ops.packing import BITS, GROUP, packed_bytes
+from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
+from razorctl.ops.triton.packing import (
+    STRIPS,
+    first_bits,
+    first_width,
+    in_byte,
+    other_bits,
+    store_others,
+    unpacked,
+)
+from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+PARTS = constexpr(op.PARTS)
+FURTHEST = constexpr(op.FURTHEST)
+# A thread loads two columns at once: with more, the threads of a warp would lie along fewer
+# columns, and the ends of the tiles would take more shuffles.
+TWO = constexpr(2)
+COLUMNS = 16  # of each strip that a program quantizes
+HELD = (64, 128, 256)  # rows of a tile that a program holds at once
+ONLY_LONG = HELD[-1] + 1
+LONG = 64  # rows of a longer tile that it holds at a time
+OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
+REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
+
+
+@triton.jit
+def _limited(x, LIMIT: tl.constexpr):
+    """`x` within the limit, and 0 for NaN."""
+    return tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), -LIMIT), LIMIT)
+
+
+@triton.jit
+def _clipped(low, high, mean, variance, CLIP: tl.constexpr):
+    """The ends, moved to within CLIP standard deviations of the mean."""
+    reach = CLIP * tl.sqrt_rn(variance)
+    least, most = mean - reach, mean + reach
+    low = tl.where(tl.abs(least) < float("inf"), tl.maximum(low, least), low)
+    return low, tl.where(tl.abs(most) < float("inf"), tl.minimum(high, most), high)
+
+
+@triton.jit
+def _scales(low, high, BITS: tl.constexpr):
+    """The zero point as a float, the scale in bfloat16 and 1 / scale, from the ends of tiles."""
+    LEVELS: tl.constexpr = 2**BITS - 1
+    scale = tl.maximum(high / LEVELS - low / LEVELS, tl.maximum(high, -low) / FURTHEST)
+    scale = as_bfloat16(scale * (1 + 2**-8))
+    factor = inverse(scale)
+    return nearest(-low * factor * PARTS), scale.to(tl.bfloat16), factor
+
+
+@triton.jit
+def _values(x, first, row, column, wide, stride, mean, rstd):
+    """Some columns of rows, counted from `first`, normalized if there are statistics."""
+    src = x + first * stride + (row[:, None] * stride + column[None, :])
+    values = tl.load(src, mask=wide[None, :], other=0.0).to(tl.float32)
+    if mean is not None:
+        values -= mean[:, None]
+    if rstd is not None:
+        values *= rstd[:, None]
+    return values
+
+
+@triton.jit
+def _of_rows(statistic, first, row):
+    """What there is for the rows, or None."""
+    if statistic is None:
+        return None
+    else:
+        return tl.load(statistic + first + row)
+
+
+@triton.jit
+def _part(x, first, row, column, wide, stride, mean, rstd):
+    """The same, from pointers to the statistics."""
+    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
+    return _values(x, first, row, column, wide, stride, centers, factors)
+
+
+@triton.jit
+def _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION: tl.constexpr):
+    """Stores f(values), or values times weight plus bias."""
+    if FUNCTION is not None:
+        values = activated(values, FUNCTION)
+    if weight is not None:
+        values *= tl.load(weight + column, mask=wide, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        values += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
+    """Truncation rounds to nearest after adding 1/2, and at random after adding a random number."""
+    if seed is None:
+        code = values * factor[None, :] + (zero / PARTS + 0.5)[None, :]
+    else:
+        code = values * factor[None, :] + (zero / PARTS)[None, :] + uniform(seed, position)
+    return tl.minimum(tl.maximum(code, 0.0), 2**BITS - 0.5).to(tl.int32)
+
+
+@triton.jit
+def quantize_tile(
+    x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+    rows, columns, stride, tile_rows, offset,
+    BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """A program holds U columns of each strip of a whole tile, of at most R rows, at once.
+
+    y: None, or what takes f(x), or x_hat weight + bias for the normalized x_hat. CLIP: standard
+    deviations that codes reach to either side of the mean, None for no such limit.
+    """
+    strip = tl.multiple_of(columns // 8, 8)
+    blocks = tl.cdiv(strip, U)
+    tile = (tl.program_id(0) // blocks).to(tl.int64)
+    u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
+    first = tile * tile_rows
+    count = tl.minimum(rows - first, tile_rows).to(tl.int32)
+    local, wide = tl.arange(0, R), u < strip
+    inside = (local < count)[:, None] & wide[None, :]
+    row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
+    to = local[:, None] * (strip * BITS) + u[None, :]
+    packed += first * (strip * BITS)
+    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
+    rest = tl.zeros((R, U), tl.int32)
+    # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
+    for plane in range(first_width(BITS)):
+        byte = tl.zeros((R, U), tl.int32)
+        for i in tl.static_range(in_byte(BITS)):
+            s = i * first_width(BITS) + plane
+            column = s * strip + u
+            values = _values(x, first, row, column, wide, stride, centers, factors)
+            at = local[:, None] * columns + column[None, :]
+            if y is not None:
+                own = y + first * columns
+                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+            low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
+            if CLIP is not None:
+                center = tl.sum(tl.where(inside, values, 0.0), 0) / count
+                apart = tl.where(inside, values - center[None, :], 0.0)
+                low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
+            zero, step, factor = _scales(low, high, BITS)
+            tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+            tl.store(scale + tile * columns + column, step, mask=wide)
+            position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
+            code = _code(values, zero, factor, seed, position, BITS)
+            byte |= first_bits(code, i, BITS)
+            rest |= other_bits(code, s, BITS)
+        tl.store(packed + (to + plane * strip), byte.to(tl.uint8), mask=inside)
+    store_others(packed + to, rest, strip, inside, BITS)
+
+
+@triton.jit
+def quantize_long_tile(
+    x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+    rows, columns, stride, tile_rows, offset,
+    BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """The same for tiles of any length: a program reads its part again, R rows at a time."""
+    strip = tl.multiple_of(columns // 8, 8)
+    blocks = tl.cdiv(strip, U)
+    tile = (tl.program_id(0) // blocks).to(tl.int64)
+    u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
+    begin = tile * tile_rows
+    end = tl.minimum(begin + tile_rows, rows)
+    local, wide = tl.arange(0, R), u < strip
+    zeros, factors = (), ()
+    for s in tl.static_range(STRIPS):
+        column = s * strip + u
+        low = tl.full((U,), float("inf"), tl.float32)
+        high, total = -low, tl.zeros((U,), tl.float32)
+        for first in range(begin, end, R):
+            row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+            values = _part(x, first, row, column, wide, stride, mean, rstd)
+            low, high = tl.minimum(low, tl.min(values, 0)), tl.maximum(high, tl.max(values, 0))
+            if CLIP is not None:
+                total += tl.sum(tl.where((local > row)[:, None], 0.0, values), 0)
+        low, high = _limited(low, LIMIT), _limited(high, LIMIT)
+        if CLIP is not None:
+            center, squares = total / (end - begin), tl.zeros((U,), tl.float32)
+            for first in range(begin, end, R):
+                row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+                apart = _part(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
+                squares += tl.sum(tl.where((local > row)[:, None], 0.0, apart * apart), 0)
+            low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
+        zero, step, factor = _scales(low, high, BITS)
+        tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+        tl.store(scale + tile * columns + column, step, mask=wide)
+        zeros += (zero,)
+        factors += (factor,)
+    for first in range(begin, end, R):
+        row = tl.minimum(local, (end - 1 - first).to(tl.int32))
+        inside = (first + local < end)[:, None] & wide[None, :]
+        to = packed + ((first + local) * (strip * BITS))[:, None] + u[None, :]
+        rest = tl.zeros((R, U), tl.int32)
+        for plane in tl.static_range(first_width(BITS)):
+            byte = tl.zeros((R, U), tl.int32)
+            for i in tl.static_range(in_byte(BITS)):
+                column = (i * first_width(BITS) + plane) * strip + u
+                zero = zeros[i * first_width(BITS) + plane]
+                factor = factors[i * first_width(BITS) + plane]
+                values = _part(x, first, row, column, wide, stride, mean, rstd)
+                at = ((first + local) * columns)[:, None] + column[None, :]
+                position = offset.to(tl.uint32) + at.to(tl.uint32)
+                code = _code(values, zero, factor, seed, position, BITS)
+                byte |= first_bits(code, i, BITS)
+                rest |= other_bits(code, i * first_width(BITS) + plane, BITS)
+                if y is not None:
+                    _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
+            tl.store(to + plane * strip, byte.to(tl.uint8), mask=inside)
+        store_others(to, rest, strip, inside, BITS)
+
+
+@triton.jit
+def dequantize_kernel(
+    packed, zero_point, scale, bias, y, rows, columns, tile_rows,
+    BITS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program restores R rows of a tile and C columns; a thread loads V columns at once."""
+    tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
+    codes = unpacked(packed, row, column, columns, inside, BITS, V)
+    offset, step = affine(zero_point, scale, bias, tile, column, columns)
+    values = codes.to(tl.float32) * step[None, :] + offset[None, :]
+    at = row[:, None] * columns + column[None, :]
+    tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
+
+
+def takes(x: Tensor, *others: Any) -> bool:
+    """Whether the kernels take such an activation."""
+    fits = x.shape[1] % GROUP == 0 and x.stride(1) == 1
+    return x.numel() > 0 and x.dtype in DTYPES.values() and fits
+
+
+def config(
+    tile_rows: int, bits: int, norm: bool, random: bool
+) -> tuple[Any, dict[str, int], int, int | None]:
+    """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
+
+    A thread has 64 elements of a tile, half as many where a norm's few bits take more registers.
+    What would take more than there are is left to the kernel of long tiles.
+    """
+    tight = norm and bits < 4
+    most = 0 if random else HELD[-2] if tight else HELD[-1]
+    if tile_rows > most:
+        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8, None
+    rows = next(held for held in HELD if tile_rows <= held)
+    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if tight else 16), REGISTERS
+
+
+def limit(dtype: torch.dtype) -> float:
+    """The largest magnitude of a value that codes stand for."""
+    return op.LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+
+
+def run(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    *,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    function: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`op.quantize`, which also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
+    rows, columns = x.shape
+    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
+    zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
+    scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
+    kernel, sizes, warps, most = config(tile_rows, bits, rstd is not None, seed is not None)
+    kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
+        x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
+        rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
+        BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
+        LIMIT=limit(x.dtype if rstd is None else torch.float32), FUNCTION=function,
+        **sizes, num_warps=warps, num_stages=1, maxnreg=most,
+    )  # fmt: skip
+    return packed, zero_point, scale
+
+
+def quantize(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.quantize`."""
+    mean = None if rstd is None else mean
+    return run(x, bits, tile_rows, mean=mean, rstd=rstd, seed=seed, offset=offset)
+
+
+def dequantize(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    rows: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """See `op.dequantize`."""
+    columns = scale.shape[1]
+    y = packed.new_empty(rows, columns, dtype=dtype)
+    sizes, warps = block(dtype)
+    dequantize_kernel[(blocks(rows, columns, tile_rows, sizes),)](
+        packed, zero_point, scale, bias, y, rows, columns, tile_rows,
+        BITS=bits, **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return y
+
+
+def quantizing(
+    dtype: str,
+    bits: Sequence[int],
+    *,
+    function: str | None = None,
+    norm: bool = False,
+    random: bool = False,
+    every: bool = False,
+) -> Iterator[Variant]:
+    """What `run` compiles to for x of a dtype, with tiles of every length.
+
+    norm: for mean, rstd, weight and bias. random: for a seed. every: or only the longest tile that
+    is held at once.
+    """
+    given = {"x": f"*{dtype}"}
+    if norm:
+        given |= dict.fromkeys(("mean", "rstd", "weight", "bias"), "*fp32")
+    if random:
+        given["seed"] = "*i64"
+    if norm or function is not None:
+        given["y"] = f"*{dtype}"
+    signature = {**given, **COPY, **SHAPE, "offset": "i32"}
+    for number in bits:
+        for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
+            kernel, sizes, warps, most = config(tile_rows, number, norm, random)
+            yield Variant(
+                kernel,
+                signature,
+                dict.fromkeys(name for name in OPTIONAL if name not in given)
+                | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
+                | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes},
+                warps,
+                1,
+                f"{kernel.__name__} {number} bits {dtype} {sizes} {function} {norm=} {random=}",
+                most_registers=most,
+            )
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    for dtype in dtypes(capability, every):
+        yield from quantizing(dtype, BITS if every else (5, 2), every=every)
+        yield from quantizing(dtype, (5, 2) if every else (5,), random=True)
+        for bits in BITS if every else (5,):
+            sizes, warps = block(DTYPES[dtype])
+            shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
+            yield Variant(
+                dequantize_kernel,
+                {**COPY, "bias": "*fp32", "y": f"*{dtype}", **shape},
+                {"BITS": bits, **sizes},
+                warps,
+                1,
+                f"dequantize {bits} bits {dtype}",
+            )
+
+
+kernels.register(op.quantize, "cuda", quantize, takes)
+kernels.register(
+    op.dequantize,
+    "cuda",
+    dequantize,
+    lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: (
+        scale.numel() > 0 and scale.shape[1] % GROUP == 0 and dtype in DTYPES.values()
+    ),
+)

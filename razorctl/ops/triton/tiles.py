@@ -1,0 +1,58 @@
+"""Blocks of rows and columns within tiles, and what a block's codes stand for."""
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+from razorctl.ops import quantize as op
+
+PARTS = constexpr(op.PARTS)
+ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program that works on elements
+VECTOR = 16  # bytes that a thread loads at once
+# Arguments of kernels that `variants` gives types.
+COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
+SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
+
+
+def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
+    """The sizes and the warps of a program that works on elements of such a dtype."""
+    return {"R": ROWS, "C": COLUMNS, "V": VECTOR // dtype.itemsize}, WARPS
+
+
+def blocks(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
+    """How many blocks `block_of_tile` numbers."""
+    tile_blocks = triton.cdiv(tile_rows, sizes["R"])
+    return int(op.tiles(rows, tile_rows) * tile_blocks * triton.cdiv(columns, sizes["C"]))
+
+
+@triton.jit
+def block_of_tile(rows, columns, tile_rows, R: tl.constexpr, C: tl.constexpr):
+    """The tile, rows [R], int64, and columns [C] of this program, and which of them there are.
+
+    A block lies within one tile, so it has one scale for each column. Blocks of the same rows
+    follow each other, because they share packed bytes.
+    """
+    across = tl.cdiv(columns, C)
+    along = tl.cdiv(tile_rows, R)
+    number = tl.program_id(0) // across
+    column = tl.program_id(0) % across * C + tl.arange(0, C)
+    tile = (number // along).to(tl.int64)
+    local = number % along * R + tl.arange(0, R)
+    row = tile * tile_rows + local
+    inside = ((local < tile_rows) & (row < rows))[:, None] & (column < columns)[None, :]
+    return tile, row, column, inside
+
+
+@triton.jit
+def affine(zero_point, scale, bias, tile, column, columns):
+    """Offset and scale [C] of a tile's columns: a value is offset + scale * code."""
+    there = column < columns
+    at = tile * columns + column
+    step = tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+    offset = tl.load(zero_point + at, mask=there, other=0).to(tl.float32) * (-1 / PARTS) * step
+    if bias is not None:
+        offset += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    return offset, step

@@ -1,0 +1,225 @@
+"""Exact-k selection: the key of rank k digit by digit from histograms, then one ordered pass.
+
+Keys are the bits of |x|, 15 or 31 of them, so kernels see integers. Every program owns one stretch
+of positions, of which there are at most PROGRAMS; what lies before a stretch is the sum of the
+counts of those before it, which each program makes for itself. So nothing is scanned in a launch of
+its own, and a float16 or bfloat16 tensor takes four, a float32 one six, after a histogram is
+cleared.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from razorctl.ops.triton.variants import Variant
+
+PROGRAMS = constexpr(1024)
+BLOCK = 2048  # elements that a program holds; a multiple of 8, below 2 ** 16
+WARPS, STAGES = 8, 2
+DIGIT = constexpr(8)  # bits that a histogram tells apart
+BINS = constexpr(256)
+INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@triton.jit
+def _keys(bits):
+    """The bits of |x|, int32, from those of x; NaN is above infinity."""
+    return bits.to(tl.int32) & ((1 << (bits.dtype.primitive_bitwidth - 1)) - 1)
+
+
+@triton.jit
+def _chosen(histograms, k, FOUND: tl.constexpr):
+    """The first FOUND digits of the key of rank k from above, and its rank among keys with them."""
+    bins = tl.arange(0, BINS)
+    prefix, rank = 0, k
+    for digit in tl.static_range(FOUND):
+        counts = tl.load(histograms + digit * BINS + bins)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        here = (above < rank) & (rank <= above + counts)
+        prefix = (prefix << DIGIT) | tl.sum(tl.where(here, bins, 0), 0)
+        rank -= tl.sum(tl.where(here, above, 0), 0)
+    return prefix, rank
+
+
+@triton.jit
+def histogram_kernel(
+    x, histograms, n, k, stretch,
+    FOUND: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts digit FOUND of the keys whose first digits are those of the key of rank k."""
+    prefix, _ = _chosen(histograms, k, FOUND)
+    SHIFT: tl.constexpr = (DIGITS - 1 - FOUND) * DIGIT
+    start = tl.program_id(0).to(tl.int64) * stretch
+    counts = tl.zeros((BINS,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        inside = position < n
+        keys = _keys(tl.load(x + position, inside, 0)) >> SHIFT
+        counts += tl.histogram(keys & (BINS - 1), BINS, inside & (keys >> DIGIT == prefix))
+    tl.atomic_add(histograms + FOUND * BINS + tl.arange(0, BINS), counts, sem="relaxed")
+
+
+@triton.jit
+def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys of each stretch are above the key of rank k, and how many equal it."""
+    smallest, _ = _chosen(histograms, k, DIGITS)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    # Those above, and 2 ** 16 times those equal; positions past the end may be among these, but
+    # nothing comes after the last stretch.
+    found = tl.zeros((BLOCK,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        keys = _keys(tl.load(x + position, position < n, 0))
+        found += tl.where(keys == smallest, 65536, (keys > smallest).to(tl.int32))
+    tl.store(counts + tl.program_id(0), tl.sum(found & 65535, 0))
+    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(found >> 16, 0))
+
+
+@triton.jit
+def _before(counts):
+    """The sum of the counts of the stretches before that of this program."""
+    programs = tl.arange(0, PROGRAMS)
+    return tl.sum(tl.load(counts + programs, programs < tl.program_id(0), 0), 0)
+
+
+@triton.jit
+def pack_kernel(
+    x, histograms, counts, values, bitmap, n, k, stretch,
+    DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the values of the saved elements of a stretch, and its bits."""
+    smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are saved
+    above, equal = _before(counts), _before(counts + PROGRAMS)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        inside = position < n
+        bits = tl.load(x + position, inside, 0)
+        keys = _keys(bits)
+        tie = (keys == smallest) & inside
+        # One scan counts both: those above, and 2 ** 16 times those equal.
+        one = tl.where(tie, 65536, (keys > smallest).to(tl.int32))
+        found = tl.cumsum(one, 0)
+        rank = equal + (found >> 16)
+        mask = (keys > smallest) | (tie & (rank <= ties))
+        place = above + (found & 65535) + tl.minimum(rank, ties) - 1
+        tl.store(values + place, bits, mask)
+        bitset = mask.to(tl.int32).reshape(BLOCK // 8, 8) << tl.arange(0, 8)[None, :]
+        byte = block // 8 + tl.arange(0, BLOCK // 8)
+        tl.store(bitmap + byte, tl.sum(bitset, 1).to(tl.uint8), byte < (n + 7) // 8)
+        total = tl.sum(one, 0)
+        above += total & 65535
+        equal += total >> 16
+
+
+@triton.jit
+def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
+    """How many bits of each stretch are set; `n` and `stretch` count bits."""
+    start = tl.program_id(0).to(tl.int64) * stretch
+    total = tl.zeros((BLOCK // 8,), tl.int32)
+    for block in range(start, min(start + stretch, n), BLOCK):
+        byte = block // 8 + tl.arange(0, BLOCK // 8)
+        bits = tl.load(bitmap + byte, byte < (n + 7) // 8, 0).to(tl.int32)
+        for bit in tl.static_range(8):
+            total += (bits >> bit) & 1
+    tl.store(counts + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def unpack_kernel(values, bitmap, counts, dense, n, stretch, BLOCK: tl.constexpr):
+    """Writes a stretch of the dense tensor."""
+    saved = _before(counts)
+    start = tl.program_id(0).to(tl.int64) * stretch
+    for block in range(start, min(start + stretch, n), BLOCK):
+        position = block + tl.arange(0, BLOCK)
+        byte = tl.load(bitmap + (position >> 3), position < n, 0).to(tl.int32)
+        mask = (byte >> (position & 7).to(tl.int32)) & 1
+        place = saved + tl.cumsum(mask, 0) - 1
+        tl.store(dense + position, tl.load(values + place, mask != 0, 0), position < n)
+        saved += tl.sum(mask, 0)
+
+
+def takes(x: Tensor, *others: object) -> bool:
+    """Whether the kernels here can work on `x`: float16, bfloat16 or float32."""
+    return x.element_size() in INTEGERS
+
+
+def takes_pack(x: Tensor, k: int) -> bool:
+    """Whether `topk_pack` here can do it: counts are int32."""
+    return takes(x) and x.numel() < 2**31
+
+
+def takes_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> bool:
+    """Whether `topk_unpack` here can do it: counts are int32."""
+    return takes(values) and 8 * bitmap.numel() < 2**31
+
+
+def _stretch(n: int) -> int:
+    """The elements of a stretch, a multiple of BLOCK."""
+    blocks = -(-n // BLOCK)
+    return BLOCK * -(-blocks // int(PROGRAMS))
+
+
+def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `razorctl.ops.topk.topk_pack`."""
+    dtype, n = x.dtype, x.numel()
+    x = x.reshape(-1).view(INTEGERS[x.element_size()])
+    values, bitmap = x.new_empty(k), x.new_empty((n + 7) // 8, dtype=torch.uint8)
+    digits = x.element_size()
+    histograms = x.new_zeros(digits * int(BINS), dtype=torch.int32)
+    counts = x.new_empty(2 * int(PROGRAMS), dtype=torch.int32)
+    stretch = _stretch(n)
+    grid = (triton.cdiv(n, stretch),)
+    options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
+    for found in range(digits):
+        histogram_kernel[grid](x, histograms, n, k, stretch, found, digits, **options)
+    count_kernel[grid](x, histograms, counts, n, k, stretch, digits, **options)
+    pack_kernel[grid](x, histograms, counts, values, bitmap, n, k, stretch, digits, **options)
+    return values.view(dtype), bitmap
+
+
+def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
+    """See `razorctl.ops.topk.topk_unpack`."""
+    dense = values.new_empty(shape)
+    n, integers = dense.numel(), INTEGERS[values.element_size()]
+    if not n:
+        return dense
+    counts = bitmap.new_empty(int(PROGRAMS), dtype=torch.int32)
+    stretch = _stretch(n)
+    grid = (triton.cdiv(n, stretch),)
+    options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
+    count_bits_kernel[grid](bitmap, counts, n, stretch, **options)
+    unpack_kernel[grid](
+        values.view(integers), bitmap, counts, dense.view(-1).view(integers), n, stretch, **options
+    )
+    return dense
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches above ask for; 16 bits, read eight at once, take most."""
+    block = {"BLOCK": BLOCK}
+    tail = {"n": "i32", "k": "i32", "stretch": "i32"}
+    odd = {"": ("k",), " odd": ("n", "k")} if every else {"": ("k",)}
+    for bits in (16, 32) if every else (16,):
+        kind, digits = f"*i{bits}", bits // 8
+        every_pass, head = {"DIGITS": digits, **block}, {"x": kind, "histograms": "*i32"}
+        counts, packed = {"counts": "*i32"}, {"values": kind, "bitmap": "*u8"}
+        dense = {"dense": kind, "n": "i32", "stretch": "i32"}
+        launches = [
+            (histogram_kernel, head | tail, every_pass | {"FOUND": digits - 1}),
+            (count_kernel, head | counts | tail, every_pass),
+            (pack_kernel, head | counts | packed | tail, every_pass),
+            (unpack_kernel, packed | counts | dense, block),
+        ]
+        for kernel, signature, constants in launches:
+            for name, unaligned in odd.items():
+                yield Variant(
+                    kernel, signature, constants, WARPS, STAGES,
+                    f"{kernel.__name__} i{bits}{name}", unaligned=unaligned,
+                )  # fmt: skip
+    signature = {"bitmap": "*u8", "counts": "*i32", "n": "i32", "stretch": "i32"}
+    yield Variant(count_bits_kernel, signature, block, WARPS, STAGES, "count_bits_kernel")

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from razorctl.ops.activation import FUNCTIONS, activation_grad_reference
+from razorctl.ops.quantize import quantize_reference
+from tests.ops.triton.test_quantize import activation, alike
+
+every_function = pytest.mark.parametrize("function", FUNCTIONS)
+
+
+@pytest.fixture
+def kernels(interpreted):
+    from razorctl.ops.triton import activation
+
+    return interpreted(activation)
+
+
+@every_function
+def test_activation_grad(function, kernels):
+    dy = torch.randn(70, 200)[:, :192]
+    copy = quantize_reference(3 * torch.randn(70, 192), 5, 40)
+    want = activation_grad_reference(dy, *copy, 5, 40, function)
+    torch.testing.assert_close(kernels.activation_grad(dy, *copy, 5, 40, function), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activation_grad_half(dtype, kernels):
+    dy, copy = torch.randn(33, 64).to(dtype), quantize_reference(torch.randn(33, 64), 4, 40)
+    want = activation_grad_reference(dy.float(), *copy, 4, 40, "gelu")
+    got = kernels.activation_grad(dy, *copy, 4, 40, "gelu")
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-4)
+
+
+@every_function
+@pytest.mark.parametrize("tile_rows", [8, 300])
+def test_activation_quantize(function, tile_rows, kernels):
+    x = activation(20, 128)[:, 32:96].view(4, 5, 64)
+    y, *copy = kernels.activation_quantize(x, function, 5, tile_rows)
+    torch.testing.assert_close(y, FUNCTIONS[function].forward(x))
+    alike(copy, quantize_reference(x.reshape(20, 64), 5, tile_rows), 5, 20, 64)

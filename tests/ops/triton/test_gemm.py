@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from razorctl.ops.int8 import scaled_gemm_reference
+from razorctl.ops.triton import gemm
+from razorctl.ops.triton.gemm import Tile
+
+SMALL = [Tile(16, 32, 32, 1, 4, 3), Tile(32, 16, 32, 2, 4, 3)]
+SIZES = [(1, 1, 1), (33, 17, 70), (16, 32, 64), (300, 20, 48)]
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
+    a = torch.randint(-128, 128, (m, k), dtype=torch.int8)
+    b = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    a[:, 0] = b[:, 0] = -128
+    return a, b, torch.rand(m, 1), torch.rand(n) / 100, torch.randn(m), torch.randn(n)
+
+
+@pytest.fixture(params=[*SMALL, None], ids=lambda tile: tile.label if tile else gemm.CUBLAS)
+def way(request, interpreted, monkeypatch):
+    """`scaled_gemm` on CPU tensors, in a small tile or by `torch._int_mm` and the epilogue."""
+    interpreted(gemm)
+    monkeypatch.setattr(gemm, "_capability", lambda device: 80)
+    monkeypatch.setattr(gemm, "tiles", lambda capability, aligned: tuple(SMALL))
+    label = request.param.label if request.param else gemm.CUBLAS
+    monkeypatch.setattr(gemm.tuning, "fastest", lambda ways, work, key: ways[label])
+    gemm.ways.cache_clear()
+    yield
+    gemm.ways.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+def test_equals_the_reference(m, n, k, dtype, way):
+    a, b, a_scale, b_scale, left, right = operands(m, n, k)
+    for some, outer in ((a_scale, (left, right)), (None, (left, right)), (a_scale, (None, None))):
+        got = gemm.scaled_gemm(a, b, some, b_scale, dtype, *outer)
+        want = scaled_gemm_reference(a, b, some, b_scale, dtype, *outer)
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+    exact = gemm.scaled_gemm(a, b, None, torch.ones(n), torch.float32)
+    assert torch.equal(exact, (a.double() @ b.double().T).float())
+
+
+def test_operands_of_any_layout(way):
+    a, b, a_scale, b_scale, *_ = operands(20, 24, 64)
+    want = scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32)
+    wide = torch.zeros(20, 81, dtype=torch.int8)
+    wide[:, 1:65] = a
+    for other in (a.T.contiguous().T, wide[:, 1:65]):
+        got = gemm.scaled_gemm(other, b.T.contiguous().T, a_scale, b_scale, torch.float32)
+        torch.testing.assert_close(got, want)
+
+
+def test_sums_too_long_for_int32_are_made_in_parts(way, monkeypatch):
+    a, b, a_scale, b_scale, left, right = operands(5, 6, 200)
+    monkeypatch.setattr(gemm, "MOST_TERMS", 64)
+    got = gemm.scaled_gemm(a, b, a_scale, b_scale, torch.float32, left, right)
+    want = scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32, left, right)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-2)
+
+
+def test_the_longest_sum_fits():
+    assert gemm.MOST_TERMS * 128**2 < 2**31
+    assert gemm.MOST_TERMS % 16 == 0
+
+
+@pytest.mark.parametrize("capability", [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_every_card_has_ways(capability):
+    labels = list(gemm.ways(capability, True))
+    assert labels[-1] == gemm.CUBLAS
+    assert (len(labels) == 1) == (capability < 80)
+    assert set(gemm.ways(capability, False)) <= set(labels)
+
+
+def test_what_is_empty_or_double_is_left_to_torch():
+    a, b, a_scale, b_scale, *_ = operands(3, 4, 5)
+    assert gemm.takes(a, b, a_scale, b_scale, torch.float32)
+    assert not gemm.takes(a[:0], b, a_scale, b_scale, torch.float32)
+    assert not gemm.takes(a, b, a_scale, b_scale.double(), torch.float32)
+    assert not gemm.takes(a, b, None, b_scale, torch.float64, None, None)

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from razorctl.ops.int8 import balance_reference, int8_columns_reference, int8_rows_reference
+from tests.ops.triton.test_quantize import TYPES, activation
+
+SHAPES = [(1, 1), (33, 64), (70, 100)]
+
+
+@pytest.fixture
+def kernels(interpreted):
+    from razorctl.ops.triton import int8
+
+    return interpreted(int8)
+
+
+def alike(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Codes are equal, but for a few that a product rounds elsewhere."""
+    apart = (got.int() - want.int()).abs()
+    assert apart.max() <= 1
+    assert (apart > 0).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_int8_rows(rows, columns, dtype, kernels):
+    x = activation(rows, columns, dtype)
+    x[rows // 2] = 0
+    got, want = kernels.int8_rows(x), int8_rows_reference(x)
+    alike(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
+    exact, most = x.double().sum(0), x.double().abs().sum(0)
+    assert ((got[2] - exact).abs() <= 1e-6 * most).all()
+
+
+def test_int8_rows_of_what_is_not_finite(kernels):
+    x = torch.tensor([[1.0, float("inf"), -float("inf")]])
+    codes, scale, total = kernels.int8_rows(x)
+    assert codes.tolist() == [[0, 127, -127]]
+    assert scale.item() == pytest.approx(torch.finfo(torch.float32).max / 127)
+    assert total.isfinite().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (2100, 3)])
+def test_int8_columns(rows, columns, dtype, kernels):
+    x = activation(rows, columns, dtype)
+    x[:, columns // 2] = 0
+    got, want = kernels.int8_columns(x), int8_columns_reference(x)
+    assert got[0].is_contiguous()
+    alike(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (150, 3)])
+def test_balance(rows, columns, kernels):
+    codes = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
+    scale = 10 ** -(4 * torch.rand(rows, 1))
+    scale[rows // 2] = 0
+    got, want = kernels.balance(codes, scale), balance_reference(codes, scale)
+    assert got[0].is_contiguous()
+    alike(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])

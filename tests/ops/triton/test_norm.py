@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from razorctl.ops.norm import norm_grad_reference, statistics
+from razorctl.ops.quantize import dequantize_reference, quantize_reference
+from tests.ops.triton.test_quantize import TYPES, activation, alike
+
+
+@pytest.fixture
+def kernels(interpreted):
+    from razorctl.ops.triton import norm
+
+    return interpreted(norm)
+
+
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tile_rows", [8, 300])
+def test_norm_quantize(centers, affine, tile_rows, kernels):
+    x = activation(20, 320)
+    weight, bias = (torch.randn(320), torch.randn(320)) if affine else (None, None)
+    bias = bias if centers else None
+    y, rstd, *copy = kernels.norm_quantize(
+        x.view(4, 5, 320), weight, bias, 1e-5, centers, 5, tile_rows, torch.float32
+    )
+    mean, want = statistics(x, 1e-5, centers)
+    torch.testing.assert_close(rstd, want)
+    normalized = (x if mean is None else x - mean) * want
+    shown = normalized if weight is None else normalized * weight
+    torch.testing.assert_close(
+        y.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
+    )
+    alike(copy, quantize_reference(x, 5, tile_rows, mean, rstd), 5, 20, 320)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "tile_rows"), [(1, 64, 1), (75, 192, 36)])
+def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
+    dy, rstd = torch.randn(rows, columns + 8).to(dtype)[:, :columns], torch.rand(rows, 1)
+    weight = torch.randn(columns) if centers else None
+    copy = quantize_reference(torch.randn(rows, columns), 5, tile_rows)
+    x_hat = dequantize_reference(*copy, None, 5, rows, tile_rows, torch.float32)
+    residual = None if rows == 1 else torch.randn(rows, columns + 8)[:, 8:]
+    more = weight, rstd, centers, residual
+    dx, *sums = kernels.norm_grad(dy, *copy, 5, tile_rows, *more)
+    want, *wanted = norm_grad_reference(dy, x_hat, *more)
+    torch.testing.assert_close([dx, *sums], [want, *wanted], rtol=1e-5, atol=2e-5)

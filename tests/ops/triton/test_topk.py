@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from razorctl.ops.topk import topk_pack_reference, topk_unpack_reference
+from razorctl.ops.triton import topk
+
+
+@pytest.fixture
+def small(interpreted, monkeypatch):
+    """The kernels on CPU tensors, with two blocks of 64 elements to a program."""
+    interpreted(topk)
+    monkeypatch.setattr(topk, "BLOCK", 64)
+    monkeypatch.setattr(topk, "_stretch", lambda n: 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 65, 300])
+def test_saves_what_the_reference_saves(n, dtype, small):
+    some = torch.randn(n).to(dtype)
+    huge = some * torch.finfo(dtype).max  # half of it is infinite
+    odd = torch.where(some > 1, torch.nan, huge)
+    for x in (some, (3 * some).round(), odd, torch.zeros_like(some)):
+        for k in {max(1, n // 3), n}:
+            values, bitmap = topk.topk_pack(x, k)
+            want = topk_pack_reference(x, k)
+            assert torch.equal(bitmap, want[1])
+            torch.testing.assert_close(values, want[0], rtol=0, atol=0, equal_nan=True)
+            dense = topk.topk_unpack(values, bitmap, [n])
+            want_dense = topk_unpack_reference(*want, [n])
+            torch.testing.assert_close(dense, want_dense, rtol=0, atol=0, equal_nan=True)
+
+
+def test_shapes_and_layouts(small):
+    x = torch.randn(7, 40).T
+    values, bitmap = topk.topk_pack(x, 50)
+    dense = topk.topk_unpack(values, bitmap, list(x.shape))
+    assert torch.equal(dense, topk_unpack_reference(*topk_pack_reference(x, 50), [40, 7]))
+    assert topk.topk_unpack(values[:0], bitmap[:0], [0, 3]).shape == (0, 3)
+
+
+def test_stretches_are_whole_blocks_and_few():
+    for n in (1, topk.BLOCK, 10**7, 2**31 - 1):
+        stretch = topk._stretch(n)
+        assert stretch % topk.BLOCK == 0
+        assert -(-n // stretch) <= int(topk.PROGRAMS)
+    assert topk.BLOCK % 8 == 0
+
+
+def test_what_is_too_large_or_too_wide_is_left_to_torch():
+    assert not topk.takes_pack(torch.zeros(3, dtype=torch.float64), 1)
+    assert not topk.takes_pack(torch.empty(2**31, device="meta", dtype=torch.float16), 1)
+    assert topk.takes_pack(torch.zeros(3), 1)
+    assert topk.takes_unpack(torch.zeros(1), torch.zeros(1, dtype=torch.uint8), [3])
