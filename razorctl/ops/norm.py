@@ -28,6 +28,29 @@ def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Ten
     return None, torch.rsqrt(square + eps)
 
 
+def normalized(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The y of `norm_quantize`, and x as rows [rows, columns] with their `statistics`."""
+    x = x.to(torch.promote_types(x.dtype, dtype))
+    rows, shape = x.reshape(-1, x.shape[-1]), x.shape[-1:]
+    mean: Tensor | None
+    if not centers:
+        y = F.rms_norm(x, shape, weight, eps)
+        mean, rstd = statistics(rows, eps, centers)
+    else:
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        mean, rstd = mean.view(-1, 1), rstd.view(-1, 1)
+        if x.dtype.itemsize < 4:  # they are then of 16 bits on some devices
+            mean, rstd = statistics(rows, eps, centers)
+    return y.to(dtype), rows, mean, rstd
+
+
 @torch.library.custom_op("razorctl::norm_quantize", mutates_args=())
 def norm_quantize(
     x: Tensor,
@@ -44,18 +67,8 @@ def norm_quantize(
     weight, bias: [columns]. Returns y in `dtype`, of the shape of x, 1 / std [rows, 1] in single
     precision at least, and x_hat as `quantize` packs it: packed codes, zero points and scales.
     """
-    x = x.to(torch.promote_types(x.dtype, dtype))
-    rows, shape = x.reshape(-1, x.shape[-1]), x.shape[-1:]
-    mean: Tensor | None
-    if not centers:
-        y = F.rms_norm(x, shape, weight, eps)
-        mean, rstd = statistics(rows, eps, centers)
-    else:
-        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
-        mean, rstd = mean.view(-1, 1), rstd.view(-1, 1)
-        if x.dtype.itemsize < 4:  # they are then of 16 bits on some devices
-            mean, rstd = statistics(rows, eps, centers)
-    return y.to(dtype), rstd, *quantized(rows, bits, tile_rows, mean, rstd)
+    y, rows, mean, rstd = normalized(x, weight, bias, eps, centers, dtype)
+    return y, rstd, *quantized(rows, bits, tile_rows, mean, rstd)
 
 
 @norm_quantize.register_fake

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
+from razorctl.ops.cpu.int8 import int8_rows
 from razorctl.ops.cpu.library import DTYPES, FUNCTIONS, Copy, call, pointer, takes_copy
 from razorctl.ops.cpu.quantize import quantize, takes_quantize
 
@@ -36,15 +37,30 @@ def activation_grad(
     return dx
 
 
+def activation_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `ops.activation.activation_grad_int8`."""
+    dx = activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
+    return dx, *int8_rows(dx)
+
+
+def takes_grad(dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, *_: object) -> bool:
+    """Whether `activation_grad` takes these arguments."""
+    return takes_copy(dy.shape[1], dy, scale)
+
+
 kernels.register(
     op.activation_quantize,
     "cpu",
     activation_quantize,
     lambda x, *others: takes_quantize(x.reshape(-1, x.shape[-1])),
 )
-kernels.register(
-    op.activation_grad,
-    "cpu",
-    activation_grad,
-    lambda dy, packed, zero_point, scale, *others: takes_copy(dy.shape[1], dy, scale),
-)
+kernels.register(op.activation_grad, "cpu", activation_grad, takes_grad)
+kernels.register(op.activation_grad_int8, "cpu", activation_grad_int8, takes_grad)

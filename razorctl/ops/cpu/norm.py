@@ -1,11 +1,28 @@
-"""Kernels of ops.norm; the forward pass is torch's."""
+"""Kernels of ops.norm; torch normalizes."""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
+from razorctl.ops.cpu.int8 import int8_rows
 from razorctl.ops.cpu.library import DTYPES, Copy, call, pointer, takes_copy
+from razorctl.ops.cpu.quantize import quantize
+
+
+def norm_quantize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `ops.norm.norm_quantize`."""
+    y, rows, mean, rstd = op.normalized(x, weight, bias, eps, centers, dtype)
+    return y, rstd, *quantize(rows, bits, tile_rows, mean, rstd)
 
 
 def norm_grad(
@@ -35,6 +52,26 @@ def norm_grad(
     return dx, dw, db
 
 
+def norm_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `ops.norm.norm_grad_int8`."""
+    args = dy, packed, zero_point, scale, bits, tile_rows, weight, rstd, centers, residual
+    dx, dw, db = norm_grad(*args)
+    narrow = dx.new_empty(0) if dx.dtype == dtype else dx.to(dtype)
+    return dx, dw, db, narrow, *int8_rows(dx)
+
+
 def takes_grad(
     dy: Tensor,
     packed: Tensor,
@@ -46,9 +83,14 @@ def takes_grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> bool:
     """Whether `norm_grad` takes these arguments."""
     return rstd.dtype == torch.float32 and takes_copy(dy.shape[1], dy, scale, residual)
 
 
+kernels.register(
+    op.norm_quantize, "cpu", norm_quantize, lambda x, *others: takes_copy(x.shape[-1], x)
+)
 kernels.register(op.norm_grad, "cpu", norm_grad, takes_grad)
+kernels.register(op.norm_grad_int8, "cpu", norm_grad_int8, takes_grad)

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad
+from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
 from razorctl.ops.cpu import library
 from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.norm import norm_grad
+from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.packing import BITS, unpack
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.ops.topk import topk_pack, topk_unpack
@@ -149,6 +149,36 @@ def test_norm_grad(centers, dtype, rows, columns, tile_rows):
         arguments = dy, *copy, 4, tile_rows, weight, rstd, centers, residual
         got, want = norm_grad(*arguments), body(norm_grad)(*arguments)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+@dtypes
+@pytest.mark.parametrize("centers", [True, False])
+def test_norm_quantize(centers, dtype):
+    weight = torch.randn(192)
+    arguments = strided(70, 192, dtype), weight, None, 1e-6, centers, 4, 32, dtype
+    got, want = norm_quantize(*arguments), body(norm_quantize)(*arguments)
+    torch.testing.assert_close(got[:2], want[:2])
+    torch.testing.assert_close(got[4], want[4])
+    codes = [unpack(t[2], 4, 70, 192) for t in (got, want)]
+    assert (codes[0] != codes[1]).float().mean() < 1e-3
+
+
+@dtypes
+def test_gradients_with_their_int8_copy(dtype):
+    copy = quantize(strided(70, 192, torch.float32), 4, 32)
+    dy, rstd = strided(70, 192, dtype), torch.rand(70, 1)
+    for got, want in [
+        (
+            norm_grad_int8(dy, *copy, 4, 32, None, rstd, True, None, dtype),
+            norm_grad(dy, *copy, 4, 32, None, rstd, True),
+        ),
+        (
+            activation_grad_int8(dy, *copy, 4, 32, "gelu"),
+            (activation_grad(dy, *copy, 4, 32, "gelu"),),
+        ),
+    ]:
+        torch.testing.assert_close(got[: len(want)], want, rtol=0, atol=0)
+        torch.testing.assert_close(got[-3:], int8_rows(want[0]), rtol=0, atol=0)
 
 
 @dtypes
