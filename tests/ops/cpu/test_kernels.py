@@ -154,7 +154,7 @@ def test_norm_grad(centers, dtype, rows, columns, tile_rows):
 @dtypes
 @pytest.mark.parametrize("centers", [True, False])
 def test_norm_quantize(centers, dtype):
-    weight = torch.randn(192)
+    weight = torch.randn(192).to(dtype)
     arguments = strided(70, 192, dtype), weight, None, 1e-6, centers, 4, 32, dtype
     got, want = norm_quantize(*arguments), body(norm_quantize)(*arguments)
     torch.testing.assert_close(got[:2], want[:2])
