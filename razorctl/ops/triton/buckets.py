@@ -12,10 +12,9 @@ from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
 from razorctl.ops.triton.packing import (
     STRIPS,
-    first_bits,
     first_width,
     in_byte,
-    other_bits,
+    placed,
     store_others,
     unpacked,
 )
@@ -34,9 +33,8 @@ def to_buckets_kernel(
     """A program packs U elements of each strip. line: count, rounded up to a multiple of 64."""
     strip = tl.multiple_of(line // STRIPS, 8)
     u = tl.program_id(0) * U + tl.arange(0, U)
-    rest = tl.zeros((U,), tl.int32)
+    word = tl.zeros((U,), tl.int32)
     for plane in tl.static_range(first_width(BITS)):
-        byte = tl.zeros((U,), tl.int32)
         for i in tl.static_range(in_byte(BITS)):
             s = i * first_width(BITS) + plane
             inside = (u < strip) & (s * strip + u < count)
@@ -45,10 +43,10 @@ def to_buckets_kernel(
             for j in tl.static_range(2**BITS - 1):
                 number += tl.where(values <= ENDS[j], 0, 1)
             number = tl.where(inside, number, 0)
-            byte |= first_bits(number, i, BITS)
-            rest |= other_bits(number, s, BITS)
-        tl.store(packed + plane * strip + u, byte.to(tl.uint8), mask=u < strip)
-    store_others(packed + u, rest, strip, u < strip, BITS)
+            word |= placed(number, i, s, BITS)
+        tl.store(packed + plane * strip + u, word.to(tl.uint8), mask=u < strip)
+        word &= -256
+    store_others(packed + u, word, strip, u < strip, BITS)
 
 
 @triton.jit

@@ -26,29 +26,26 @@ def in_byte(bits):
 
 
 @triton.jit
-def first_bits(code, i: tl.constexpr, BITS: tl.constexpr):
-    """What the i-th code of a byte of the first plane adds to it."""
-    LOW: tl.constexpr = first_width(BITS)
-    return (code & (2**LOW - 1)) << (i * LOW)
+def placed(code, i: tl.constexpr, s, BITS: tl.constexpr):
+    """Where the bits of a code go in an int32 whose lowest byte is one of the first plane.
 
-
-@triton.jit
-def other_bits(code, s, BITS: tl.constexpr):
-    """What the code of strip `s` adds to the bytes of the second plane, which one int32 has."""
+    The next bytes are those of the second plane, of one column of each strip. The code is that of
+    strip s, the i-th in the lowest byte.
+    """
     LOW: tl.constexpr = first_width(BITS)
     HIGH: tl.constexpr = BITS - LOW
-    if HIGH == 0:
-        return tl.zeros_like(code)
-    else:
-        return (code >> LOW) << (s % HIGH * 8 + s // HIGH * HIGH)
+    word = (code & (2**LOW - 1)) << (i * LOW)
+    if HIGH > 0:
+        word |= (code >> LOW) << (8 + s % HIGH * 8 + s // HIGH * HIGH)
+    return word
 
 
 @triton.jit
-def store_others(to, rest, strip, inside, BITS: tl.constexpr):
+def store_others(to, word, strip, inside, BITS: tl.constexpr):
     """Stores the bytes of the second plane; to: pointers to the row's bytes in the first strip."""
     LOW: tl.constexpr = first_width(BITS)
     for i in tl.static_range(BITS - LOW):
-        tl.store(to + (LOW + i) * strip, (rest >> 8 * i).to(tl.uint8), mask=inside)
+        tl.store(to + (LOW + i) * strip, (word >> 8 * (i + 1)).to(tl.uint8), mask=inside)
 
 
 @triton.jit

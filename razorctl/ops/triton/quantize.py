@@ -15,10 +15,9 @@ from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import (
     STRIPS,
-    first_bits,
     first_width,
     in_byte,
-    other_bits,
+    placed,
     store_others,
     unpacked,
 )
@@ -137,10 +136,9 @@ def quantize_tile(
     to = local[:, None] * (strip * BITS) + u[None, :]
     packed += first * (strip * BITS)
     centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
-    rest = tl.zeros((R, U), tl.int32)
+    word = tl.zeros((R, U), tl.int32)
     # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
     for plane in range(first_width(BITS)):
-        byte = tl.zeros((R, U), tl.int32)
         for i in tl.static_range(in_byte(BITS)):
             s = i * first_width(BITS) + plane
             column = s * strip + u
@@ -159,10 +157,10 @@ def quantize_tile(
             tl.store(scale + tile * columns + column, step, mask=wide)
             position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
             code = _code(values, zero, factor, seed, position, BITS)
-            byte |= first_bits(code, i, BITS)
-            rest |= other_bits(code, s, BITS)
-        tl.store(packed + (to + plane * strip), byte.to(tl.uint8), mask=inside)
-    store_others(packed + to, rest, strip, inside, BITS)
+            word |= placed(code, i, s, BITS)
+        tl.store(packed + (to + plane * strip), word.to(tl.uint8), mask=inside)
+        word &= -256
+    store_others(packed + to, word, strip, inside, BITS)
 
 
 @triton.jit
@@ -208,9 +206,8 @@ def quantize_long_tile(
         row = tl.minimum(local, (end - 1 - first).to(tl.int32))
         inside = (first + local < end)[:, None] & wide[None, :]
         to = packed + ((first + local) * (strip * BITS))[:, None] + u[None, :]
-        rest = tl.zeros((R, U), tl.int32)
+        word = tl.zeros((R, U), tl.int32)
         for plane in tl.static_range(first_width(BITS)):
-            byte = tl.zeros((R, U), tl.int32)
             for i in tl.static_range(in_byte(BITS)):
                 column = (i * first_width(BITS) + plane) * strip + u
                 zero = zeros[i * first_width(BITS) + plane]
@@ -219,12 +216,12 @@ def quantize_long_tile(
                 at = ((first + local) * columns)[:, None] + column[None, :]
                 position = offset.to(tl.uint32) + at.to(tl.uint32)
                 code = _code(values, zero, factor, seed, position, BITS)
-                byte |= first_bits(code, i, BITS)
-                rest |= other_bits(code, i * first_width(BITS) + plane, BITS)
+                word |= placed(code, i, i * first_width(BITS) + plane, BITS)
                 if y is not None:
                     _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
-            tl.store(to + plane * strip, byte.to(tl.uint8), mask=inside)
-        store_others(to, rest, strip, inside, BITS)
+            tl.store(to + plane * strip, word.to(tl.uint8), mask=inside)
+            word &= -256
+        store_others(to, word, strip, inside, BITS)
 
 
 @triton.jit
