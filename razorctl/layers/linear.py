@@ -14,7 +14,8 @@ from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
 from razorctl.layers.gradients import Int8
 from razorctl.layers.sharing import Copy
-from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
+from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad

@@ -65,3 +65,4 @@ def _(packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.d
 
 kernels.describe(to_buckets)
 kernels.describe(from_buckets)
+kernels.attach(__name__)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
+
 
 def gather_columns_reference(x: Tensor, index: Tensor) -> Tensor:
     """x[:, index] as a new contiguous tensor; see `gather_columns`."""
@@ -18,3 +20,7 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
 @gather_columns.register_fake
 def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[0])
+
+
+kernels.describe(gather_columns)
+kernels.attach(__name__)

@@ -1,22 +1,12 @@
-"""GEMMs of int8 copies for a backward pass; scales come from the largest magnitudes.
-
-The dimension that a GEMM contracts cannot have scales, so each operand has one for each slice along
-its other dimension. In dX = dy W these are the rows of dy and the columns of W. `int8_operand`
-makes the operand that stands for x in dW = dy^T x.
-"""
-
-from collections.abc import Callable
+"""int8 copies of matrices; scales come from the largest magnitudes. `gemm` multiplies them."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.chunks import ELEMENTS, chunks
+from razorctl.ops.chunks import chunks
 
 LEVELS = 127
-# Single precision holds the sum of so many products of codes exactly.
-EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
 
 def _scale(x: Tensor, dim: int) -> Tensor:
@@ -146,151 +136,7 @@ def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return empty_transposed(codes), torch.empty_like(scale)
 
 
-def scaled_gemm_reference(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    """See `scaled_gemm`."""
-    product = (a.double() @ b.double().t()) * b_scale
-    product = product if a_scale is None else product * a_scale
-    if left is not None and right is not None:
-        product += left.double().outer(right.double())
-    return product.to(dtype)
-
-
-@torch.library.custom_op("razorctl::scaled_gemm", mutates_args=())
-def scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    """a_scale (a b^T) b_scale + left right^T in `dtype` [m, n], for int8 a [m, k] and b [n, k].
-
-    a_scale: [m, 1], None for 1. b_scale: [n]. left, right: [m] and [n], both None for nothing. The
-    int8 product is exact: `torch._int_mm` computes it on devices with int8 GEMMs, and single
-    precision on others, in parts of k that are short enough for exact sums.
-    """
-    gemm = cublas_gemm if has_int8_gemm(a.device) else exact_gemm
-    return in_parts(gemm, a, b, a_scale, b_scale, dtype, left, right)
-
-
-def on_cpu(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    return in_parts(cpu_gemm, a, b, a_scale, b_scale, dtype, left, right)
-
-
-def cpu_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n] on a CPU."""
-    if not torch.cpu._is_vnni_supported():
-        return exact_gemm(a, b)
-    product: Tensor = torch._int_mm(a, b.t())
-    return product
-
-
-def in_parts(
-    gemm: Callable[[Tensor, Tensor], Tensor],
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None,
-    right: Tensor | None,
-) -> Tensor:
-    """`scaled_gemm` by `gemm`; makes the int32 product in parts of rows if `dtype` is narrower."""
-    out = a.new_empty(len(a), len(b), dtype=dtype)
-    if not (a.numel() and b.numel()):
-        out.zero_()
-        return out if left is None or right is None else out.addr_(left.to(dtype), right.to(dtype))
-    size = len(a) if dtype == torch.float32 else max(17, ELEMENTS // len(b))
-    for start in range(0, len(a), size):
-        rows = slice(start, start + size)
-        part = _scaled(gemm(a[rows], b), None if a_scale is None else a_scale[rows], b_scale)
-        if left is not None and right is not None:
-            part.addr_(left[rows].float(), right.float())
-        if size == len(a) and dtype == torch.float32:
-            return part
-        out[rows] = part
-    return out
-
-
-def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
-    """The int32 product times its scales, in single precision and in its own memory."""
-    values = product.view(torch.float32)
-    for rows in chunks(values):
-        part = values[rows].copy_(product[rows]).mul_(b_scale)
-        if a_scale is not None:
-            part.mul_(a_scale[rows])
-    return values
-
-
-@scaled_gemm.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
-
-
-def has_int8_gemm(device: torch.device) -> bool:
-    """Whether an accelerator has `torch._int_mm` and tensor cores for it, as from Turing on.
-
-    The meta device stands for a GPU that has them. GPUs without them take some tens of MiB more.
-    """
-    if device.type == "cuda":
-        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
-    return device.type == "meta"
-
-
-def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n] by `torch._int_mm` on CUDA.
-
-    cuBLASLt takes more than 16 rows, and multiples of 8 for the other sizes. Every card takes the
-    layout in which both operands are contiguous along k.
-    """
-    (m, k), n = a.shape, len(b)
-    if k % 8 or m < 17:
-        a = F.pad(a, (0, -k % 8, 0, max(0, 17 - m)))
-    if k % 8 or n % 8:
-        b = F.pad(b, (0, -k % 8, 0, -n % 8))
-    product: Tensor = torch._int_mm(a.contiguous(), b.contiguous().t())
-    return product[:m, :n]
-
-
-def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n], in single precision."""
-    total = a.new_zeros(len(a), len(b), dtype=torch.int32)
-    for start in range(0, a.shape[1], EXACT_TERMS):
-        terms = slice(start, start + EXACT_TERMS)
-        factor = b[:, terms].float().t()
-        for rows in chunks(total):
-            total[rows] += (a[rows, terms].float() @ factor).to(torch.int32)
-    return total
-
-
 kernels.describe(int8_rows, launches=2)
-kernels.describe(int8_columns)
+kernels.describe(int8_columns, launches=2, again=lambda x: x.nbytes)
 kernels.describe(balance)
-kernels.describe(scaled_gemm, operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1])
 kernels.attach(__name__)

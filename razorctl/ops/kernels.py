@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ log = logging.getLogger(__name__)
 
 SETTING = "RAZORCTL_KERNELS"
 CHOICES = ("auto", "torch")
-BACKENDS = ("cpu",)
 
 _failed: dict[tuple[str, str], str] = {}
 
@@ -130,7 +130,12 @@ def register(
 
 
 def attach(module: str) -> None:
-    """Imports the kernels of an ops file, which lie in files of its name in ops.<BACKEND>."""
+    """Imports the kernels of an ops file, which lie in files of its name in ops.cpu and ops.triton.
+
+    Those in Triton only where it runs, on a machine with a card that CUDA sees.
+    """
     package, name = module.rsplit(".", 1)
-    for backend in BACKENDS:
-        import_module(f"{package}.{backend}.{name}")
+    triton = torch.cuda.is_available() and find_spec("triton") is not None
+    for backend in ("cpu", "triton") if triton else ("cpu",):
+        if find_spec(f"{package}.{backend}.{name}") is not None:
+            import_module(f"{package}.{backend}.{name}")

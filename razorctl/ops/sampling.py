@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from razorctl.ops import kernels
+
 GOLDEN = (math.sqrt(5) - 1) / 2
 WIDEST = 1e4  # span of log weights that `project` tells apart
 
@@ -77,3 +79,8 @@ def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
 @project.register_fake
 def _(log_w: Tensor, total: float, p_min: float) -> Tensor:
     return torch.empty_like(log_w, dtype=torch.float64)
+
+
+kernels.describe(draw)
+kernels.describe(project)
+kernels.attach(__name__)

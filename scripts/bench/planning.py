@@ -35,7 +35,7 @@ import razorctl
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
-from razorctl.ops import chunks, int8, topk
+from razorctl.ops import chunks, gemm, topk
 from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
@@ -204,7 +204,7 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
         assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
-    assign(int8, "has_int8_gemm", lambda device: True)
+    assign(gemm, "has_int8_gemm", lambda device: True)
 
 
 def preset() -> gpus.Gpu:

@@ -14,7 +14,8 @@ from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_quantize
 from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
-from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
+from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.norm import norm_grad, norm_quantize
 from razorctl.ops.packing import BITS

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from razorctl.ops import columns as op
+from razorctl.ops import kernels
 from razorctl.ops.triton.variants import Variant
 
 TILE = {"ROWS": 16, "COLUMNS": 128}
@@ -52,3 +54,6 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             gather_kernel, signature, TILE | {"column_stride": 1}, WARPS, STAGES,
             f"gather_columns i{bits}", unaligned=("rows", "columns"),
         )  # fmt: skip
+
+
+kernels.register(op.gather_columns, "cuda", gather_columns)

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from razorctl.ops import gemm as op
+from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.int8 import cublas_gemm
+from razorctl.ops.gemm import cublas_gemm
 from razorctl.ops.triton import tuning
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -173,7 +175,7 @@ def scaled_gemm(
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> Tensor:
-    """See `razorctl.ops.int8.scaled_gemm`."""
+    """See `ops.gemm.scaled_gemm`."""
     a, b = _aligned(a), _aligned(b)
     k = a.shape[1]
     if k <= MOST_TERMS:
@@ -301,3 +303,6 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
             f"scaled_gemm epilogue {dtype}", unaligned=("m", "n"),
         )  # fmt: skip
+
+
+kernels.register(op.scaled_gemm, "cuda", scaled_gemm, takes)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from razorctl.ops import kernels
 from razorctl.ops import sampling as op
 from razorctl.ops.triton.variants import Variant
 
@@ -171,3 +172,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     yield Variant(
         draw_kernel, signature, {"BLOCK": BLOCK}, WARPS, STAGES, "draw", unaligned=("count",)
     )
+
+
+kernels.register(op.project, "cuda", project, takes_project)
+kernels.register(op.draw, "cuda", draw, takes_draw)

@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from razorctl.ops import kernels
+from razorctl.ops import topk as op
 from razorctl.ops.triton.variants import Variant
 
 PROGRAMS = constexpr(1024)
@@ -223,3 +225,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
                 )  # fmt: skip
     signature = {"bitmap": "*u8", "counts": "*i32", "n": "i32", "stretch": "i32"}
     yield Variant(count_bits_kernel, signature, block, WARPS, STAGES, "count_bits_kernel")
+
+
+kernels.register(op.topk_pack, "cuda", topk_pack, takes_pack)
+kernels.register(op.topk_unpack, "cuda", topk_unpack, takes_unpack)

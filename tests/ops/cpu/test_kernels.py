@@ -7,7 +7,8 @@ import torch
 
 from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
 from razorctl.ops.cpu import library
-from razorctl.ops.int8 import balance, int8_columns, int8_rows, scaled_gemm
+from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.packing import BITS, unpack

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from razorctl.ops.int8 import scaled_gemm_reference
+from razorctl.ops.gemm import scaled_gemm_reference
 from razorctl.ops.triton import gemm
 from razorctl.ops.triton.gemm import Tile
 

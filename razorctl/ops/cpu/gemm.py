@@ -1,0 +1,57 @@
+"""Kernel of ops.gemm; the int8 products are torch's."""
+
+import torch
+from torch import Tensor
+
+from razorctl.ops import gemm as op
+from razorctl.ops import kernels
+from razorctl.ops.chunks import ELEMENTS
+from razorctl.ops.cpu.library import DTYPES, call, pointer, takes
+
+
+def scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+    left: Tensor | None = None,
+    right: Tensor | None = None,
+) -> Tensor:
+    """See `ops.gemm.scaled_gemm`; the product becomes the result in its own memory."""
+    scales = (None if t is None else t.float().contiguous() for t in (a_scale, left, right))
+    by, plus, along = scales
+    columns = b_scale.float().contiguous()
+    whole = dtype == torch.float32
+    out = None if whole else a.new_empty(len(a), len(b), dtype=dtype)
+    size = len(a) if whole else max(17, ELEMENTS // len(b))
+    for start in range(0, len(a), size):
+        rows = slice(start, start + size)
+        product = op.cpu_gemm(a[rows], b)
+        into = product.view(torch.float32) if out is None else out[rows]
+        call(
+            *("scaled", pointer(product), *product.shape),
+            *(None if by is None else pointer(by[rows]), pointer(columns)),
+            *(None if plus is None else pointer(plus[rows]), pointer(along)),
+            *(pointer(into), DTYPES[dtype]),
+        )
+        if whole:
+            return into
+    assert out is not None
+    return out
+
+
+def takes_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+    left: Tensor | None = None,
+    right: Tensor | None = None,
+) -> bool:
+    """Whether `scaled_gemm` takes these arguments."""
+    return a.numel() > 0 and b.numel() > 0 and dtype in DTYPES and takes(b_scale)
+
+
+kernels.register(op.scaled_gemm, "cpu", scaled_gemm, takes_gemm, op.on_cpu)
