@@ -28,6 +28,8 @@ class Predicted:
     peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
     transient bytes, and of the saved bytes that are alive at that moment.
     reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
+    launches: kernels that a step runs. step_seconds_vs_full: over those of full fine-tuning in one
+    pass, at the same precision.
     """
 
     peak_bytes: int
@@ -38,6 +40,8 @@ class Predicted:
     transient_bytes: int
     reserve_bytes: int
     step_seconds: float
+    launches: int
+    step_seconds_vs_full: float
 
     @property
     def needed_bytes(self) -> int:
@@ -45,8 +49,9 @@ class Predicted:
         return self.peak_bytes + self.reserve_bytes
 
     @classmethod
-    def of(cls, trace: Trace, gpu: Gpu) -> "Predicted":
-        """The prediction for a traced step on a card."""
+    def of(cls, trace: Trace, gpu: Gpu, full: Trace) -> "Predicted":
+        """The prediction for a traced step on a card; `full` is that of full fine-tuning."""
+        step = seconds(trace, gpu)
         activations = trace.highest - trace.weights - trace.gradients - trace.optimizer
         return cls(
             trace.highest,
@@ -56,7 +61,9 @@ class Predicted:
             trace.optimizer,
             activations - min(trace.saved, activations),
             CONTEXT + math.ceil(FRAGMENTATION * trace.highest),
-            seconds(trace, gpu),
+            step,
+            sum(trace.kernels.values()),
+            step / seconds(full, gpu),
         )
 
 

@@ -107,6 +107,11 @@ class Gpu:
             _check_positive(f"rates.{precision}", rate, "operations per second")
         object.__setattr__(self, "attention", tuple(self.attention))  # TOML has no tuples
 
+    @property
+    def multiplies_in_triton(self) -> bool:
+        """Whether Triton's products run on its tensor cores."""
+        return tuple(map(int, self.compute_capability.split("."))) >= (8, 0)
+
     def operations_per_second(self, work: str) -> float:
         """The rate that kernels reach in a precision, or for "depthwise" convolutions.
 

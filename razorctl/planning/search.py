@@ -56,10 +56,16 @@ def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
 
 
 def traced(
-    job: Job, recipe: Recipe, classes: int, cache: traces.Cache, device: str = "cuda"
+    job: Job,
+    recipe: Recipe,
+    classes: int,
+    cache: traces.Cache,
+    device: str = "cuda",
+    dot: bool = True,
 ) -> Trace:
     """The trace of a training step of a resolved job on a kind of device, cached.
 
+    dot: see `ops.kernels.assumed`.
     Raises UsageError for a recipe that the model cannot take.
     """
     # Only what changes the trace of a step, so that similar jobs share it.
@@ -67,14 +73,14 @@ def traced(
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         asdict(replace(recipe, seed=0)),
-        device,
+        *(device, dot),
     ]
     document = cache.get("trace", *step)
     if document is None:
         from razorctl.planning import job_trace as tracing  # imports torch
 
         try:
-            document = traces.dump(tracing.trace(job, recipe, classes, device))
+            document = traces.dump(tracing.trace(job, recipe, classes, device, dot))
         except UsageError as error:
             document = {"refused": str(error)}
         cache.put(document, "trace", *step)
@@ -127,13 +133,14 @@ class Search:
         key = recipe, accumulate
         if key not in self.looked_at:
             self.report(label(recipe, accumulate))
-            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu)
+            full = self._trace(Recipe("full"), 1)
+            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu, full)
             self.looked_at[key] = Candidate(recipe, accumulate, predicted)
         return self.looked_at[key]
 
     def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
         job = replace(self.job, accumulate=accumulate)
-        return traced(job, recipe, self.classes, self.cache)
+        return traced(job, recipe, self.classes, self.cache, dot=self.gpu.multiplies_in_triton)
 
     def choose(self, prefer: Prefer) -> Candidate | None:
         """The way that a preference takes; None if nothing fits."""

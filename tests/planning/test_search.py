@@ -45,7 +45,7 @@ class Made(Search):
         peak, seconds = self.ways[recipe]
         peak, seconds = GIB + peak / accumulate, seconds + self.overhead * (accumulate - 1)
         reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
-        predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, seconds)
+        predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, seconds, 1, 1.0)
         return self.looked_at.setdefault(
             (recipe, accumulate), Candidate(recipe, accumulate, predicted)
         )
