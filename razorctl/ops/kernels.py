@@ -96,6 +96,19 @@ def failures() -> dict[tuple[str, str], str]:
     return dict(_failed)
 
 
+def state(device: torch.device) -> str:
+    """What ops run as on a device, and why, in a phrase."""
+    if not wanted():
+        return f"PyTorch operations, as {SETTING}=torch says"
+    if device.type == "cpu":
+        return str(import_module("razorctl.ops.cpu.library").state())
+    if device.type != "cuda" or find_spec("triton") is None:
+        return "PyTorch operations: no Triton here"
+    failed = sorted(op.partition("::")[2] for op, where in _failed if where == device.type)
+    but = f", but PyTorch operations for {', '.join(failed)}" if failed else ""
+    return f"fused kernels, by Triton{but}"
+
+
 def register(
     op: CustomOpDef,
     device: str,

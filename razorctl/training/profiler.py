@@ -24,6 +24,7 @@ from razorctl.layers import libraries
 from razorctl.memory import measured
 from razorctl.memory.saved import saved_by_module
 from razorctl.models import Model
+from razorctl.ops import kernels
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
@@ -84,7 +85,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class Profile:
-    """The result of `profile`. step_s: median seconds of a whole step. device: the name of it."""
+    """The result of `profile`.
+
+    step_s: median seconds of a whole step. device: the name of it. kernels: what ops run as there.
+    """
 
     model: str
     recipe: Recipe
@@ -93,6 +97,7 @@ class Profile:
     precision: Precision
     optimizer: OptimizerName
     device: str
+    kernels: str
     steps: int
     rows: tuple[Row, ...]
     peak_bytes: Peak
@@ -260,6 +265,7 @@ def profile(
         precision=job.precision,
         optimizer=job.optimizer,
         device=devices.name(place),
+        kernels=kernels.state(place),
         steps=steps,
         rows=rows,
         peak_bytes=Peak(traced.on(place.type), *allocator),

@@ -30,6 +30,7 @@ def show(result: dict[str, Any]) -> None:
         highlight=False,
         markup=False,
     )
+    views.out.print(f"packing and int8 GEMMs: {result['kernels']}", highlight=False, markup=False)
     saved, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
     kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}

@@ -71,7 +71,7 @@ def library() -> ctypes.CDLL | None:
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
     if not wanted():
-        return None, "PyTorch operations, as set"
+        return None, "PyTorch operations"
     built = build.built()
     if built.path is None:
         level = logging.WARNING if built.failed else logging.INFO
