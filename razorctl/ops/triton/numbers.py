@@ -49,9 +49,9 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _tanh_of_gelu(x):
-    """tanh(sqrt(2 / pi) (x + 0.044715 x^3))."""
-    return 1 - 2 / (1 + tl.exp(1.5957691216057308 * (x + 0.044715 * x * x * x)))
+def _share_of_gelu(x):
+    """(1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
+    return _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def activated(x, FUNCTION: tl.constexpr):
     if FUNCTION == "gelu":
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif FUNCTION == "gelu-tanh":
-        return 0.5 * x * (1 + _tanh_of_gelu(x))
+        return x * _share_of_gelu(x)
     elif FUNCTION == "silu":
         return x * _sigmoid(x)
     else:
@@ -75,9 +75,8 @@ def slope(x, FUNCTION: tl.constexpr):
         density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         return 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * density
     elif FUNCTION == "gelu-tanh":
-        t = _tanh_of_gelu(x)
-        inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
+        s = _share_of_gelu(x)
+        return s * (1 + x * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x))
     elif FUNCTION == "silu":
         s = _sigmoid(x)
         return s * (1 + x * (1 - s))
