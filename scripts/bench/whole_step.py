@@ -38,6 +38,7 @@ import razorctl
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
+from razorctl.ops import kernels
 
 RATIO = 0.9
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -177,6 +178,8 @@ class Bench:
             for _ in range(self.steps):  # the host may run ahead, as it does in training
                 step()
             wait()
+            if failed := kernels.failures():  # what would be timed is the way around them
+                raise RuntimeError(f"kernels failed: {', '.join(op for op, _ in failed)}")
             run.seconds.append((time.perf_counter() - start) / self.steps)
             if self.device.type == "cuda":
                 run.peak = max(run.peak or 0, torch.cuda.max_memory_allocated())
@@ -264,6 +267,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
         "versions": {library.__name__: library.__version__ for library in libraries},
+        "kernels": kernels.state(device),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         **asdict(workload),
         "ratio": RATIO,
