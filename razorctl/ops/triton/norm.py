@@ -16,6 +16,8 @@ from razorctl.ops import kernels
 from razorctl.ops import norm as op
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
+from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.tiles import COPY, VECTOR, affine
@@ -54,14 +56,16 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
 
 @triton.jit
 def norm_grad_kernel(
-    dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+    dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
     rows, columns, stride, tile_rows, residual_stride,
     CENTERS: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program works on ROWS whole rows of a tile, each held at once.
 
-    Leaves its sums of dy x_hat, and after those of all programs, its sums of dy.
+    Leaves its sums of dy x_hat and, after those of all programs, its sums of dy, and of dx if its
+    int8 copy is wanted. narrow: None, or what takes dx in another dtype. codes: None if no copy is
+    wanted.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -74,12 +78,13 @@ def norm_grad_kernel(
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
+    total = tl.zeros((1, C), tl.float32)
     for number in range(first, last):
         row = number + tl.zeros((1,), tl.int64)
         src = dy + row[:, None] * stride + column[None, :]
         d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
-        codes = unpacked(packed, row, column, columns, there[None, :], BITS, V)
-        x_hat = codes.to(tl.float32) * step[None, :] + offset[None, :]
+        numbers = unpacked(packed, row, column, columns, there[None, :], BITS, V)
+        x_hat = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         g = d
         if weight is not None:
             g = d * by
@@ -90,13 +95,24 @@ def norm_grad_kernel(
         if residual is not None:
             src = residual + row[:, None] * residual_stride + column[None, :]
             result += tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
-        to = dx + row[:, None] * columns + column[None, :]
-        tl.store(to, result.to(dx.dtype.element_ty), mask=there[None, :])
+        at = row[:, None] * columns + column[None, :]
+        tl.store(dx + at, result, mask=there[None, :])
+        if narrow is not None:
+            tl.store(narrow + at, result.to(narrow.dtype.element_ty), mask=there[None, :])
+        if codes is not None:
+            each = row_scale(result)
+            copied = codes_of(result, inverse(each)[:, None])
+            tl.store(codes + at, copied, mask=there[None, :])
+            tl.store(code_scale + row, each)
+            total += result
         dweight += d * x_hat
         dbias += d
     to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+    further = tl.num_programs(0).to(tl.int64) * columns
     tl.store(to, dweight, mask=there[None, :])
-    tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=there[None, :])
+    tl.store(to + further, dbias, mask=there[None, :])
+    if codes is not None:
+        tl.store(to + 2 * further, total, mask=there[None, :])
 
 
 def norm_quantize(
@@ -129,6 +145,40 @@ def _held(columns: int) -> tuple[int, int]:
     return held, min(16, max(4, held // 256))
 
 
+def _grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    narrow: Tensor | None = None,
+    codes: Tensor | None = None,
+    code_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """dx; and the sums for weight and bias, and of dx if there are `codes`, [2 or 3, columns].
+
+    Fills narrow with dx, codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
+    """
+    rows, columns = dy.shape
+    dx = rstd.new_empty(rows, columns)
+    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    kinds = 2 if codes is None else 3
+    sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
+    held, warps = _held(columns)
+    norm_grad_kernel[(programs,)](
+        dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
+        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
+        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return dx, column_sums(sums)
+
+
 def norm_grad(
     dy: Tensor,
     packed: Tensor,
@@ -142,19 +192,32 @@ def norm_grad(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.norm_grad`."""
-    rows, columns = dy.shape
-    dx = rstd.new_empty(rows, columns)
-    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
-    sums = dy.new_empty(2, programs, columns, dtype=torch.float32)
-    held, warps = _held(columns)
-    norm_grad_kernel[(programs,)](
-        dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
-        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
-        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
-        num_warps=warps, num_stages=1,
-    )  # fmt: skip
-    dweight, dbias = column_sums(sums).unbind()
+    copy = packed, zero_point, scale, bits, tile_rows
+    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual)
+    dweight, dbias = sums.unbind()
     return dx, dweight, dbias
+
+
+def norm_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `op.norm_grad_int8`."""
+    copy = packed, zero_point, scale, bits, tile_rows
+    narrow = None if dtype == rstd.dtype else rstd.new_empty(dy.shape, dtype=dtype)
+    codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(len(dy), 1)
+    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual, narrow, codes, each)
+    dweight, dbias, total = sums.unbind()
+    return dx, dweight, dbias, dx.new_empty(0) if narrow is None else narrow, codes, each, total
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -172,23 +235,29 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
         for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
             held, warps = _held(columns)
-            floats = dict.fromkeys(("weight", "rstd", "residual", "dx", "sums"), "*fp32")
+            floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
             width = VECTOR // DTYPES[dtype].itemsize
-            yield Variant(
-                norm_grad_kernel,
-                {
-                    "dy": f"*{dtype}",
-                    **COPY,
-                    **floats,
-                    **shape,
-                    "tile_rows": "i32",
-                    "residual_stride": "i32",
-                },
-                {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
-                warps,
-                1,
-                f"norm_grad {columns} {dtype}",
-            )
+            for int8 in (False, True) if every else (True,):
+                copy = {"narrow": f"*{dtype}", "codes": "*i8", "code_scale": "*fp32"}
+                given = copy if int8 else {}
+                yield Variant(
+                    norm_grad_kernel,
+                    {
+                        "dy": f"*{dtype}",
+                        **COPY,
+                        **floats,
+                        **given,
+                        "sums": "*fp32",
+                        **shape,
+                        "tile_rows": "i32",
+                        "residual_stride": "i32",
+                    },
+                    dict.fromkeys(copy.keys() - given.keys())
+                    | {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
+                    warps,
+                    1,
+                    f"norm_grad{'_int8' * int8} {columns} {dtype}",
+                )
 
 
 def takes_grad(
@@ -202,10 +271,12 @@ def takes_grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Whether the kernels take a gradient."""
     fits = residual is None or quantize.takes(residual)
-    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and rstd.dtype == torch.float32
+    single = rstd.dtype == torch.float32 and dtype in DTYPES.values()
+    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
 
 
 kernels.register(
@@ -215,3 +286,4 @@ kernels.register(
     lambda x, *others: quantize.takes(x.reshape(-1, x.shape[-1])),
 )
 kernels.register(op.norm_grad, "cuda", norm_grad, takes_grad)
+kernels.register(op.norm_grad_int8, "cuda", norm_grad_int8, takes_grad)
