@@ -51,6 +51,27 @@ def normalized(
     return y.to(dtype), rows, mean, rstd
 
 
+@torch.library.custom_op("razorctl::residual_add", mutates_args=())
+def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """x + f of the shape [..., columns], and what a norm of it needs.
+
+    Returns y = x + f in the dtype that torch adds in, and the mean and 1 / std of the rows of y,
+    [rows, 1], in single precision at least. If not `centers`, the mean is empty, [0].
+    """
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    torch.add(x, f, out=y)
+    mean, rstd = statistics(y.view(-1, y.shape[-1]), eps, centers)
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
+
+
+@residual_add.register_fake
+def _(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    rows, dtype = x.shape[:-1].numel(), torch.promote_types(y.dtype, torch.float32)
+    rstd = y.new_empty(rows, 1, dtype=dtype)
+    return y, torch.empty_like(rstd) if centers else rstd.new_empty(0), rstd
+
+
 @torch.library.custom_op("razorctl::norm_quantize", mutates_args=())
 def norm_quantize(
     x: Tensor,
@@ -208,6 +229,7 @@ def _(
     return dx, sums, torch.empty_like(sums), narrow, *empty_rows(dx)
 
 
+kernels.describe(residual_add)
 kernels.describe(norm_grad_int8, launches=2)
 kernels.describe(norm_quantize, launches=2, again=lambda x, *others: x.nbytes)
 kernels.describe(norm_grad, launches=2)

@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
     "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
+    "residual_add": lambda: (torch.randn(WIDE), torch.randn(WIDE).bfloat16(), 1e-6, True),
     "norm_quantize": lambda: (
         *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024)),
         *(1e-6, True, 4, 256, torch.float32),

@@ -26,6 +26,7 @@ from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
 WIDEST = 4096  # columns of a row that a program holds at once
 ROWS = 32  # that a program of `norm_grad` works on one after the other
+ADDED = 2048  # elements of whole rows that a program of `residual_add` holds, or one wider row
 
 
 @triton.jit
@@ -52,6 +53,29 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
         squares += tl.where(inside, apart * apart, 0.0)
     deviation = tl.sqrt_rn(tl.sum(squares, 1) / columns + eps)
     tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=there)
+
+
+@triton.jit
+def residual_add_kernel(
+    x, f, y, mean, rstd, rows, columns, x_stride, f_stride, eps, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """A program holds R whole rows of y = x + f, whose statistics are those of y in its dtype."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.arange(0, C)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    src = x + row[:, None] * x_stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    src = f + row[:, None] * f_stride + column[None, :]
+    values += tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    rounded = values.to(y.dtype.element_ty)
+    tl.store(y + row[:, None] * columns + column[None, :], rounded, mask=inside)
+    values = rounded.to(tl.float32)
+    if mean is not None:
+        center = tl.sum(values, 1) / columns
+        tl.store(mean + row, center, mask=row < rows)
+        values = tl.where(inside, values - center[:, None], 0.0)
+    deviation = tl.sqrt_rn(tl.sum(values * values, 1) / columns + eps)
+    tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=row < rows)
 
 
 @triton.jit
@@ -113,6 +137,28 @@ def norm_grad_kernel(
     tl.store(to + further, dbias, mask=there[None, :])
     if codes is not None:
         tl.store(to + 2 * further, total, mask=there[None, :])
+
+
+def _added(columns: int) -> tuple[dict[str, int], int]:
+    """The sizes of a program of `residual_add`, and its warps."""
+    held = triton.next_power_of_2(columns)
+    rows = max(1, ADDED // max(held, ADDED // 8))
+    return {"R": rows, "C": held}, 8 if held > ADDED else 4
+
+
+def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.residual_add`."""
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    x, f = x.reshape(-1, x.shape[-1]), f.reshape(-1, f.shape[-1])
+    rows, columns = x.shape
+    rstd = x.new_empty(rows, 1, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centers else None
+    sizes, warps = _added(columns)
+    residual_add_kernel[(triton.cdiv(rows, sizes["R"]),)](
+        x, f, y, mean, rstd, rows, columns, x.stride(0), f.stride(0), eps,
+        **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
 def norm_quantize(
@@ -232,6 +278,19 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             1,
             f"statistics {dtype}",
         )
+        for columns in (64, 1024, 2048, WIDEST) if every else (WIDEST,):
+            sizes, warps = _added(columns)
+            results = {"y": "*fp32", "mean": "*fp32", "rstd": "*fp32"}
+            strides = {"x_stride": "i32", "f_stride": "i32", "eps": "fp32"}
+            yield Variant(
+                residual_add_kernel,
+                {"x": "*fp32", "f": f"*{dtype}", **results, "rows": "i32", "columns": "i32"}
+                | strides,
+                sizes,
+                warps,
+                1,
+                f"residual_add {columns} {dtype}",
+            )
         yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
         for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
             held, warps = _held(columns)
@@ -279,6 +338,14 @@ def takes_grad(
     return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
 
 
+def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
+    """Whether `residual_add` takes these."""
+    alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
+    single = x.dtype in DTYPES.values() and f.dtype in DTYPES.values()
+    return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
+
+
+kernels.register(op.residual_add, "cuda", residual_add, takes_sum)
 kernels.register(
     op.norm_quantize,
     "cuda",

@@ -36,6 +36,26 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("wide", TYPES[:2])
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (21, 63), (5, 2100)])
+def test_residual_add(rows, columns, centers, wide, dtype, kernels):
+    x = activation(rows, columns, wide).view(1, rows, columns)
+    f = (100 * torch.randn(rows, columns)).to(dtype).view(1, rows, columns)
+    y, mean, rstd = kernels.residual_add(x, f, 1e-5, centers)
+    want = x + f
+    assert y.dtype == want.dtype
+    # The interpreter truncates to bfloat16.
+    torch.testing.assert_close(y, want, rtol=2**-7 if y.dtype == torch.bfloat16 else 0, atol=0)
+    wanted = statistics(y.view(rows, columns), 1e-5, centers)
+    torch.testing.assert_close(rstd, wanted[1])
+    if centers:
+        torch.testing.assert_close(mean, wanted[0])
+    else:
+        assert mean.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("centers", [True, False])
 @pytest.mark.parametrize(("rows", "columns", "tile_rows"), [(1, 64, 1), (75, 192, 36)])
 def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
