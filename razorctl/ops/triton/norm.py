@@ -1,8 +1,9 @@
 """Kernels of norms: statistics of rows, and the gradient from a few-bit copy of x_hat.
 
-norm_quantize runs two kernels. The first reads x for the statistics of its rows; the second, that
-of `quantize`, reads it again for y and the codes. One kernel for both would have to hold or reread
-whole tiles of rows, some hundred programs for a batch, too few to fill a card.
+norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they are
+known, as after `residual_add`; the second, that of `quantize`, reads it again for y and the codes.
+One kernel for both would have to hold or reread whole tiles of rows, some hundred programs for a
+batch, too few to fill a card.
 """
 
 from collections.abc import Iterator
@@ -170,19 +171,29 @@ def norm_quantize(
     bits: int,
     tile_rows: int,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `op.norm_quantize`."""
     flat = x.reshape(-1, x.shape[-1])
-    rows, columns = flat.shape
     y = x.new_empty(x.shape, dtype=dtype)
+    if rstd is None:
+        mean, found = _statistics(flat, eps, centers)
+    else:
+        mean, found = op.given(mean), rstd
+    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=found, weight=weight, bias=bias, y=y)
+    return y, found if rstd is None else found.new_empty(0), *copy
+
+
+def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
+    """See `op.statistics`."""
+    rows, columns = x.shape
     rstd = x.new_empty(rows, 1, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centers else None
     statistics_kernel[(triton.cdiv(rows, STATISTICS["R"]),)](
-        flat, mean, rstd, rows, columns, flat.stride(0), eps,
-        **STATISTICS, num_warps=4, num_stages=1,
-    )  # fmt: skip
-    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=rstd, weight=weight, bias=bias, y=y)
-    return y, rstd, *copy
+        x, mean, rstd, rows, columns, x.stride(0), eps, **STATISTICS, num_warps=4, num_stages=1
+    )
+    return mean, rstd
 
 
 def _held(columns: int) -> tuple[int, int]:

@@ -33,6 +33,19 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
         y.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
     )
     alike(copy, quantize_reference(x, 5, tile_rows, mean, rstd), 5, 20, 320)
+    # With statistics that are not those of x, to see that they count.
+    mean, rstd = (torch.randn(20, 1) if centers else torch.empty(0)), torch.rand(20, 1)
+    got, empty, *copy = kernels.norm_quantize(
+        x.view(4, 5, 320), weight, bias, 1e-5, centers, 5, tile_rows, torch.float32, mean, rstd
+    )
+    x_hat = (x - mean if centers else x) * rstd
+    shown = x_hat if weight is None else x_hat * weight
+    torch.testing.assert_close(
+        got.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
+    )
+    assert empty.shape == (0,)
+    known = mean if centers else None
+    alike(copy, quantize_reference(x, 5, tile_rows, known, rstd), 5, 20, 320)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
