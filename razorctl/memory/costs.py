@@ -88,8 +88,8 @@ def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
         launches[Kernel("fp32", 0, product + results)] += 1
         return Cost(launches, scratch + product)
     launches[Kernel("int8" if operations else "fp32", operations, moved)] += 1
-    if work.launches > 1:
-        launches[Kernel("fp32", 0, 0)] += work.launches - 1
+    if (more := work.launches(*args) - 1) > 0:
+        launches[Kernel("fp32", 0, 0)] += more
     return Cost(launches, scratch)
 
 

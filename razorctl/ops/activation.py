@@ -153,7 +153,7 @@ def _(
     return dy.new_empty(dy.shape), *empty_rows(dy)
 
 
-kernels.describe(activation_grad_int8, launches=2)
+kernels.describe(activation_grad_int8, launches=lambda *args: 2)
 kernels.describe(activation_quantize)
 kernels.describe(activation_grad)
 kernels.attach(__name__)

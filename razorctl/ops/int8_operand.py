@@ -107,5 +107,5 @@ def _(
     return codes, torch.empty_like(center), center
 
 
-kernels.describe(int8_operand, launches=2)
+kernels.describe(int8_operand, launches=lambda *args: 2)
 kernels.attach(__name__)

@@ -46,10 +46,11 @@ class Fused:
     launches: kernels. The first moves each operand and result once, and the others hardly anything.
     operations: of a product in int8, for the arguments of the op. scratch: bytes that a result
     takes before it has its final form; `dot` is as in `assumed`. again: bytes moved beyond operands
-    and results. Each is a function of the arguments of the op.
+    and results. Each is a function of the arguments of the op; those left at their defaults may be
+    missing.
     """
 
-    launches: int = 1
+    launches: Callable[..., int] = lambda *args: 1
     operations: Callable[..., int] = lambda *args: 0
     scratch: Callable[..., int] = lambda *args: 0
     again: Callable[..., int] = lambda *args: 0

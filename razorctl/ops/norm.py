@@ -3,6 +3,8 @@
 x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat weight + bias.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +30,11 @@ def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Ten
     return None, torch.rsqrt(square + eps)
 
 
+def given(mean: Tensor | None) -> Tensor | None:
+    """The mean that `residual_add` returned, None if that is empty."""
+    return None if mean is None or not mean.numel() else mean
+
+
 def normalized(
     x: Tensor,
     weight: Tensor | None,
@@ -35,12 +42,18 @@ def normalized(
     eps: float,
     centers: bool,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """The y of `norm_quantize`, and x as rows [rows, columns] with their `statistics`."""
     x = x.to(torch.promote_types(x.dtype, dtype))
     rows, shape = x.reshape(-1, x.shape[-1]), x.shape[-1:]
-    mean: Tensor | None
-    if not centers:
+    if rstd is not None:
+        mean = given(mean)
+        y = rows * rstd if mean is None else (rows - mean).mul_(rstd)
+        y = y if weight is None else y.mul_(weight)
+        y = (y if bias is None else y.add_(bias)).view(x.shape)
+    elif not centers:
         y = F.rms_norm(x, shape, weight, eps)
         mean, rstd = statistics(rows, eps, centers)
     else:
@@ -49,6 +62,27 @@ def normalized(
         if x.dtype.itemsize < 4:  # they are then of 16 bits on some devices
             mean, rstd = statistics(rows, eps, centers)
     return y.to(dtype), rows, mean, rstd
+
+
+@torch.library.custom_op("razorctl::residual_add", mutates_args=())
+def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """x + f of the shape [..., columns], and what a norm of it needs.
+
+    Returns y = x + f in the dtype that torch adds in, and the mean and 1 / std of the rows of y,
+    [rows, 1], in single precision at least. If not `centers`, the mean is empty, [0].
+    """
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    torch.add(x, f, out=y)
+    mean, rstd = statistics(y.view(-1, y.shape[-1]), eps, centers)
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
+
+
+@residual_add.register_fake
+def _(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    rows, dtype = x.shape[:-1].numel(), torch.promote_types(y.dtype, torch.float32)
+    rstd = y.new_empty(rows, 1, dtype=dtype)
+    return y, torch.empty_like(rstd) if centers else rstd.new_empty(0), rstd
 
 
 @torch.library.custom_op("razorctl::norm_quantize", mutates_args=())
@@ -61,14 +95,20 @@ def norm_quantize(
     bits: int,
     tile_rows: int,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm of `x` [..., columns], RMSNorm if not `centers`, with a copy of x_hat.
 
     weight, bias: [columns]. Returns y in `dtype`, of the shape of x, 1 / std [rows, 1] in single
     precision at least, and x_hat as `quantize` packs it: packed codes, zero points and scales.
+
+    mean, rstd: the statistics of x as `residual_add` returned them, if these are known; then eps
+    and centers do not count, and the 1 / std that is returned is empty, [0].
     """
-    y, rows, mean, rstd = normalized(x, weight, bias, eps, centers, dtype)
-    return y, rstd, *quantized(rows, bits, tile_rows, mean, rstd)
+    y, rows, mean, found = normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
+    copy = quantized(rows, bits, tile_rows, mean, found)
+    return y, found if rstd is None else found.new_empty(0), *copy
 
 
 @norm_quantize.register_fake
@@ -81,12 +121,15 @@ def _(
     bits: int,
     tile_rows: int,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, columns = x.shape[:-1].numel(), x.shape[-1]
+    of_rows = (rows, 1) if rstd is None else (0,)
     zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
     return (
         x.new_empty(x.shape, dtype=dtype),
-        x.new_empty(rows, 1, dtype=torch.promote_types(x.dtype, torch.float32)),
+        x.new_empty(of_rows, dtype=torch.promote_types(x.dtype, torch.float32)),
         x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8),
         zero_point,
         torch.empty_like(zero_point, dtype=torch.bfloat16),
@@ -208,7 +251,18 @@ def _(
     return dx, sums, torch.empty_like(sums), narrow, *empty_rows(dx)
 
 
-kernels.describe(norm_grad_int8, launches=2)
-kernels.describe(norm_quantize, launches=2, again=lambda x, *others: x.nbytes)
-kernels.describe(norm_grad, launches=2)
+def _reads(x: Tensor, *others: Any) -> int:
+    """How often a card's kernels of `norm_quantize` read x: for statistics, unless it has them."""
+    rstd = others[8] if len(others) > 8 else None
+    return 2 if rstd is None else 1
+
+
+kernels.describe(residual_add)
+kernels.describe(norm_grad_int8, launches=lambda *args: 2)
+kernels.describe(
+    norm_quantize,
+    launches=_reads,
+    again=lambda x, *others: (_reads(x, *others) - 1) * x.nbytes,
+)
+kernels.describe(norm_grad, launches=lambda *args: 2)
 kernels.attach(__name__)

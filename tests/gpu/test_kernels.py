@@ -11,13 +11,18 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from razorctl.ops import kernels
-from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_quantize
+from razorctl.ops.activation import (
+    FUNCTIONS,
+    activation_grad,
+    activation_grad_int8,
+    activation_quantize,
+)
 from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.norm import norm_grad, norm_quantize
+from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize, residual_add
 from razorctl.ops.packing import BITS
 from razorctl.ops.quantize import dequantize, dequantize_reference, quantize
 from razorctl.ops.sampling import draw, project
@@ -127,6 +132,44 @@ def test_norms(size, dtype, centers):
             args = *want[2:], bits, TILE_ROWS, own[0], want[1], centers, residual
             for ours, theirs in zip(*both(norm_grad, dy, *args), strict=True):
                 close(ours, theirs, slack=100)
+
+
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_whose_statistics_a_norm_takes(size, dtype, centers):
+    got, want = both(residual_add, normal(*size), normal(*size, dtype=dtype), 1e-5, centers)
+    assert torch.equal(got[0], want[0])
+    assert got[1].shape == want[1].shape
+    for ours, theirs in zip(got[1:], want[1:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    args = normal(size[1]), None, 1e-5, centers, 5, TILE_ROWS, dtype, *want[1:]
+    got, want = both(norm_quantize, want[0], *args)
+    close(got[0], want[0])
+    assert got[1].shape == want[1].shape == (0,)
+    same_copy(got[2:], want[2:], 5, size[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [*SIZES, (130, 8192), (130, 9024)])
+def test_gradients_with_their_int8_copy(size, dtype):
+    x, dy, rstd = normal(*size), normal(*size, dtype=dtype), normal(size[0], 1).abs()
+    copy = *quantize(x, 5, TILE_ROWS), 5, TILE_ROWS
+    norm = normal(size[1]), rstd, True, normal(*size)
+    for got, alone in (
+        (norm_grad_int8(dy, *copy, *norm, dtype), norm_grad(dy, *copy, *norm)),
+        (activation_grad_int8(dy, *copy, "gelu"), (activation_grad(dy, *copy, "gelu"),)),
+    ):
+        for ours, theirs in zip(got, alone, strict=False):
+            close(ours, theirs, slack=100)
+        want = int8_rows._init_fn(got[0])
+        same_codes(got[-3], want[0])
+        close(got[-2], want[1])
+        close(got[-1], want[2], slack=100)
+    narrow = norm_grad_int8(dy, *copy, *norm, dtype)[3]
+    want = norm_grad_int8._init_fn(dy, *copy, *norm, dtype)[3]
+    assert narrow.shape == want.shape
+    torch.testing.assert_close(narrow, want, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

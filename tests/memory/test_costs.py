@@ -15,7 +15,7 @@ from razorctl.config import registry
 from razorctl.memory.costs import Cost, cost
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
-from razorctl.ops import topk
+from razorctl.ops import kernels, topk
 from razorctl.ops.packing import packed_bytes
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
     "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
+    "residual_add": lambda: (torch.randn(WIDE), torch.randn(WIDE).bfloat16(), 1e-6, True),
     "norm_quantize": lambda: (
         *(torch.randn(WIDE), torch.ones(1024), torch.ones(1024)),
         *(1e-6, True, 4, 256, torch.float32),
@@ -123,11 +124,23 @@ def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
 def test_an_int8_product_counts_as_one():
     args = CALLS["scaled_gemm"]()
     (said,), _ = _costs(OWN.scaled_gemm, args)
-    kernels = said.kernels
-    operations = {kernel.precision: 0 for kernel in kernels}
-    for kernel, count in kernels.items():
+    operations = {kernel.precision: 0 for kernel in said.kernels}
+    for kernel, count in said.kernels.items():
         operations[kernel.precision] += count * kernel.operations
     assert operations == {"int8": 2 * ALL * 64 * 1024, "fp32": 0}
+
+
+def test_a_norm_of_known_statistics_is_one_kernel_and_reads_its_input_once():
+    x, *others = CALLS["norm_quantize"]()
+    known = torch.zeros(ALL, 1), torch.ones(ALL, 1)
+    rows = sum(t.nbytes for t in known)
+    with kernels.assumed(dot=True):
+        (without,), _ = _costs(OWN.norm_quantize, (x, *others))
+        (said,), _ = _costs(OWN.norm_quantize, (x, *others, *known))
+    assert sum(without.kernels.values()) == 2
+    (kernel,) = said.kernels.elements()
+    # The statistics are read, and 1 / std is not written.
+    assert kernel.bytes == max(k.bytes for k in without.kernels) - x.nbytes + rows - rows // 2
 
 
 def test_a_view_costs_nothing_and_a_product_its_operations():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from razorctl.ops.norm import norm_grad, norm_grad_reference, norm_quantize
+from razorctl.ops.norm import norm_grad, norm_grad_reference, norm_quantize, residual_add
 from razorctl.ops.quantize import dequantize, quantize
 
 EPS = 1e-5
@@ -48,6 +48,46 @@ def test_output_of_another_dtype(device):
 
 
 @every_norm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16])
+def test_a_sum_and_the_statistics_of_its_rows(wide, dtype, centers, device):
+    x = (2 * torch.randn(2, 13, 7, device=device) + 1).to(wide)
+    f = torch.randn(2, 13, 7, device=device).to(dtype)
+    y, mean, rstd = residual_add(x, f, EPS, centers)
+    want = x + f
+    assert y.dtype == want.dtype
+    assert torch.equal(y, want)
+    torch.testing.assert_close(rstd, normalized(want.flatten(0, 1), centers)[1].float())
+    if centers:
+        torch.testing.assert_close(mean, want.flatten(0, 1).float().mean(1, keepdim=True))
+    else:
+        assert mean.shape == (0,)
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_that_are_known(affine, dtype, centers, device):
+    x = torch.randn(2, 25, 64, device=device).to(dtype)
+    weight, bias = torch.randn(2, 64, device=device) if affine else [None, None]
+    y, mean, rstd = residual_add(x, x, EPS, centers)
+    args = weight, bias, EPS, centers, 4, 20, torch.bfloat16
+    got, want = norm_quantize(y, *args, mean, rstd), norm_quantize(y, *args)
+    x_hat = normalized(y, centers)[0]
+    shown = x_hat if weight is None else x_hat * weight + bias
+    torch.testing.assert_close(got[0].double(), shown, rtol=2**-7, atol=2**-7)
+    assert got[0].dtype == torch.bfloat16
+    assert got[1].shape == (0,)
+    torch.testing.assert_close(want[1], rstd)
+    for ours, theirs in zip(got[2:], want[2:], strict=True):
+        far = (ours.double() - theirs.double()).abs()
+        assert (far > 1e-2 * theirs.double().abs().max()).float().mean() < 0.02
+    # Others than those of y, to see that they count.
+    twice = norm_quantize(y, None, None, *args[2:], mean, 2 * rstd)[0]
+    torch.testing.assert_close(twice.double(), 2 * x_hat, rtol=2**-7, atol=2**-7)
+
+
+@every_norm
 @pytest.mark.parametrize("affine", [True, False])
 def test_gradient_from_a_copy(centers, affine, device):
     x, dy = torch.randn(50, 9, device=device), torch.randn(50, 9, device=device)
@@ -70,7 +110,11 @@ def test_no_rows_and_registration(centers, device):
     args = None, None, EPS, centers, 4, 20, torch.float32
     assert norm_quantize(torch.empty(0, 9, device=device), *args)[0].shape == (0, 9)
     x = torch.randn(2, 11, 9, device=device)
+    torch.library.opcheck(residual_add, (x, x.bfloat16(), EPS, centers))
+    torch.library.opcheck(residual_add, (x.transpose(0, 1), x.transpose(0, 1), EPS, centers))
+    assert residual_add(x[:0], x[:0], EPS, centers)[2].shape == (0, 1)
     torch.library.opcheck(norm_quantize, (x, *args))
+    torch.library.opcheck(norm_quantize, (x, *args, *residual_add(x, x, EPS, centers)[1:]))
     _, rstd, *copy = norm_quantize(x, *args)
     args = x.flatten(0, 1), *copy, 4, 20, None, rstd, centers
     torch.library.opcheck(norm_grad, args)

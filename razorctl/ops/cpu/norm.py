@@ -19,10 +19,13 @@ def norm_quantize(
     bits: int,
     tile_rows: int,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `ops.norm.norm_quantize`."""
-    y, rows, mean, rstd = op.normalized(x, weight, bias, eps, centers, dtype)
-    return y, rstd, *quantize(rows, bits, tile_rows, mean, rstd)
+    y, rows, mean, found = op.normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
+    copy = quantize(rows, bits, tile_rows, mean, found)
+    return y, found if rstd is None else found.new_empty(0), *copy
 
 
 def norm_grad(

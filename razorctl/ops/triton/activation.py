@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,11 +10,16 @@ from torch import Tensor
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import BITS
-from razorctl.ops.triton import quantize
-from razorctl.ops.triton.numbers import slope
+from razorctl.ops.triton import int8, quantize
+from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked
-from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
+from razorctl.ops.triton.sums import column_sums
+from razorctl.ops.triton.tiles import COPY, SHAPE, VECTOR, affine, block, block_of_tile, blocks
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+WIDEST = 16384  # bytes of a row that a program of `activation_grad_int8` holds at once
+ROWS = 32  # that it works on one after the other
 
 
 @triton.jit
@@ -30,6 +36,42 @@ def activation_grad_kernel(
     result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
     to = dx + row[:, None] * columns + column[None, :]
     tl.store(to, result.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activation_grad_int8_kernel(
+    dy, packed, zero_point, scale, dx, codes, code_scale, sums,
+    rows, columns, stride, tile_rows,
+    FUNCTION: tl.constexpr, BITS: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program works on ROWS whole rows of a tile, each held at once, and leaves their sum."""
+    along = tl.cdiv(tile_rows, ROWS)
+    tile = (tl.program_id(0) // along).to(tl.int64)
+    start = tl.program_id(0) % along * ROWS
+    first = tile * tile_rows + start
+    last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
+    column = tl.arange(0, C)
+    there = (column < columns)[None, :]
+    total = tl.zeros((1, C), tl.float32)
+    for number in range(first, last):
+        row = number + tl.zeros((1,), tl.int64)
+        numbers = unpacked(packed, row, column, columns, there, BITS, V)
+        # Read again, from a cache, for each row: a thread has no registers left to hold these.
+        offset, step = affine(zero_point, scale, None, tile, column, columns)
+        x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
+        src = dy + row[:, None] * stride + column[None, :]
+        result = tl.load(src, mask=there, other=0.0).to(tl.float32) * slope(x, FUNCTION)
+        result = result.to(dx.dtype.element_ty)
+        at = row[:, None] * columns + column[None, :]
+        tl.store(dx + at, result, mask=there)
+        result = result.to(tl.float32)  # the int8 copy is that of dx in its dtype
+        each = row_scale(result)
+        tl.store(codes + at, codes_of(result, inverse(each)[:, None]), mask=there)
+        tl.store(code_scale + row, each)
+        total += result
+    to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+    tl.store(to, total, mask=there)
 
 
 def activation_grad(
@@ -52,6 +94,40 @@ def activation_grad(
     return dx
 
 
+def _held(columns: int) -> tuple[int, int]:
+    """The columns that a program of `activation_grad_int8` has place for, and its warps."""
+    held = triton.next_power_of_2(columns)
+    return held, min(16, max(4, held // 256))
+
+
+def activation_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    function: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `op.activation_grad_int8`."""
+    rows, columns = dy.shape
+    if columns * dy.itemsize > WIDEST:
+        dx = activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
+        return dx, *int8.int8_rows(dx)
+    dx, codes = dy.new_empty(rows, columns), dy.new_empty(rows, columns, dtype=torch.int8)
+    each = dy.new_empty(rows, 1, dtype=torch.float32)
+    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    sums = each.new_empty(1, programs, columns)
+    held, warps = _held(columns)
+    activation_grad_int8_kernel[(programs,)](
+        dy, packed, zero_point, scale, dx, codes, each, sums,
+        rows, columns, dy.stride(0), tile_rows,
+        FUNCTION=function, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return dx, codes, each, column_sums(sums)[0]
+
+
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -64,26 +140,47 @@ def activation_quantize(
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
+    chosen = BITS if every else (5,)
     for dtype in dtypes(capability, every):
         for function in op.FUNCTIONS if every else ("gelu",):
-            for bits in BITS if every else (5,):
-                sizes, warps = block(DTYPES[dtype])
-                yield Variant(
-                    activation_grad_kernel,
-                    {"dy": f"*{dtype}", **COPY, "dx": f"*{dtype}", **SHAPE},
-                    {"FUNCTION": function, "BITS": bits, **sizes},
-                    warps,
-                    1,
-                    f"activation_grad {function} {bits} bits {dtype}",
-                )
-            yield from quantize.quantizing(
-                dtype, BITS if every else (5,), function=function, every=every
-            )
+            for bits in chosen:
+                yield from _gradients(dtype, function, bits, every)
+            yield from quantize.quantizing(dtype, chosen, function=function, every=every)
+
+
+def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Variant]:
+    signature = {"dy": f"*{dtype}", **COPY, "dx": f"*{dtype}"}
+    constants, label = {"FUNCTION": function, "BITS": bits}, f"{function} {bits} bits {dtype}"
+    sizes, warps = block(DTYPES[dtype])
+    yield Variant(
+        activation_grad_kernel,
+        signature | SHAPE,
+        constants | sizes,
+        warps,
+        1,
+        f"activation_grad {label}",
+    )
+    widest = WIDEST // DTYPES[dtype].itemsize
+    for columns in (1024, 2048, widest) if every else (widest,):
+        held, warps = _held(columns)
+        yield Variant(
+            activation_grad_int8_kernel,
+            {**signature, "codes": "*i8", "code_scale": "*fp32", "sums": "*fp32", **SHAPE},
+            constants | {"ROWS": ROWS, "C": held, "V": VECTOR // DTYPES[dtype].itemsize},
+            warps,
+            1,
+            f"activation_grad_int8 {columns} {label}",
+        )
+
+
+def _takes_int8(dy: Tensor, *others: object) -> bool:
+    return quantize.takes(dy) and dy.shape[1] <= int8.WIDEST
 
 
 kernels.register(
     op.activation_grad, "cuda", activation_grad, lambda dy, *others: quantize.takes(dy)
 )
+kernels.register(op.activation_grad_int8, "cuda", activation_grad_int8, _takes_int8)
 kernels.register(
     op.activation_quantize,
     "cuda",

@@ -31,7 +31,16 @@ def _scale(largest):
 
 
 @triton.jit
-def _codes(x, factor):
+def row_scale(x):
+    """The scale of each row of `x`, which lies along the last axis; 0 for one with a NaN."""
+    # These bits order as magnitudes do, with NaN above infinity.
+    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, len(x.shape) - 1)
+    most = tl.where(most > 0x7F800000, 0, most)
+    return _scale(most.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def codes_of(x, factor):
     """x factor, rounded to nearest, as int8."""
     return tl.minimum(tl.maximum(nearest(x * factor), -LEVELS), LEVELS).to(tl.int8)
 
@@ -51,8 +60,8 @@ def int8_rows_kernel(
     total = tl.zeros((C,), tl.float32)
     for row in range(first, tl.minimum(first + ROWS, rows)):
         values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
-        step = _scale(tl.max(tl.abs(values), 0))
-        tl.store(codes + row * columns + column, _codes(values, inverse(step)), mask=there)
+        step = row_scale(values)
+        tl.store(codes + row * columns + column, codes_of(values, inverse(step)), mask=there)
         tl.store(scale + row, step)
         total += values
     tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
@@ -97,7 +106,7 @@ def int8_columns_kernel(
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
     to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, _codes(values, inverse(step)[None, :]), mask=inside)
+    tl.store(to, codes_of(values, inverse(step)[None, :]), mask=inside)
 
 
 @triton.jit

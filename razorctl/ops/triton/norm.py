@@ -1,8 +1,9 @@
 """Kernels of norms: statistics of rows, and the gradient from a few-bit copy of x_hat.
 
-norm_quantize runs two kernels. The first reads x for the statistics of its rows; the second, that
-of `quantize`, reads it again for y and the codes. One kernel for both would have to hold or reread
-whole tiles of rows, some hundred programs for a batch, too few to fill a card.
+norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they are
+known, as after `residual_add`; the second, that of `quantize`, reads it again for y and the codes.
+One kernel for both would have to hold or reread whole tiles of rows, some hundred programs for a
+batch, too few to fill a card.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from razorctl.ops import kernels
 from razorctl.ops import norm as op
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
+from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.tiles import COPY, VECTOR, affine
@@ -24,6 +27,7 @@ from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
 WIDEST = 4096  # columns of a row that a program holds at once
 ROWS = 32  # that a program of `norm_grad` works on one after the other
+ADDED = 2048  # elements of whole rows that a program of `residual_add` holds, or one wider row
 
 
 @triton.jit
@@ -53,15 +57,40 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
 
 
 @triton.jit
+def residual_add_kernel(
+    x, f, y, mean, rstd, rows, columns, x_stride, f_stride, eps, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """A program holds R whole rows of y = x + f, whose statistics are those of y in its dtype."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.arange(0, C)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    src = x + row[:, None] * x_stride + column[None, :]
+    values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    src = f + row[:, None] * f_stride + column[None, :]
+    values += tl.load(src, mask=inside, other=0.0).to(tl.float32)
+    rounded = values.to(y.dtype.element_ty)
+    tl.store(y + row[:, None] * columns + column[None, :], rounded, mask=inside)
+    values = rounded.to(tl.float32)
+    if mean is not None:
+        center = tl.sum(values, 1) / columns
+        tl.store(mean + row, center, mask=row < rows)
+        values = tl.where(inside, values - center[:, None], 0.0)
+    deviation = tl.sqrt_rn(tl.sum(values * values, 1) / columns + eps)
+    tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=row < rows)
+
+
+@triton.jit
 def norm_grad_kernel(
-    dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
+    dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
     rows, columns, stride, tile_rows, residual_stride,
     CENTERS: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program works on ROWS whole rows of a tile, each held at once.
 
-    Leaves its sums of dy x_hat, and after those of all programs, its sums of dy.
+    Leaves its sums of dy x_hat and, after those of all programs, its sums of dy, and of dx if its
+    int8 copy is wanted. narrow: None, or what takes dx in another dtype. codes: None if no copy is
+    wanted.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -74,12 +103,13 @@ def norm_grad_kernel(
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
+    total = tl.zeros((1, C), tl.float32)
     for number in range(first, last):
         row = number + tl.zeros((1,), tl.int64)
         src = dy + row[:, None] * stride + column[None, :]
         d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
-        codes = unpacked(packed, row, column, columns, there[None, :], BITS, V)
-        x_hat = codes.to(tl.float32) * step[None, :] + offset[None, :]
+        numbers = unpacked(packed, row, column, columns, there[None, :], BITS, V)
+        x_hat = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         g = d
         if weight is not None:
             g = d * by
@@ -90,13 +120,46 @@ def norm_grad_kernel(
         if residual is not None:
             src = residual + row[:, None] * residual_stride + column[None, :]
             result += tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
-        to = dx + row[:, None] * columns + column[None, :]
-        tl.store(to, result.to(dx.dtype.element_ty), mask=there[None, :])
+        at = row[:, None] * columns + column[None, :]
+        tl.store(dx + at, result, mask=there[None, :])
+        if narrow is not None:
+            tl.store(narrow + at, result.to(narrow.dtype.element_ty), mask=there[None, :])
+        if codes is not None:
+            each = row_scale(result)
+            copied = codes_of(result, inverse(each)[:, None])
+            tl.store(codes + at, copied, mask=there[None, :])
+            tl.store(code_scale + row, each)
+            total += result
         dweight += d * x_hat
         dbias += d
     to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
+    further = tl.num_programs(0).to(tl.int64) * columns
     tl.store(to, dweight, mask=there[None, :])
-    tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=there[None, :])
+    tl.store(to + further, dbias, mask=there[None, :])
+    if codes is not None:
+        tl.store(to + 2 * further, total, mask=there[None, :])
+
+
+def _added(columns: int) -> tuple[dict[str, int], int]:
+    """The sizes of a program of `residual_add`, and its warps."""
+    held = triton.next_power_of_2(columns)
+    rows = max(1, ADDED // max(held, ADDED // 8))
+    return {"R": rows, "C": held}, 8 if held > ADDED else 4
+
+
+def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.residual_add`."""
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    x, f = x.reshape(-1, x.shape[-1]), f.reshape(-1, f.shape[-1])
+    rows, columns = x.shape
+    rstd = x.new_empty(rows, 1, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centers else None
+    sizes, warps = _added(columns)
+    residual_add_kernel[(triton.cdiv(rows, sizes["R"]),)](
+        x, f, y, mean, rstd, rows, columns, x.stride(0), f.stride(0), eps,
+        **sizes, num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
 def norm_quantize(
@@ -108,25 +171,69 @@ def norm_quantize(
     bits: int,
     tile_rows: int,
     dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `op.norm_quantize`."""
     flat = x.reshape(-1, x.shape[-1])
-    rows, columns = flat.shape
     y = x.new_empty(x.shape, dtype=dtype)
+    if rstd is None:
+        mean, found = _statistics(flat, eps, centers)
+    else:
+        mean, found = op.given(mean), rstd
+    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=found, weight=weight, bias=bias, y=y)
+    return y, found if rstd is None else found.new_empty(0), *copy
+
+
+def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
+    """See `op.statistics`."""
+    rows, columns = x.shape
     rstd = x.new_empty(rows, 1, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centers else None
     statistics_kernel[(triton.cdiv(rows, STATISTICS["R"]),)](
-        flat, mean, rstd, rows, columns, flat.stride(0), eps,
-        **STATISTICS, num_warps=4, num_stages=1,
-    )  # fmt: skip
-    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=rstd, weight=weight, bias=bias, y=y)
-    return y, rstd, *copy
+        x, mean, rstd, rows, columns, x.stride(0), eps, **STATISTICS, num_warps=4, num_stages=1
+    )
+    return mean, rstd
 
 
 def _held(columns: int) -> tuple[int, int]:
     """The columns that a program of `norm_grad` has place for, and its warps."""
     held = triton.next_power_of_2(columns)
     return held, min(16, max(4, held // 256))
+
+
+def _grad(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    narrow: Tensor | None = None,
+    codes: Tensor | None = None,
+    code_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """dx; and the sums for weight and bias, and of dx if there are `codes`, [2 or 3, columns].
+
+    Fills narrow with dx, codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
+    """
+    rows, columns = dy.shape
+    dx = rstd.new_empty(rows, columns)
+    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    kinds = 2 if codes is None else 3
+    sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
+    held, warps = _held(columns)
+    norm_grad_kernel[(programs,)](
+        dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
+        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
+        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    return dx, column_sums(sums)
 
 
 def norm_grad(
@@ -142,19 +249,32 @@ def norm_grad(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.norm_grad`."""
-    rows, columns = dy.shape
-    dx = rstd.new_empty(rows, columns)
-    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
-    sums = dy.new_empty(2, programs, columns, dtype=torch.float32)
-    held, warps = _held(columns)
-    norm_grad_kernel[(programs,)](
-        dy, packed, zero_point, scale, weight, rstd, residual, dx, sums,
-        rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
-        CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
-        num_warps=warps, num_stages=1,
-    )  # fmt: skip
-    dweight, dbias = column_sums(sums).unbind()
+    copy = packed, zero_point, scale, bits, tile_rows
+    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual)
+    dweight, dbias = sums.unbind()
     return dx, dweight, dbias
+
+
+def norm_grad_int8(
+    dy: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bits: int,
+    tile_rows: int,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `op.norm_grad_int8`."""
+    copy = packed, zero_point, scale, bits, tile_rows
+    narrow = None if dtype == rstd.dtype else rstd.new_empty(dy.shape, dtype=dtype)
+    codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(len(dy), 1)
+    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual, narrow, codes, each)
+    dweight, dbias, total = sums.unbind()
+    return dx, dweight, dbias, dx.new_empty(0) if narrow is None else narrow, codes, each, total
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -169,26 +289,45 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             1,
             f"statistics {dtype}",
         )
+        for columns in (64, 1024, 2048, WIDEST) if every else (WIDEST,):
+            sizes, warps = _added(columns)
+            results = {"y": "*fp32", "mean": "*fp32", "rstd": "*fp32"}
+            strides = {"x_stride": "i32", "f_stride": "i32", "eps": "fp32"}
+            yield Variant(
+                residual_add_kernel,
+                {"x": "*fp32", "f": f"*{dtype}", **results, "rows": "i32", "columns": "i32"}
+                | strides,
+                sizes,
+                warps,
+                1,
+                f"residual_add {columns} {dtype}",
+            )
         yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
         for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
             held, warps = _held(columns)
-            floats = dict.fromkeys(("weight", "rstd", "residual", "dx", "sums"), "*fp32")
+            floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
             width = VECTOR // DTYPES[dtype].itemsize
-            yield Variant(
-                norm_grad_kernel,
-                {
-                    "dy": f"*{dtype}",
-                    **COPY,
-                    **floats,
-                    **shape,
-                    "tile_rows": "i32",
-                    "residual_stride": "i32",
-                },
-                {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
-                warps,
-                1,
-                f"norm_grad {columns} {dtype}",
-            )
+            for int8 in (False, True) if every else (True,):
+                copy = {"narrow": f"*{dtype}", "codes": "*i8", "code_scale": "*fp32"}
+                given = copy if int8 else {}
+                yield Variant(
+                    norm_grad_kernel,
+                    {
+                        "dy": f"*{dtype}",
+                        **COPY,
+                        **floats,
+                        **given,
+                        "sums": "*fp32",
+                        **shape,
+                        "tile_rows": "i32",
+                        "residual_stride": "i32",
+                    },
+                    dict.fromkeys(copy.keys() - given.keys())
+                    | {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
+                    warps,
+                    1,
+                    f"norm_grad{'_int8' * int8} {columns} {dtype}",
+                )
 
 
 def takes_grad(
@@ -202,12 +341,22 @@ def takes_grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Whether the kernels take a gradient."""
     fits = residual is None or quantize.takes(residual)
-    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and rstd.dtype == torch.float32
+    single = rstd.dtype == torch.float32 and dtype in DTYPES.values()
+    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
 
 
+def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
+    """Whether `residual_add` takes these."""
+    alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
+    single = x.dtype in DTYPES.values() and f.dtype in DTYPES.values()
+    return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
+
+
+kernels.register(op.residual_add, "cuda", residual_add, takes_sum)
 kernels.register(
     op.norm_quantize,
     "cuda",
@@ -215,3 +364,4 @@ kernels.register(
     lambda x, *others: quantize.takes(x.reshape(-1, x.shape[-1])),
 )
 kernels.register(op.norm_grad, "cuda", norm_grad, takes_grad)
+kernels.register(op.norm_grad_int8, "cuda", norm_grad_int8, takes_grad)

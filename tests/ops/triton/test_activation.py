@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from razorctl.ops.activation import FUNCTIONS, activation_grad_reference
+from razorctl.ops.int8 import int8_rows_reference
 from razorctl.ops.quantize import quantize_reference
-from tests.ops.triton.test_quantize import activation, alike
+from tests.ops.triton.test_int8 import alike as alike_int8
+from tests.ops.triton.test_quantize import TYPES, activation, alike
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 
@@ -30,6 +32,33 @@ def test_activation_grad_half(dtype, kernels):
     got = kernels.activation_grad(dy, *copy, 4, 40, "gelu")
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-4)
+
+
+@every_function
+def test_activation_grad_int8(function, kernels, monkeypatch):
+    dy, copy = torch.randn(70, 200)[:, :192], quantize_reference(3 * torch.randn(70, 192), 5, 40)
+    want = activation_grad_reference(dy, *copy, 5, 40, function)
+    for widest in (768, 767):  # in one kernel, and in two
+        monkeypatch.setattr(kernels, "WIDEST", widest)
+        dx, codes, *others = kernels.activation_grad_int8(dy, *copy, 5, 40, function)
+        torch.testing.assert_close(dx, want)
+        wanted = int8_rows_reference(dx)
+        alike_int8(codes, wanted[0])
+        torch.testing.assert_close(others, list(wanted[1:]), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_activation_grad_int8_is_that_of_dx_in_its_dtype(dtype, kernels):
+    dy, copy = torch.randn(33, 64).to(dtype), quantize_reference(torch.randn(33, 64), 4, 33)
+    dy[1], dy[2, 3] = 0, float("nan")
+    dx, codes, scale, total = kernels.activation_grad_int8(dy, *copy, 4, 33, "gelu")
+    want = kernels.activation_grad(dy, *copy, 4, 33, "gelu")
+    torch.testing.assert_close(dx, want, rtol=0, atol=0, equal_nan=True)
+    wanted = int8_rows_reference(want)
+    finite = dy.isfinite().all(1)
+    alike_int8(codes[finite], wanted[0][finite])
+    torch.testing.assert_close(scale, wanted[1], rtol=1e-6, atol=0)
+    torch.testing.assert_close(total, wanted[2], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @every_function

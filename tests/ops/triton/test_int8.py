@@ -34,10 +34,12 @@ def test_int8_rows(rows, columns, dtype, kernels):
 
 
 def test_int8_rows_of_what_is_not_finite(kernels):
-    x = torch.tensor([[1.0, float("inf"), -float("inf")]])
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[1.0, inf, -inf], [2.0, nan, 3.0]])
     codes, scale, total = kernels.int8_rows(x)
-    assert codes.tolist() == [[0, 127, -127]]
-    assert scale.item() == pytest.approx(torch.finfo(torch.float32).max / 127)
+    assert codes[0].tolist() == [0, 127, -127]
+    assert scale[0].item() == pytest.approx(torch.finfo(torch.float32).max / 127)
+    assert scale[1].item() == 0
     assert total.isfinite().tolist() == [True, False, False]
 
 

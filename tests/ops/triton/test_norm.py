@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from razorctl.ops.int8 import int8_rows_reference
 from razorctl.ops.norm import norm_grad_reference, statistics
 from razorctl.ops.quantize import dequantize_reference, quantize_reference
+from tests.ops.triton.test_int8 import alike as alike_int8
 from tests.ops.triton.test_quantize import TYPES, activation, alike
 
 
@@ -31,6 +33,39 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
         y.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
     )
     alike(copy, quantize_reference(x, 5, tile_rows, mean, rstd), 5, 20, 320)
+    # With statistics that are not those of x, to see that they count.
+    mean, rstd = (torch.randn(20, 1) if centers else torch.empty(0)), torch.rand(20, 1)
+    got, empty, *copy = kernels.norm_quantize(
+        x.view(4, 5, 320), weight, bias, 1e-5, centers, 5, tile_rows, torch.float32, mean, rstd
+    )
+    x_hat = (x - mean if centers else x) * rstd
+    shown = x_hat if weight is None else x_hat * weight
+    torch.testing.assert_close(
+        got.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
+    )
+    assert empty.shape == (0,)
+    known = mean if centers else None
+    alike(copy, quantize_reference(x, 5, tile_rows, known, rstd), 5, 20, 320)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("wide", TYPES[:2])
+@pytest.mark.parametrize("centers", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (21, 63), (5, 2100)])
+def test_residual_add(rows, columns, centers, wide, dtype, kernels):
+    x = activation(rows, columns, wide).view(1, rows, columns)
+    f = (100 * torch.randn(rows, columns)).to(dtype).view(1, rows, columns)
+    y, mean, rstd = kernels.residual_add(x, f, 1e-5, centers)
+    want = x + f
+    assert y.dtype == want.dtype
+    # The interpreter truncates to bfloat16.
+    torch.testing.assert_close(y, want, rtol=2**-7 if y.dtype == torch.bfloat16 else 0, atol=0)
+    wanted = statistics(y.view(rows, columns), 1e-5, centers)
+    torch.testing.assert_close(rstd, wanted[1])
+    if centers:
+        torch.testing.assert_close(mean, wanted[0])
+    else:
+        assert mean.shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -46,3 +81,37 @@ def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
     dx, *sums = kernels.norm_grad(dy, *copy, 5, tile_rows, *more)
     want, *wanted = norm_grad_reference(dy, x_hat, *more)
     torch.testing.assert_close([dx, *sums], [want, *wanted], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "tile_rows"), [(1, 1), (75, 36)])
+def test_norm_grad_int8(rows, tile_rows, dtype, kernels):
+    dy, rstd = torch.randn(rows, 192).to(dtype), torch.rand(rows, 1)
+    dy[rows // 2] = 0
+    copy = *quantize_reference(torch.randn(rows, 192), 4, tile_rows), 4, tile_rows
+    residual = torch.randn(rows, 192).to(dtype) if rows > 1 else None
+    more = torch.randn(192), rstd, dtype == torch.float32, residual
+    want = kernels.norm_grad(dy, *copy, *more)
+    *got, narrow, codes, scale, total = kernels.norm_grad_int8(dy, *copy, *more, dtype)
+    torch.testing.assert_close(got, list(want), rtol=0, atol=0)
+    if dtype == torch.float32:
+        assert narrow.shape == (0,)
+    else:
+        torch.testing.assert_close(narrow, want[0].to(dtype))
+    wanted = int8_rows_reference(want[0])
+    alike_int8(codes, wanted[0])
+    torch.testing.assert_close([scale, total], list(wanted[1:]), rtol=1e-6, atol=1e-5)
+
+
+def test_norm_grad_int8_of_what_is_not_finite(kernels):
+    dy, rstd = torch.randn(4, 64), torch.ones(4, 1)
+    copy = *quantize_reference(torch.randn(4, 64), 4, 4), 4, 4
+    residual = torch.zeros(4, 64)
+    residual[1, 3], residual[2, 5] = float("nan"), float("inf")
+    dx, *_, codes, scale, _ = kernels.norm_grad_int8(
+        dy, *copy, None, rstd, True, residual, torch.float32
+    )
+    want = int8_rows_reference(dx)
+    torch.testing.assert_close(scale, want[1])
+    assert scale[1] == 0
+    assert torch.equal(codes[[0, 2, 3]], want[0][[0, 2, 3]])
