@@ -35,7 +35,7 @@ import razorctl
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
-from razorctl.ops import chunks, gemm, topk
+from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
@@ -200,7 +200,11 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
 
 
 def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Inside it, razorctl's ops on the CPU work in the parts that they take on a GPU."""
+    """Inside it, razorctl's ops on the CPU work in the parts that they take on a GPU.
+
+    That is what they do without kernels, as planning counts them for a CPU.
+    """
+    assign(kernels, "_wanted", False)
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
         assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU

@@ -45,9 +45,10 @@ def test_a_recipe_is_all_that_is_planned(cache):
 
 
 def test_the_largest_ratio_bounds_the_search(cache):
-    found = planned(cache, max_ratio=0.6)
+    found = planned(cache, max_ratio=0.8)
     ratios = {way.recipe.ratio for way in found.candidates if way.recipe.method == "razor"}
-    assert ratios == {0.6}
+    assert ratios
+    assert max(ratios) <= 0.8
 
 
 def test_the_command_has_every_digit(cache):
