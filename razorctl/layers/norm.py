@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
-from razorctl.layers.gradients import Gradients, Int8
+from razorctl.layers.gradients import Gradients, Int8, Statistics
 from razorctl.layers.sharing import Copy
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule, Shareable
@@ -63,12 +63,13 @@ class FusedNormFunction(torch.autograd.Function):
         dtype: torch.dtype,
         through: bool,
         wanted: torch.dtype | None,
+        known: Statistics | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.layer, ctx.shape, ctx.rule, ctx.wanted = layer, x.shape, rule, wanted
+        options = layer.epsilon(x), layer.centers, dtype, *(known[2:] if known else (None, None))
         with packing():
-            y, rstd, *tensors = rule.pack_norm(
-                x, weight, bias, layer.epsilon(x), layer.centers, dtype
-            )
+            y, rstd, *tensors = rule.pack_norm(x, weight, bias, *options)
+        rstd = rstd if known is None else known.rstd
         save(ctx, weight, rstd, rule.copy(flat(x).shape, rstd.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
@@ -80,8 +81,8 @@ class FusedNormFunction(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, through: Tensor | None, *nothing: Any
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return through, *[None] * 7
-        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 5
+            return through, *[None] * 8
+        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 6
 
 
 def _gradients(
@@ -172,8 +173,9 @@ class Norm(RazorLayer):
         rule: Any = self._rule(x)
         parameters = self.weight, getattr(self, "bias", None)
         wanted = self.gradients.wanted(x)
+        known = self.gradients.statistics(x, self.epsilon(x), self.centers)
         y, out, *tensors = FusedNormFunction.apply(
-            x, *parameters, self, rule, dtype, through, wanted
+            x, *parameters, self, rule, dtype, through, wanted, known
         )
         self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
         return y, out

@@ -99,10 +99,13 @@ class Shareable(ABC):
         eps: float,
         centers: bool,
         dtype: torch.dtype,
+        mean: Tensor | None = None,
+        rstd: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The norm of `x` [..., columns] in `dtype`, 1 / std [rows, 1], and x_hat as packed.
 
-        See `ops.norm.norm_quantize`. The last tensors are those that `copy` takes.
+        See `ops.norm.norm_quantize`. The last tensors are those that `copy` takes. mean, rstd: the
+        statistics of x, if they are known.
         """
 
     @abstractmethod

@@ -76,9 +76,11 @@ class Quantized(Rule, Shareable):
         eps: float,
         centers: bool,
         dtype: torch.dtype,
+        mean: Tensor | None = None,
+        rstd: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         made: tuple[Tensor, ...] = norm_quantize(
-            x, weight, bias, eps, centers, self.bits, self.rows, dtype
+            x, weight, bias, eps, centers, self.bits, self.rows, dtype, mean, rstd
         )
         return made
 

@@ -40,7 +40,9 @@ class Block:
             f = f[0] if isinstance(f, tuple) else f  # attention may return its probabilities
             for module in connection.rest:
                 f = module(f)
-            x, args, kwargs = add(x, f, connection.norm.gradients), (), {}
+            norm = connection.norm  # the next one is like it
+            x = add(x, f, norm.gradients, norm.epsilon(x), norm.centers)
+            args, kwargs = (), {}
         return x
 
 
