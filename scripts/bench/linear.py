@@ -37,6 +37,7 @@ from torch import Tensor, nn
 import razorctl
 from razorctl import Recipe, restore, sparsify
 from razorctl.memory.saved import saved_bytes
+from razorctl.ops import kernels
 
 TOKENS, WIDTH = 197, 768
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -176,8 +177,12 @@ class Bench:
         """Runs one turn of a run: of each pass a warm-up call, then the timed ones."""
         with self.running(run) as x:
             dy = self.dy.to(x.dtype)
-            run.forward.append(self._seconds(lambda: self.forward(run, x)))
-            run.both.append(self._seconds(lambda: self.both(run, x, dy)))
+            forward = self._seconds(lambda: self.forward(run, x))
+            both = self._seconds(lambda: self.both(run, x, dy))
+        if failed := kernels.failures():  # what was timed is the way around them
+            raise RuntimeError(f"kernels failed: {', '.join(op for op, _ in failed)}")
+        run.forward.append(forward)
+        run.both.append(both)
 
     def _seconds(self, call: Callable[[], Any]) -> float:
         """Of one call; on CUDA between two events, with the host running ahead of the card."""
@@ -262,6 +267,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
         "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
+        "kernels": kernels.state(device),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         **asdict(workload),
         "published_ms": {str(ratio): times for ratio, times in PUBLISHED.items()},
