@@ -203,9 +203,8 @@ def pruned(layer: str, inputs: int) -> Iterator[Case]:
         return sampling.project(*weights(batch, on)), phase, count
 
     def gather(batch: int, on: torch.device) -> tuple[Any, ...]:
-        return normal(rows(batch), inputs, on=on), torch.arange(
-            0, inputs, inputs // count, device=on
-        )
+        index = torch.arange(count, device=on) * (inputs // count)
+        return normal(rows(batch), inputs, on=on), index
 
     passes = (rf"topk: {kernel}_kernel i16" for kernel in ("histogram", "count", "pack"))
     yield Case(topk.topk_pack, f"{layer}, x", pack, tuple(passes))

@@ -2,12 +2,12 @@
 
     .venv/bin/python scripts/bench/roofline.py [--device cuda]
 
-The calls are those of a training step on 128 images in bf16, with 5-bit copies where an op has
-them. Bytes, operations and launches are what `plan` counts, and the time on each preset is what it
-predicts from them. Registers and shared memory are those of the compiled cubin, in fp16 for cards
-before compute capability 8.0; occupancy is what they leave of an SM's warps. They are null where
-Triton is not installed, and for capabilities that it has no kernels for. With `--device cuda` each
-op is timed too, once its result is that of its PyTorch body. An op that fails gets no time. The
+The calls are those of a training step on 128 images in bf16; block.py has them. Bytes, operations
+and launches are what `plan` counts, and the time on each preset is what it predicts from them.
+Registers and shared memory are those of the compiled cubin, in fp16 for cards before compute
+capability 8.0; occupancy is what they leave of an SM's warps. All are null where Triton is not
+installed, for cards that it has no kernels for, and for ops without a kernel. With `--device cuda`
+each op is timed too, once its result is that of its PyTorch body; one that fails gets no time. The
 script writes results/roofline.json.
 """
 
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from re import fullmatch
@@ -41,7 +42,6 @@ from razorctl.planning.detect import detect, preset_for
 BATCH = 128
 DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
 SELDOM = 1e-2  # the share of integers that may round the other way
-OLDEST = 75  # the first compute capability that Triton has kernels for
 SHOWN = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "h100-80gb")
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,8 +60,8 @@ class Limits:
     unit: int = 128
 
 
-# Warps, shared memory and what is reserved of it: CUDA C++ programming guide, technical
-# specifications per compute capability. Blocks and units: cuda_occupancy.h of CUDA 13.
+# Of cards that Triton has kernels for. Warps, shared memory and what is reserved of it: CUDA C++
+# programming guide, technical specifications. Blocks and units: cuda_occupancy.h of CUDA 13.
 SM = {
     75: Limits(32, 16, 64, reserved=0, unit=256),
     80: Limits(64, 32, 164),
@@ -133,7 +133,6 @@ def resources(variant: Any, capability: int) -> dict[str, Any]:
 
     made, warps = compiled(variant, capability), variant.num_warps
     return {
-        "kernel": variant.label,
         "registers": made.registers,
         "stack_bytes": made.stack,
         "shared_bytes": made.shared,
@@ -143,26 +142,31 @@ def resources(variant: Any, capability: int) -> dict[str, Any]:
 
 
 class Compiled:
-    """What cases launch, compiled once for each compute capability of some cards."""
+    """What cases launch on some cards, compiled once.
+
+    kernels: compute capability -> label of a variant -> its `resources`.
+    """
 
     def __init__(self, cards: Iterable[gpus.Gpu]) -> None:
-        self.capabilities = sorted({gpu.compute_capability for gpu in cards}, key=float)
-        self.known: dict[tuple[str, int], dict[str, Any]] = {}
+        capabilities = {gpu.compute_capability for gpu in cards}
+        names = sorted(capabilities, key=float)
+        self.kernels: dict[str, dict[str, Any]] = {name: {} for name in names}
 
-    def of(self, case: Case) -> dict[str, list[dict[str, Any]] | None]:
-        """Compute capability -> the resources of each launch; None if they cannot be known."""
-        return {name: self._on(case, int(name.replace(".", ""))) for name in self.capabilities}
+    def of(self, case: Case) -> dict[str, list[str] | None]:
+        """Compute capability -> the labels of what a case launches; None where there is nothing."""
+        return {name: self._on(case, name) for name in self.kernels}
 
-    def _on(self, case: Case, capability: int) -> list[dict[str, Any]] | None:
-        if find_spec("triton") is None or capability < OLDEST:
+    def _on(self, case: Case, name: str) -> list[str] | None:
+        capability = int(name.replace(".", ""))
+        if find_spec("triton") is None or capability not in SM:
             return None
         found = variants(case, capability)
-        if "cuda" not in case.op._backend_fns:  # it has no kernel of its own yet
+        if "cuda" not in case.op._backend_fns:  # it has no kernel yet
             return None
         for variant in found:
-            if (variant.label, capability) not in self.known:
-                self.known[variant.label, capability] = resources(variant, capability)
-        return [self.known[variant.label, capability] for variant in found]
+            if variant.label not in self.kernels[name]:
+                self.kernels[name][variant.label] = resources(variant, capability)
+        return [variant.label for variant in found]
 
 
 def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
@@ -189,8 +193,8 @@ def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
 
 def timed(case: Case, batch: int, device: torch.device) -> float:
     """Seconds of a call of an op on a CUDA device, the median, with a cold cache."""
-    if device.type not in case.op._backend_fns:
-        raise NotImplementedError("there is no kernel for this device yet")
+    if device.type not in case.op._backend_fns or not kernels.wanted():
+        raise NotImplementedError("no kernel runs, but the body")
     args = check(case, batch, device)
     from triton.testing import do_bench
 
@@ -242,7 +246,7 @@ def as_text(rows: list[dict[str, Any]], shown: list[str]) -> str:
         times = "".join(f"{1e6 * row['implied_seconds'][name]:13.1f}" for name in shown)
         taken = row["measured_seconds"]
         lines.append(
-            f"{row['op'].partition('::')[2]:21}{row['of']:13}{row['bytes'] / 1e6:8.1f}"
+            f"{row['op']:21}{row['of']:13}{row['bytes'] / 1e6:8.1f}"
             f"{row['operations'] / 1e9:7.1f}{row['launches']:9}{times}"
             f"{'-' if taken is None else format(1e6 * taken, '.1f'):>10}"
             f"  {row['error'] or ''}".rstrip()
@@ -266,6 +270,7 @@ def main() -> None:
         "device": f"none; counted on a CPU, {platform.machine()}",
         "preset": None,
         "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
+        "triton": version("triton") if find_spec("triton") else None,
     }
     if args.device == "cuda":
         device = torch.device("cuda")
@@ -277,6 +282,11 @@ def main() -> None:
         cards = {SHOWN[1]: cards[SHOWN[1]]}
     compiled = Compiled(cards.values())
     document["rows"] = [as_row(case, batch, cards, compiled, device) for case in chosen]
+    for row in document["rows"]:
+        taken, times = row["measured_seconds"], row["implied_seconds"]
+        known = taken is not None and document["preset"] is not None
+        row["measured_vs_implied"] = taken / times[document["preset"]] if known else None
+    document["kernels"] = compiled.kernels
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     shown = [name for name in (document["preset"], *SHOWN) if name in cards]
