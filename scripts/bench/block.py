@@ -65,27 +65,39 @@ def rows(batch: int) -> int:
 
 
 def norms() -> Iterator[Case]:
-    """Norms of the residual stream; its gradient is in single precision."""
+    """The sum of the residual stream and a branch, and its norm.
+
+    Most norms know their statistics from the sum. Gradients of the stream are in single precision.
+    """
+
+    def both(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, f = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
+        return x.float(), f, 1e-6, True
 
     def forward(batch: int, on: torch.device) -> tuple[Any, ...]:
         affine = (normal(WIDTH, on=on, dtype=torch.float32) for _ in range(2))
         x = normal(rows(batch), WIDTH, on=on)
         return x, *affine, 1e-6, True, BITS, TILE, torch.bfloat16
 
+    def after(batch: int, on: torch.device) -> tuple[Any, ...]:
+        y, *statistics = norm.residual_add(*both(batch, on))
+        return y.bfloat16(), *forward(batch, on)[1:], *statistics
+
     def backward(batch: int, on: torch.device) -> tuple[Any, ...]:
         args = forward(batch, on)
         _, rstd, *copy = norm.norm_quantize(*args)
-        dy, residual = normal(*args[0].shape, on=on), normal(*args[0].shape, on=on).float()
-        return dy, *copy, BITS, TILE, args[1], rstd, True, residual
-
-    quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
-    yield Case(norm.norm_quantize, "norm", forward, ("norm: statistics HALF", quantized))
-    sums = "int8: column_sums"
-    yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
+        dy, residual = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
+        return dy, *copy, BITS, TILE, args[1], rstd, True, residual.float()
 
     def with_int8(batch: int, on: torch.device) -> tuple[Any, ...]:
         return *backward(batch, on), torch.bfloat16
 
+    quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
+    sums = "int8: column_sums"
+    yield Case(norm.residual_add, "sum", both, ("norm: residual_add 1024 HALF",))
+    yield Case(norm.norm_quantize, "norm", forward, ("norm: statistics HALF", quantized))
+    yield Case(norm.norm_quantize, "norm of sum", after, (quantized,))
+    yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
     launches = "norm: norm_grad_int8 1024 HALF", sums
     yield Case(norm.norm_grad_int8, "norm", with_int8, launches)
 
