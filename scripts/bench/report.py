@@ -313,9 +313,11 @@ peak, whatever the method."""
 CUDA = """## On a GPU
 
 No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh` runs the GPU tests and
-times whole steps of ViT-B/16 with every method. `scripts/bench/planning.py` compares predictions
-with what steps take. The reserve for context and fragmentation, and the predicted times of methods
-that prune, have not been checked on a GPU either.
+times whole steps of ViT-B/16 with every method. `scripts/bench/linear.py` times one linear layer at
+many ratios, as Sheared Backpropagation does; `scripts/bench/roofline.py --device cuda` times each
+kernel, beside the time that its bytes and operations imply. `scripts/bench/planning.py` compares
+predictions with what steps take. The reserve for context and fragmentation, and the predicted times
+of methods that prune, have not been checked on a GPU either.
 """
 
 

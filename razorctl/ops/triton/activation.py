@@ -161,7 +161,7 @@ def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Va
         f"activation_grad {label}",
     )
     widest = WIDEST // DTYPES[dtype].itemsize
-    for columns in (1024, 2048, widest) if every else (widest,):
+    for columns in sorted({1024, 2048, 4096, widest}) if every else (widest,):
         held, warps = _held(columns)
         yield Variant(
             activation_grad_int8_kernel,

@@ -1,0 +1,235 @@
+"""The calls of razorctl's ops in a block of ViT-B/16, in bf16: every op that has a fused kernel.
+
+Copies have 5 bits, or 4 for what the derivative of GELU needs; pruning is at a ratio of 0.9.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from razorctl.ops import (
+    activation,
+    buckets,
+    columns,
+    gemm,
+    int8,
+    int8_operand,
+    norm,
+    quantize,
+    sampling,
+    topk,
+)
+from razorctl.rules.quantized import TILE
+
+TOKENS, HEADS, WIDTH, WIDE = 197, 12, 768, 3072
+LINEAR = {  # columns of input and output
+    "qkv": (WIDTH, 3 * WIDTH),
+    "proj": (WIDTH, WIDTH),
+    "fc1": (WIDTH, WIDE),
+    "fc2": (WIDE, WIDTH),
+}
+BITS, BUCKETS = 5, 4
+DENSITY = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an op in a block.
+
+    of: the layer or the tensor it works on. args: a batch and a device -> its arguments. launches:
+    what the labels of its variants in razorctl.ops.triton match, after the name of their file;
+    HALF stands for the dtype of 16 bits that a card computes in.
+    """
+
+    op: CustomOpDef
+    of: str
+    args: Callable[[int, torch.device], tuple[Any, ...]]
+    launches: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the op."""
+        return self.op._name
+
+
+def normal(*shape: int, on: torch.device, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, device=on).to(dtype)
+
+
+def rows(batch: int) -> int:
+    return batch * TOKENS
+
+
+def norms() -> Iterator[Case]:
+    """The sum of the residual stream and a branch, and its norm.
+
+    Most norms know their statistics from the sum. Gradients of the stream are in single precision.
+    """
+
+    def both(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, f = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
+        return x.float(), f, 1e-6, True
+
+    def forward(batch: int, on: torch.device) -> tuple[Any, ...]:
+        affine = (normal(WIDTH, on=on, dtype=torch.float32) for _ in range(2))
+        x = normal(rows(batch), WIDTH, on=on)
+        return x, *affine, 1e-6, True, BITS, TILE, torch.bfloat16
+
+    def after(batch: int, on: torch.device) -> tuple[Any, ...]:
+        y, *statistics = norm.residual_add(*both(batch, on))
+        return y.bfloat16(), *forward(batch, on)[1:], *statistics
+
+    def backward(batch: int, on: torch.device) -> tuple[Any, ...]:
+        args = forward(batch, on)
+        _, rstd, *copy = norm.norm_quantize(*args)
+        dy, residual = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
+        return dy, *copy, BITS, TILE, args[1], rstd, True, residual.float()
+
+    def with_int8(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return *backward(batch, on), torch.bfloat16
+
+    quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
+    sums = "int8: column_sums"
+    yield Case(norm.residual_add, "sum", both, ("norm: residual_add 1024 HALF",))
+    yield Case(norm.norm_quantize, "norm", forward, ("norm: statistics HALF", quantized))
+    yield Case(norm.norm_quantize, "norm of sum", after, (quantized,))
+    yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
+    launches = "norm: norm_grad_int8 1024 HALF", sums
+    yield Case(norm.norm_grad_int8, "norm", with_int8, launches)
+
+
+def activations() -> Iterator[Case]:
+    """GELU between the two linear layers."""
+
+    def forward(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return normal(rows(batch), WIDE, on=on), "gelu", BITS, TILE
+
+    def backward(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, *form = forward(batch, on)
+        _, *copy = activation.activation_quantize(x, *form)
+        return normal(*x.shape, on=on), *copy, BITS, TILE, "gelu"
+
+    def to_buckets(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return normal(rows(batch), WIDE, on=on), "gelu", BUCKETS
+
+    def from_buckets(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, *form = to_buckets(batch, on)
+        return buckets.to_buckets(x, *form), list(x.shape), *form, x.dtype
+
+    form = f"gelu {BITS} bits HALF"
+    quantized = rf"activation: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* gelu .*"
+    yield Case(activation.activation_quantize, "gelu", forward, (quantized,))
+    launches = (f"activation: activation_grad {form}",)
+    yield Case(activation.activation_grad, "gelu", backward, launches)
+    launches = f"activation: activation_grad_int8 4096 {form}", "int8: column_sums"
+    yield Case(activation.activation_grad_int8, "gelu", backward, launches)
+    launches = (f"buckets: to_buckets {BUCKETS} bits HALF",)
+    yield Case(buckets.to_buckets, "gelu", to_buckets, launches)
+    launches = (f"buckets: from_buckets {BUCKETS} bits HALF",)
+    yield Case(buckets.from_buckets, "gelu", from_buckets, launches)
+
+
+def copies() -> Iterator[Case]:
+    """Few-bit copies of the input of a linear layer, and of q, k or v, whose tiles are heads."""
+
+    def of_input(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return normal(rows(batch), WIDTH, on=on), BITS, TILE
+
+    def of_heads(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return normal(rows(batch) * HEADS, WIDTH // HEADS, on=on), BITS, TOKENS
+
+    def back(batch: int, on: torch.device) -> tuple[Any, ...]:
+        x, bits, tile_rows = of_heads(batch, on)
+        copy = quantize.quantize(x, bits, tile_rows)
+        return *copy, None, bits, len(x), tile_rows, x.dtype
+
+    launches = (
+        rf"quantize: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=False random=False",
+    )
+    yield Case(quantize.quantize, "proj", of_input, launches)
+    yield Case(quantize.quantize, "q", of_heads, launches)
+    yield Case(quantize.dequantize, "q", back, (f"quantize: dequantize {BITS} bits HALF",))
+
+
+def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
+    """int8 operands and GEMMs of the backward pass of a linear layer."""
+    function = "gelu" if layer == "fc2" else None
+
+    def gradient(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return (normal(rows(batch), outputs, on=on),)
+
+    def weight(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return (normal(outputs, inputs, on=on, dtype=torch.float32),)
+
+    def codes(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return int8.int8_rows(*gradient(batch, on))[:2]
+
+    def operand(batch: int, on: torch.device) -> tuple[Any, ...]:
+        copy = quantize.quantize(normal(rows(batch), inputs, on=on), BITS, TILE)
+        return *copy, None, BITS, TILE, codes(batch, on)[1], function
+
+    def input_grad(batch: int, on: torch.device) -> tuple[Any, ...]:
+        (a, a_scale), (b, b_scale) = codes(batch, on), int8.int8_columns(*weight(batch, on))
+        return a, b, a_scale, b_scale, torch.bfloat16, None, None
+
+    def weight_grad(batch: int, on: torch.device) -> tuple[Any, ...]:
+        a, row_scale, total = int8.int8_rows(*gradient(batch, on))
+        balanced, _ = int8.balance(a, row_scale)
+        b, b_scale, center = int8_operand.int8_operand(*operand(batch, on))
+        return balanced, b, None, b_scale, torch.float32, total, center
+
+    held = 1024 if outputs <= 1024 else 4096
+    launches = f"int8: int8_rows {held} HALF", "int8: column_sums"
+    yield Case(int8.int8_rows, f"{layer}, dy", gradient, launches)
+    launches = "int8: largest fp32", "int8: int8_columns fp32"
+    yield Case(int8.int8_columns, f"{layer}, W", weight, launches)
+    yield Case(int8.balance, f"{layer}, dy", codes, ("int8: balance",))
+    form = f"{BITS} bits {function}"
+    launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
+    yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)
+    # Before 8.0 there are no tiles, but cuBLAS and an epilogue.
+    for of, args, dtype in (("dX", input_grad, "HALF"), ("dW", weight_grad, "fp32")):
+        launches = rf"gemm: scaled_gemm \d\S+ {dtype}", f"gemm: scaled_gemm epilogue {dtype}"
+        yield Case(gemm.scaled_gemm, f"{layer}, {of}", args, launches)
+
+
+def pruned(layer: str, inputs: int) -> Iterator[Case]:
+    """What pruning at a density of DENSITY takes for the input of a linear layer."""
+    count = round(DENSITY * inputs)
+
+    def pack(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return normal(rows(batch), inputs, on=on), round(DENSITY * rows(batch) * inputs)
+
+    def unpack(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return *topk.topk_pack(*pack(batch, on)), [rows(batch), inputs]
+
+    def weights(batch: int, on: torch.device) -> tuple[Any, ...]:
+        return torch.randn(inputs, device=on, dtype=torch.float64), count, 0.2 * count / inputs
+
+    def probabilities(batch: int, on: torch.device) -> tuple[Any, ...]:
+        phase = torch.full((), 0.25, dtype=torch.float64, device=on)
+        return sampling.project(*weights(batch, on)), phase, count
+
+    def gather(batch: int, on: torch.device) -> tuple[Any, ...]:
+        index = torch.arange(count, device=on) * (inputs // count)
+        return normal(rows(batch), inputs, on=on), index
+
+    passes = (rf"topk: {kernel}_kernel i16" for kernel in ("histogram", "count", "pack"))
+    yield Case(topk.topk_pack, f"{layer}, x", pack, tuple(passes))
+    launches = "topk: count_bits_kernel", "topk: unpack_kernel i16"
+    yield Case(topk.topk_unpack, f"{layer}, x", unpack, launches)
+    yield Case(sampling.project, f"{layer}, p", weights, ("sampling: project",))
+    yield Case(sampling.draw, f"{layer}, p", probabilities, ("sampling: draw",))
+    yield Case(columns.gather_columns, f"{layer}, x", gather, ("columns: gather_columns i16",))
+
+
+def cases() -> list[Case]:
+    """Every op that has a fused kernel, at the shapes of a block."""
+    found = [*norms(), *activations(), *copies()]
+    for layer, sizes in LINEAR.items():
+        found += linear(layer, *sizes)
+    return found + [case for layer in ("fc1", "fc2") for case in pruned(layer, LINEAR[layer][0])]

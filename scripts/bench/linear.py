@@ -1,0 +1,299 @@
+"""Times one linear layer with every way to save its input, against full, at many ratios.
+
+    .venv/bin/python scripts/bench/linear.py
+
+This is the measurement of Sheared Backpropagation, Fig. 1 and Tab. 3: a layer with inputs of shape
+[128, 197, 768] in fp32. The paper names neither the width of the output, which is 768 here, nor
+whether the input gets a gradient, which it does here. On a CUDA device the layer also runs in bf16,
+by autocast; on a CPU it runs in fp32, on batches of 8. `razor` takes the bits that it would take
+for a linear layer in a model.
+
+At each ratio the methods take turns with full; ratios to full are medians over the turns. The
+script writes results/linear_DEVICE.json after every ratio of a turn. The output and the bias
+gradient must be those of full, the input gradient too unless its GEMM runs in int8, and the cosine
+of the weight gradient to the exact one must reach FLOORS: a run that fails gets no time.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import razorctl
+from razorctl import Recipe, restore, sparsify
+from razorctl.memory.saved import saved_bytes
+from razorctl.ops import kernels
+
+TOKENS, WIDTH = 197, 768
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # relative distance of results that round differently
+INT8 = 2e-2  # the same, of an input gradient from two int8 copies
+# Sparsity -> ms of BackRazor's and PreBackRazor's forward, then of forward and backward, in Tab. 3.
+PUBLISHED = {
+    0.1: (4.23, 3.14, 9.02, 7.72),
+    0.2: (4.35, 4.24, 9.20, 9.03),
+    0.3: (4.45, 4.35, 9.34, 9.18),
+    0.4: (7.97, 4.45, 16.52, 9.32),
+    0.5: (8.94, 7.97, 18.45, 16.51),
+}
+RESULTS = Path(__file__).parent / "results"
+
+
+def _largest(ratio: float) -> float:
+    """The share of the energy of normal numbers that is in the largest 1 - ratio of them."""
+    normal = NormalDist()
+    end = normal.inv_cdf((1 + ratio) / 2)
+    return 2 * (end * normal.pdf(end) + normal.cdf(-end))
+
+
+# Method -> what the cosine of the weight gradient to the exact one must reach at a ratio. Input and
+# gradient of the output are normal and independent here, so the cosine of a method that prunes is
+# the root of the share of the input's energy that it saves. That of razor is for 2 bits or more.
+FLOORS: dict[str, Callable[[float], float]] = {
+    "full": lambda ratio: 0.99999,
+    "backrazor": lambda ratio: 0.99 * math.sqrt(_largest(ratio)),
+    "prebackrazor-": lambda ratio: 0.97 * math.sqrt(1 - ratio),
+    "prebackrazor": lambda ratio: 0.97 * math.sqrt(1 - ratio),
+    "razor": lambda ratio: 0.999 if ratio <= 0.8 else 0.9,
+    "int8": lambda ratio: 0.999,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed. turns: the most that are run; see --seconds. calls: timed in each turn."""
+
+    batch_size: int
+    precisions: tuple[str, ...]
+    turns: int
+    calls: int
+    ratios: tuple[float, ...] = (*(n / 10 for n in range(1, 10)), 0.95)
+    tokens: int = TOKENS
+    width: int = WIDTH
+
+
+WORKLOADS = {
+    "cuda": Workload(128, ("fp32", "bf16"), turns=7, calls=20),
+    "cpu": Workload(8, ("fp32",), turns=5, calls=1),
+}
+SMOKE = {"batch_size": 2, "turns": 1, "calls": 1, "ratios": (0.5, 0.95), "width": 512}
+
+
+@dataclass
+class Run:
+    """A method at a ratio in a precision, and what is known of it.
+
+    forward, both: seconds of a forward pass, and of one with its backward pass, one figure for each
+    turn. cosine: of the weight gradient to the exact one. error: why the run is not timed.
+    """
+
+    method: str
+    ratio: float
+    precision: str
+    forward: list[float] = field(default_factory=list)
+    both: list[float] = field(default_factory=list)
+    saved: int | None = None
+    cosine: float | None = None
+    error: str | None = None
+
+    def attempt(self, action: Any, *args: Any) -> None:
+        """Calls `action` with this run, unless it has failed before; an exception becomes its
+        error.
+        """
+        try:
+            if self.error is None:
+                action(self, *args)
+        except Exception as error:  # running out of memory too
+            line = next(iter(str(error).strip().splitlines()), "")[:300]
+            self.error = f"{type(error).__name__}: {line}"
+
+
+class Bench:
+    """One layer, one batch and one gradient of its output, which all runs share."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.device, self.calls, width = device, workload.calls, workload.width
+        self.layer = nn.Linear(width, width, device=device)
+        self.x = torch.randn(workload.batch_size, workload.tokens, width, device=device)
+        self.dy = torch.randn_like(self.x)
+
+    @contextmanager
+    def running(self, run: Run) -> Iterator[Tensor]:
+        """The input of a run, while the layer has its method; stock again afterwards."""
+        dtype = PRECISIONS[run.precision]
+        sparsify(self.layer, Recipe(run.method, run.ratio))
+        try:
+            yield self.x.to(dtype or torch.float32, copy=True).requires_grad_()
+        finally:
+            restore(self.layer)
+
+    def forward(self, run: Run, x: Tensor) -> Tensor:
+        dtype = PRECISIONS[run.precision]
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            y: Tensor = self.layer(x)
+        return y
+
+    def both(self, run: Run, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        """The output, and the gradients of input, weight and bias."""
+        y = self.forward(run, x)
+        return y, *torch.autograd.grad(y, (x, self.layer.weight, self.layer.bias), dy)
+
+    def check(self, run: Run, exact: list[Tensor]) -> None:
+        """Compares a run with full, which the first run puts in `exact`; notes the saved bytes."""
+        with self.running(run) as x:
+            run.saved = saved_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
+            got = [t.detach().float() for t in self.both(run, x, self.dy.to(x.dtype))]
+        exact[:] = exact or got
+        int8 = INT8 if any(Recipe(run.method, run.ratio).int8) else 0
+        least = TOLERANCE[run.precision]
+        bounds = {"output": (0, least), "input gradient": (1, max(least, int8))}
+        bounds["bias gradient"] = (3, least)
+        for name, (which, bound) in bounds.items():
+            distance = torch.linalg.vector_norm(got[which] - exact[which])
+            if not distance <= bound * torch.linalg.vector_norm(exact[which]):
+                raise ArithmeticError(f"the {name} differs from that of full")
+        run.cosine = F.cosine_similarity(got[2].flatten(), exact[2].flatten(), dim=0).item()
+        floor = FLOORS[run.method](run.ratio)
+        if not run.cosine >= floor:
+            raise ArithmeticError(f"the weight gradient has cosine {run.cosine:.4f} < {floor:.4f}")
+
+    def time(self, run: Run) -> None:
+        """Runs one turn of a run: of each pass a warm-up call, then the timed ones."""
+        with self.running(run) as x:
+            dy = self.dy.to(x.dtype)
+            forward = self._seconds(lambda: self.forward(run, x))
+            both = self._seconds(lambda: self.both(run, x, dy))
+        if failed := kernels.failures():  # what was timed is the way around them
+            raise RuntimeError(f"kernels failed: {', '.join(op for op, _ in failed)}")
+        run.forward.append(forward)
+        run.both.append(both)
+
+    def _seconds(self, call: Callable[[], Any]) -> float:
+        """Of one call; on CUDA between two events, with the host running ahead of the card."""
+        call()
+        if self.device.type == "cpu":
+            start = time.perf_counter()
+            for _ in range(self.calls):
+                call()
+            return (time.perf_counter() - start) / self.calls
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(self.calls):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / self.calls
+
+
+def runs(workload: Workload) -> list[list[Run]]:
+    """For every precision and ratio a run of every method; that of full is the first."""
+    return [
+        [Run(method, ratio, precision) for method in FLOORS]
+        for precision in workload.precisions
+        for ratio in workload.ratios
+    ]
+
+
+def as_row(run: Run, full: Run) -> dict[str, Any]:
+    """The row of a run in the result; without times if it has failed, or full has."""
+    row: dict[str, Any] = {key: getattr(run, key) for key in ("method", "ratio", "precision")}
+    for name in ("forward", "both"):
+        ours, theirs = getattr(run, name), getattr(full, name)
+        turns = [a / b for a, b in zip(ours, theirs, strict=False)]  # the last may be cut
+        timed = turns and not (run.error or full.error)
+        row[f"{name}_seconds"] = median(ours) if timed else None
+        row[f"{name}_vs_full"] = median(turns) if timed else None
+    row |= {"saved_bytes": run.saved, "weight_gradient_cosine": run.cosine}
+    return {**row, "error": run.error}
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """The result as a table, without the libraries that a bare GPU machine may lack."""
+    columns = {
+        "forward ms": ("forward_seconds", 1e-3, ".2f"),
+        "vs full": ("forward_vs_full", 1, ".2f"),
+        "both ms": ("both_seconds", 1e-3, ".2f"),
+        "vs full ": ("both_vs_full", 1, ".2f"),
+        "saved MiB": ("saved_bytes", 2**20, ",.2f"),
+        "dW cosine": ("weight_gradient_cosine", 1, ".4f"),
+    }
+    lines = [f"{'ratio and method':27}" + "".join(f"{name:>11}" for name in columns)]
+    for row in rows:
+        figures = (
+            "-" if row[key] is None else format(row[key] / unit, form)
+            for key, unit, form in columns.values()
+        )
+        line = f"{row['ratio']:<6g}{row['method']:16}{row['precision']:5}"
+        lines.append(f"{line}{''.join(f'{f:>11}' for f in figures)}  {row['error'] or ''}".rstrip())
+    return "\n".join(lines)
+
+
+def main() -> None:
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=WORKLOADS, default=found)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no turn starts")
+    parser.add_argument("--smoke", action="store_true", help="a small layer, two ratios, one turn")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    workload = WORKLOADS[args.device]
+    workload = replace(workload, **SMOKE) if args.smoke else workload
+    out = args.out or RESULTS / f"linear_{args.device}.json"
+    device = torch.device(args.device)
+    bench, groups = Bench(workload, device), runs(workload)
+    cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    document = {
+        "command": shlex.join(["scripts/bench/linear.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
+        "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
+        "kernels": kernels.state(device),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        **asdict(workload),
+        "published_ms": {str(ratio): times for ratio, times in PUBLISHED.items()},
+    }
+
+    def write() -> list[dict[str, Any]]:
+        rows = [as_row(run, group[0]) for group in groups for run in group]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = out.with_suffix(".partial")  # a limit on time may end this process anywhere
+        partial.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
+        partial.replace(out)
+        return rows
+
+    for group in groups:
+        exact: list[Tensor] = []
+        for run in group:
+            run.attempt(bench.check, exact)
+    for turn in range(workload.turns):
+        for group in groups:
+            if turn == 0 or time.monotonic() - start < args.seconds:
+                for run in group:
+                    run.attempt(bench.time)
+                write()
+    print(as_text(write()))
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Says what every fused kernel moves and computes in a ViT-B/16 block, and the time that implies.
+
+    .venv/bin/python scripts/bench/roofline.py [--device cuda]
+
+The calls are those of a training step on 128 images in bf16; block.py has them. Bytes, operations
+and launches are what `plan` counts, and the time on each preset is what it predicts from them.
+Registers and shared memory are those of the compiled cubin, in fp16 for cards before compute
+capability 8.0; occupancy is what they leave of an SM's warps. All are null where Triton is not
+installed, for cards that it has no kernels for, and for ops without a kernel. With `--device cuda`
+each op is timed too, once its result is that of its PyTorch body; one that fails gets no time. The
+script writes results/roofline.json.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from re import fullmatch
+from typing import Any
+
+import torch
+from block import Case, cases
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import razorctl
+from razorctl.memory import costs
+from razorctl.memory.trace_cache import Trace
+from razorctl.ops import kernels
+from razorctl.planning import gpus
+from razorctl.planning.candidates import seconds
+from razorctl.planning.detect import detect, preset_for
+
+BATCH = 128
+DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
+SELDOM = 1e-2  # the share of integers that may round the other way
+SHOWN = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "h100-80gb")
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an SM has place for: warps, blocks, and KiB of shared memory.
+
+    reserved: bytes that the driver takes of it for each block. unit: bytes that it is given out in.
+    """
+
+    warps: int
+    blocks: int
+    shared: int
+    reserved: int = 1024
+    unit: int = 128
+
+
+# Of cards that Triton has kernels for. Warps, shared memory and what is reserved of it: CUDA C++
+# programming guide, technical specifications. Blocks and units: cuda_occupancy.h of CUDA 13.
+SM = {
+    75: Limits(32, 16, 64, reserved=0, unit=256),
+    80: Limits(64, 32, 164),
+    86: Limits(48, 16, 100),
+    89: Limits(48, 24, 100),
+    90: Limits(64, 32, 228),
+    100: Limits(64, 32, 228),
+    120: Limits(48, 24, 100),
+}
+REGISTERS, PARTITIONS = 2**16, 4  # of every SM above; a partition has a fourth of the registers
+REGISTER_UNIT = 256  # in which a warp gets its registers
+
+
+def occupancy(registers: int, shared: int, warps: int, capability: int) -> float:
+    """The share of an SM's warps that are resident, for blocks of so many warps.
+
+    registers: of a thread. shared: bytes of a block.
+    """
+    limits = SM[capability]
+    per_warp = _up(32 * registers, REGISTER_UNIT)
+    found = [limits.blocks, limits.warps // warps]
+    found.append(REGISTERS // PARTITIONS // per_warp * PARTITIONS // warps)
+    if taken := _up(shared + limits.reserved, limits.unit):
+        found.append(1024 * limits.shared // taken)
+    return min(found) * warps / limits.warps
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def counted(case: Case, batch: int, dot: bool) -> costs.Cost:
+    """What `plan` counts for a case; dot: see `kernels.assumed`."""
+    args = case.args(batch, torch.device("meta"))
+    with kernels.assumed(dot):
+        return costs.cost(case.op._opoverload, args, {}, case.op(*args))
+
+
+def implied(cost: costs.Cost, gpu: gpus.Gpu) -> float:
+    """The seconds that `plan` predicts."""
+    return seconds(Trace(0, 0, 0, 0, 0, 0, cost.kernels, fused=False), gpu)
+
+
+def work(cost: costs.Cost) -> dict[str, int]:
+    launches = cost.kernels.items()
+    return {
+        "bytes": sum(count * kernel.bytes for kernel, count in launches),
+        "operations": sum(count * kernel.operations for kernel, count in launches),
+        "launches": sum(cost.kernels.values()),
+    }
+
+
+def variants(case: Case, capability: int) -> list[Any]:
+    """The variants that a case launches on cards of a compute capability, or chooses from."""
+    from razorctl.ops.triton.variants import dtypes
+
+    found = []
+    for launch in case.launches:
+        file, _, label = launch.replace("HALF", dtypes(capability, every=False)[0]).partition(": ")
+        module = import_module(f"razorctl.ops.triton.{file}")
+        every = module.variants(capability, every=True)
+        found += [variant for variant in every if fullmatch(label, variant.label)]
+    return found
+
+
+def resources(variant: Any, capability: int) -> dict[str, Any]:
+    """What a variant takes of an SM, compiled for a compute capability."""
+    from razorctl.ops.triton.compiled import compiled
+
+    made, warps = compiled(variant, capability), variant.num_warps
+    return {
+        "registers": made.registers,
+        "stack_bytes": made.stack,
+        "shared_bytes": made.shared,
+        "warps": warps,
+        "occupancy": occupancy(made.registers, made.shared, warps, capability),
+    }
+
+
+class Compiled:
+    """What cases launch on some cards, compiled once.
+
+    kernels: compute capability -> label of a variant -> its `resources`.
+    """
+
+    def __init__(self, cards: Iterable[gpus.Gpu]) -> None:
+        capabilities = {gpu.compute_capability for gpu in cards}
+        names = sorted(capabilities, key=float)
+        self.kernels: dict[str, dict[str, Any]] = {name: {} for name in names}
+
+    def of(self, case: Case) -> dict[str, list[str] | None]:
+        """Compute capability -> the labels of what a case launches; None where there is nothing."""
+        return {name: self._on(case, name) for name in self.kernels}
+
+    def _on(self, case: Case, name: str) -> list[str] | None:
+        capability = int(name.replace(".", ""))
+        if find_spec("triton") is None or capability not in SM:
+            return None
+        found = variants(case, capability)
+        if "cuda" not in case.op._backend_fns:  # it has no kernel yet
+            return None
+        for variant in found:
+            if variant.label not in self.kernels[name]:
+                self.kernels[name][variant.label] = resources(variant, capability)
+        return [variant.label for variant in found]
+
+
+def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
+    """Compares an op with its PyTorch body on the same arguments, and returns these."""
+    args = case.args(batch, device)
+    twin = tree_map_only(Tensor, Tensor.clone, args)
+    got, want = (tree_flatten(made)[0] for made in (case.op(*args), case.op._init_fn(*twin)))
+    failed = [why for (name, _), why in kernels.failures().items() if name == case.name]
+    if failed:
+        raise ArithmeticError(f"the kernel failed: {failed[0]}")
+    for ours, theirs in zip(got, want, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise ArithmeticError("a result has another shape or dtype than that of the body")
+        if theirs.is_floating_point():
+            ours, theirs = ours.double(), theirs.double()
+            bound = DISTANCE * torch.linalg.vector_norm(theirs)
+            alike = bool(torch.linalg.vector_norm(ours - theirs) <= bound)
+        else:
+            alike = not ours.numel() or bool((ours != theirs).double().mean() <= SELDOM)
+        if not alike:
+            raise ArithmeticError("a result is not that of the body")
+    return args
+
+
+def timed(case: Case, batch: int, device: torch.device) -> float:
+    """Seconds of a call of an op on a CUDA device, the median, with a cold cache."""
+    if device.type not in case.op._backend_fns or not kernels.wanted():
+        raise NotImplementedError("no kernel runs, but the body")
+    args = check(case, batch, device)
+    from triton.testing import do_bench
+
+    return float(do_bench(lambda: case.op(*args), return_mode="median")) / 1e3
+
+
+def attempt(case: Case, batch: int, device: torch.device) -> dict[str, Any]:
+    """The measured time of a case, or why there is none."""
+    row: dict[str, Any] = {"measured_seconds": None, "error": None}
+    if device.type == "cuda":
+        try:
+            row["measured_seconds"] = timed(case, batch, device)
+        except Exception as error:  # running out of memory too
+            line = next(iter(str(error).strip().splitlines()), "")[:300]
+            row["error"] = f"{type(error).__name__}: {line}"
+    return row
+
+
+def as_row(
+    case: Case,
+    batch: int,
+    cards: dict[str, gpus.Gpu],
+    compiled: Compiled,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The row of a case in the result."""
+    cost = {dot: counted(case, batch, dot) for dot in (True, False)}
+    times = {name: implied(cost[gpu.multiplies_in_triton], gpu) for name, gpu in cards.items()}
+    before = work(cost[False])
+    return {
+        "op": case.name,
+        "of": case.of,
+        **work(cost[True]),
+        "before_8.0": None if before == work(cost[True]) else before,
+        "implied_seconds": times,
+        "kernels": compiled.of(case),
+        **attempt(case, batch, device),
+    }
+
+
+def as_text(rows: list[dict[str, Any]], shown: list[str]) -> str:
+    """The result as a table; the times are in microseconds."""
+    lines = [
+        f"{'op and what it works on':34}{'MB':>8}{'GOP':>7}{'launches':>9}"
+        + "".join(f"{name:>13}" for name in shown)
+        + f"{'measured':>10}"
+    ]
+    for row in rows:
+        times = "".join(f"{1e6 * row['implied_seconds'][name]:13.1f}" for name in shown)
+        taken = row["measured_seconds"]
+        lines.append(
+            f"{row['op']:21}{row['of']:13}{row['bytes'] / 1e6:8.1f}"
+            f"{row['operations'] / 1e9:7.1f}{row['launches']:9}{times}"
+            f"{'-' if taken is None else format(1e6 * taken, '.1f'):>10}"
+            f"  {row['error'] or ''}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("none", "cuda"), default="none")
+    parser.add_argument("--smoke", action="store_true", help="one image, one card, GELU")
+    parser.add_argument("--out", type=Path, default=RESULTS / "roofline.json")
+    args = parser.parse_args()
+    device, batch, chosen = torch.device("meta"), BATCH, cases()
+    cards = {name: gpus.load(name) for name in gpus.names()}
+    document: dict[str, Any] = {
+        "command": shlex.join(["scripts/bench/roofline.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "device": f"none; counted on a CPU, {platform.machine()}",
+        "preset": None,
+        "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
+        "triton": version("triton") if find_spec("triton") else None,
+    }
+    if args.device == "cuda":
+        device = torch.device("cuda")
+        preset = next((gpu for card in detect()[:1] if (gpu := preset_for(card))), None)
+        document["device"] = torch.cuda.get_device_name(device)
+        document["preset"] = next((name for name in cards if cards[name] == preset), None)
+    if args.smoke:
+        batch, chosen = 1, [case for case in chosen if case.of.startswith("gelu")]
+        cards = {SHOWN[1]: cards[SHOWN[1]]}
+    compiled = Compiled(cards.values())
+    document["rows"] = [as_row(case, batch, cards, compiled, device) for case in chosen]
+    for row in document["rows"]:
+        taken, times = row["measured_seconds"], row["implied_seconds"]
+        known = taken is not None and document["preset"] is not None
+        row["measured_vs_implied"] = taken / times[document["preset"]] if known else None
+    document["kernels"] = compiled.kernels
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    shown = [name for name in (document["preset"], *SHOWN) if name in cards]
+    print(as_text(document["rows"], shown[:4]))
+    print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

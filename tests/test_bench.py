@@ -1,0 +1,156 @@
+"""The benches of one layer and of single kernels: what they refuse to time, and how they count."""
+
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from razorctl.layers.linear import RazorLinear
+from razorctl.ops import kernels
+from razorctl.planning import gpus
+from razorctl.planning.candidates import LAUNCH
+from scripts.bench import linear
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def roofline(monkeypatch):
+    monkeypatch.syspath_prepend("scripts/bench")
+    import roofline
+
+    return roofline
+
+
+def run(script, monkeypatch, tmp_path, *flags):
+    """The result of a script's smoke test."""
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["script", "--smoke", "--out", str(out), *flags])
+    script.main()
+    return json.loads(out.read_text())
+
+
+def test_linear_times_every_method_whose_ratio_can_be_met(monkeypatch, tmp_path):
+    rows = run(linear, monkeypatch, tmp_path, "--device", "cpu")["rows"]
+    assert {(row["method"], row["ratio"]) for row in rows if row["error"]} == {("razor", 0.95)}
+    assert len(rows) == 12
+    for row in rows:
+        figures = (row["forward_vs_full"], row["both_seconds"], row["saved_bytes"])
+        assert all(figures) if row["error"] is None else not any(figures)
+
+
+def test_linear_gives_no_time_to_a_wrong_output(monkeypatch):
+    forward = RazorLinear.forward
+    monkeypatch.setattr(RazorLinear, "forward", lambda self, x: 1.001 * forward(self, x))
+    small = {"batch_size": 1, "tokens": 9, "width": 64}
+    bench = linear.Bench(replace(linear.WORKLOADS["cpu"], **small), CPU)
+    full, wrong = linear.Run("full", 0.5, "fp32"), linear.Run("int8", 0.5, "fp32")
+    exact = []
+    for found in (full, wrong):
+        found.attempt(bench.check, exact)
+        found.attempt(bench.time)
+    assert full.error is None
+    assert len(full.both) == 1
+    assert wrong.error == "ArithmeticError: the output differs from that of full"
+    assert linear.as_row(wrong, full)["both_vs_full"] is None
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.95])
+def test_the_largest_normal_numbers_have_the_energy_that_linear_expects(ratio):
+    squares = torch.randn(1_000_000, dtype=torch.float64).square().sort().values
+    share = squares[round(ratio * len(squares)) :].sum() / squares.sum()
+    assert linear._largest(ratio) == pytest.approx(share.item(), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "capability", "share"),
+    [
+        (128, 0, 8, 80, 16 / 64),  # registers: four warps for each partition
+        (40, 0, 8, 86, 1.0),
+        (32, 48 * 1024, 4, 89, 8 / 48),  # shared memory: 49 KiB with what is reserved
+        (32, 0, 1, 89, 24 / 48),  # blocks
+        (64, 32 * 1024, 8, 75, 16 / 32),  # nothing is reserved
+        (33, 0, 4, 90, 48 / 64),  # registers come in 256 for a warp
+    ],
+)
+def test_occupancy(roofline, registers, shared, warps, capability, share):
+    assert roofline.occupancy(registers, shared, warps, capability) == share
+
+
+def test_every_fused_op_has_a_case_and_agrees_with_its_body(roofline):
+    cases = roofline.cases()
+    assert {case.op._qualname for case in cases} == set(kernels.FUSED)
+    for case in cases:
+        roofline.check(case, 1, CPU)
+
+
+class Op:
+    """An op whose kernel and body are given by what they make."""
+
+    def __init__(self, made, body):
+        self._name, self.made, self.body = "op", made, body
+        self._backend_fns = {"cpu": self}
+
+    def __call__(self):
+        return self.made
+
+    def _init_fn(self):
+        return self.body
+
+
+@pytest.mark.parametrize(
+    ("made", "right"),
+    [
+        (torch.ones(100), True),
+        (torch.full((100,), 1.001), True),
+        (torch.full((100,), 1.1), False),
+        (torch.full((100,), torch.nan), False),
+        (torch.ones(100, dtype=torch.float64), False),
+        (torch.ones(99), False),
+    ],
+)
+def test_roofline_gives_no_time_to_a_wrong_result(roofline, made, right):
+    codes = torch.arange(100) // 2
+    for op in (Op(made, torch.ones(100)), Op(codes, codes + (not right))):
+        case = SimpleNamespace(op=op, name="op", args=lambda *_: ())
+        if right:
+            roofline.check(case, 1, CPU)
+        else:
+            with pytest.raises(ArithmeticError):
+                roofline.timed(case, 1, CPU)
+
+
+def test_a_gemm_takes_its_operations_over_the_rate(roofline):
+    case = next(c for c in roofline.cases() if (c.name, c.of) == ("scaled_gemm", "fc1, dX"))
+    cost, gpu = roofline.counted(case, 128, dot=True), gpus.load("rtx-3090")
+    operations = 2 * 128 * 197 * 768 * 3072
+    assert roofline.work(cost)["operations"] == operations
+    expected = LAUNCH + operations / (gpu.rates["int8"] * gpu.achieved.of("int8"))
+    assert roofline.implied(cost, gpu) == pytest.approx(expected)
+    assert roofline.work(roofline.counted(case, 128, dot=False))["launches"] == 2
+
+
+def test_roofline_knows_what_each_kernel_launches(roofline):
+    pytest.importorskip("triton")
+    for case in roofline.cases():
+        for capability in (75, 89):
+            labels = [variant.label for variant in roofline.variants(case, capability)]
+            if "cuda" in case.op._backend_fns and case.name != "scaled_gemm":
+                assert len(labels) == len(set(labels)) == len(case.launches), case
+            elif case.name == "scaled_gemm":
+                assert len(labels) == (1 if capability == 75 else 6), case
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_roofline_writes_what_it_counts(roofline, monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    document = run(roofline, monkeypatch, tmp_path)
+    assert all(row["measured_seconds"] is row["error"] is None for row in document["rows"])
+    rows = {row["op"]: row for row in document["rows"]}
+    (label,) = rows["activation_grad"]["kernels"]["8.9"]
+    kernel = document["kernels"]["8.9"][label]
+    assert 0 < kernel["occupancy"] <= 1
+    assert 0 < kernel["registers"] <= 255
