@@ -355,6 +355,7 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
+        "compiled": all(result["compiled"] for result in results) if results else None,
     }
     if full is not None:
         dense = [run.result for run in full.runs]
