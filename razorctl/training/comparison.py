@@ -333,8 +333,7 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
 
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
     results = [run.result for run in entry.runs]
-    method = METHODS[entry.recipe.method]
-    ratio = entry.recipe.ratio if method.has_ratio else None
+    ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
     row: dict[str, Any] = {
         "method": entry.method,
         "ratio": ratio,
