@@ -36,6 +36,7 @@ class Job:
     warmup_steps: steps in which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
     evaluate_every: steps between evaluations on the test split; the last step has one as well.
+    compile: whether training steps run through torch.compile.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Job:
     warmup_steps: int | None = None
     clip_norm: float = 1.0
     evaluate_every: int | None = None
+    compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

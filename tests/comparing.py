@@ -33,6 +33,7 @@ def write(
     device: str = "cpu",
     version: str = razorctl.__version__,
     recipe: dict[str, Any] | None = None,
+    compiled: bool = False,
     **job: Any,
 ) -> Path:
     """A run directory as finetune writes it, but for the weights."""
@@ -51,6 +52,7 @@ def write(
         "step_seconds": step,
         "epoch_seconds": 10 * step,
         "device": device,
+        "compiled": compiled,
     }
     lines = [{"seconds": step, "accuracy": accuracy} for accuracy in accuracies]
     (out / "config.toml").write_text(tomli_w.dumps({"environment": {"razorctl": version}}))

@@ -27,6 +27,7 @@ OF_JOB = (
     "learning_rate",
     "weight_decay",
     "evaluate_every",
+    "compile",
 )
 OF_VIEW = {"what", "target", "json", "csv"}  # parameters that also apply to finished runs
 

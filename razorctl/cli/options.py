@@ -63,6 +63,7 @@ JOB = _typed(
     warmup_steps=_of_job(help="Steps in which the learning rate rises."),
     clip_norm=_of_job(help="Largest norm of the gradient."),
     evaluate_every=_of_job(help="Steps between evaluations."),
+    compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
     seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
 RECIPE = _typed(

@@ -13,7 +13,13 @@ from razorctl.cli.views import profile as view
 from razorctl.job import Job
 from razorctl.ops.cpu import build
 
-OF_JOB = ("input_size", "batch_size", "precision", "optimizer")  # fields that change a step's cost
+OF_JOB = (
+    "input_size",
+    "batch_size",
+    "precision",
+    "optimizer",
+    "compile",
+)  # what changes a step's cost
 
 
 @takes(*RECIPE, *OF_JOB)

@@ -333,8 +333,7 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
 
 def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
     results = [run.result for run in entry.runs]
-    method = METHODS[entry.recipe.method]
-    ratio = entry.recipe.ratio if method.has_ratio else None
+    ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
     row: dict[str, Any] = {
         "method": entry.method,
         "ratio": ratio,
@@ -355,6 +354,7 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
+        "compiled": all(result["compiled"] for result in results) if results else None,
     }
     if full is not None:
         dense = [run.result for run in full.runs]

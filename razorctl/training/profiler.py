@@ -31,6 +31,7 @@ from razorctl.spans import watched
 from razorctl.step import DTYPES, build_optimizer, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.training.compiled import Compiled, refuse
 
 CLASSES = 10
 WARM_UP, TRACED = 2, 2  # steps before the timed ones; steps in a trace or a snapshot
@@ -58,7 +59,7 @@ class Phases:
     data: making a random batch and moving it to the device; no data set is read.
     forward: the forward pass and the loss, without `sampling`.
     sampling: choosing and packing what layers save in the forward pass, and the draws of a joint
-        budget.
+        budget; 0 in a compiled step, where it is part of `forward`.
     backward: the backward pass, with unpacking and the updates of samplers.
     optimizer: clipping, the update, and setting the gradients to None.
     """
@@ -88,6 +89,7 @@ class Profile:
     """The result of `profile`.
 
     step_s: median seconds of a whole step. device: the name of it. kernels: what ops run as there.
+    compiled: whether the steps were; bytes are those of the eager model either way.
     """
 
     model: str
@@ -103,6 +105,7 @@ class Profile:
     peak_bytes: Peak
     phases: Phases
     step_s: float
+    compiled: bool
 
     def result(self) -> dict[str, Any]:
         """The profile under the stable keys of `profile --json`.
@@ -187,6 +190,7 @@ class Training:
         self.batch_size = job.batch_size
         self._updates = build_optimizer(model, job)
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
+        self.compiled = Compiled(model, job.compile)
 
     def inputs(self) -> Any:
         batch = self.family.example(self.model, self.batch_size, self.job.input_size)
@@ -194,6 +198,9 @@ class Training:
 
     def step(self) -> dict[str, float]:
         """Runs one training step. Returns its seconds by phase, and in all under "step"."""
+        return self.compiled.step(self._step)
+
+    def _step(self, model: nn.Module) -> dict[str, float]:
         clock = Clock(self.device)
 
         def batch() -> Iterator[tuple[Any, Tensor]]:
@@ -204,13 +211,15 @@ class Training:
 
         @contextmanager
         def phase(name: str) -> Iterator[None]:
-            sampling = watched(clock.sampling) if name == "forward" else nullcontext()
+            # No clock can be read inside a compiled graph.
+            seen = name == "forward" and not self.compiled.works
+            sampling = watched(clock.sampling) if seen else nullcontext()
             with clock.phase(name), sampling:
                 yield
 
         with clock.phase("step"):
             logits = self.family.logits
-            train_step(self.model, logits, batch(), self._updates, self.job, self._scaler, phase)
+            train_step(model, logits, batch(), self._updates, self.job, self._scaler, phase)
         return clock.seconds
 
 
@@ -222,6 +231,7 @@ def profile(
     input_size: int | None = None,
     precision: Precision = "auto",
     optimizer: OptimizerName = "sgd",
+    compile: bool = False,
     steps: int = 5,
     device: torch.device | str | None = None,
     trace: Path | str | None = None,
@@ -247,7 +257,10 @@ def profile(
         precision=precision,
         optimizer=optimizer,
         input_size=input_size,
+        compile=compile,
     )
+    if compile:
+        refuse(recipe)
     job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
     _check_files(place, trace, snapshot)
     net = family.bare(CLASSES, job.input_size).to(place)
@@ -271,6 +284,7 @@ def profile(
         peak_bytes=Peak(traced.on(place.type), *allocator),
         phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
         step_s=medians["step"],
+        compiled=training.compiled.works,
     )
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +30,7 @@ from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, build_optimizer, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.sparsify import restore
+from razorctl.training.compiled import Trial, refuse
 from razorctl.training.rundir import CONFIG, METRICS, RESULT, WEIGHTS, choose, claimed, whole
 
 
@@ -99,6 +100,8 @@ class Run(Iterator[Step]):
         self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
         self.saved_bytes = saved_bytes(self.model, example, autocast=dtype)
 
+        assert job.steps is not None
+        self.trial = Trial(self.model, job.compile, job.steps)
         self.history: list[Step] = []
         self.peak_bytes: int | None = None
         self._steps = self._train()
@@ -121,13 +124,17 @@ class Run(Iterator[Step]):
                 start = time.perf_counter()
                 self._reset_peak()
                 rate = optimizer.param_groups[0]["lr"]
-                batch = next(batches)
-                loss, norm = train_step(model.train(), self.logits, batch, optimizer, job, scaler)
+                batch: Iterable[tuple[Any, Tensor]] = next(batches)
+                if self.trial.works:
+                    batch = list(batch)  # a step that cannot be compiled is taken again
+                model.train()
+                loss, norm = self.trial.step(train_step, self.logits, batch, optimizer, job, scaler)
                 scheduler.step()
                 if not math.isfinite(loss.item()):  # waits for the device before the time is taken
                     raise RazorError(f"the loss is {loss.item()} at step {step}; lower --lr.")
                 seconds = time.perf_counter() - start
                 self._note_peak()
+                self.trial.note(seconds)
                 due = step % job.evaluate_every == 0 or step == job.steps
                 self.history.append(
                     Step(
@@ -180,6 +187,8 @@ class Run(Iterator[Step]):
             "device": devices.name(self.device),
             "weights": str(self.out / WEIGHTS),
             "predicted": self.predicted,
+            "compiled": self.trial.done,
+            "payoff": self.trial.payoff and asdict(self.trial.payoff),
         }
 
     def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:
@@ -256,6 +265,8 @@ def finetune(
     Raises RazorError, and leaves no directory behind, if the run cannot be prepared.
     """
     recipe = recipe or Recipe()
+    if job.compile:
+        refuse(recipe)
     out = choose(out, job.model, job.dataset, recipe.method)
     with claimed(out):
         return Run(job, recipe, out, devices.find(device), plan, progress)

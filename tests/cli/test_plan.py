@@ -53,6 +53,19 @@ def test_a_seed_is_no_recipe(tmp_path):
     assert document["job"]["seed"] == 3
 
 
+def test_a_flag_says_no_to_what_the_environment_or_a_file_compiles(tmp_path, monkeypatch):
+    def compiles(*flags: str) -> bool:
+        document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json", *flags).stdout)
+        assert (" --compile" in document["command"]) == document["job"]["compile"]
+        return document["job"]["compile"]
+
+    assert (compiles(), compiles("--compile")) == (False, True)
+    (tmp_path / "razorctl.toml").write_text("[job]\ncompile = true\n")
+    assert (compiles(), compiles("--no-compile")) == (True, False)
+    monkeypatch.setenv("RAZORCTL_COMPILE", "0")
+    assert (compiles(), compiles("--compile")) == (False, True)
+
+
 def test_what_does_not_fit():
     result = razorctl("plan", *FEW, "--gpu", "t4", "--vram", "640MB", "--json")
     assert result.exit_code == 3

@@ -63,11 +63,16 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
         "peak_bytes": {"traced": 2**20, "measured_allocated": 2**21, "measured_reserved": 2**30},
         "phases": dict.fromkeys(profile_view.PHASES, 0.1),
         "step_s": 0.5,
+        "compiled": True,
     }
     profile_view.show(result)
     table = screen.getvalue()
     assert re.search(r"….*\.output\.dense +2 x", table)
     assert "others" in table
+    assert "sgd, compiled, on a GPU" in table
+    assert "saved for backward, traced without compiling" in table
+    assert re.search(r"traced without compiling +1\.00 MiB", table)
+    assert re.search(r"sampling +.* in forward", table)
     assert re.search(r"measured, allocated +2\.00 MiB", table)
     assert re.search(r"measured, reserved +1\.00 GiB", table)
     assert table.count("20.0%") == len(profile_view.PHASES)

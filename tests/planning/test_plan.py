@@ -52,9 +52,11 @@ def test_the_largest_ratio_bounds_the_search(cache):
 
 
 def test_the_command_has_every_digit(cache):
-    job = replace(JOB, learning_rate=0.0123456789)
+    job = replace(JOB, learning_rate=0.0123456789, compile=True)
     found = planned(cache, job=job)
     assert "--lr 0.0123456789" in found.command
+    assert " --compile " in found.command
+    assert "compile" not in planned(cache).command
 
 
 def test_the_document_and_the_command_say_the_same(cache, tmp_path):

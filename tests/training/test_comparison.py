@@ -66,6 +66,13 @@ class TestFinishedRuns:
         assert second["memory_vs_full"] == pytest.approx(0.1)
         assert second["speedup_vs_full"] == pytest.approx(4)
 
+    def test_a_run_that_could_not_be_compiled_is_named(self):
+        runs = [write("a", compile=True, compiled=True), write("b", "razor", compile=True)]
+        assert [row["compiled"] for row in rows(*runs)] == [True, False]
+        printed = " ".join(compare("a", "b").stdout.split())
+        assert "fp32, compiled, 1 seed" in printed.replace("auto", "fp32")
+        assert "Not compiled: razor 0.9." in printed
+
     def test_rows_are_told_apart_by_what_differs(self):
         runs = [
             write("a", "razor"),

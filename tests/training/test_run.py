@@ -38,6 +38,8 @@ KEYS = [
     "device",
     "weights",
     "predicted",
+    "compiled",
+    "payoff",
 ]
 
 

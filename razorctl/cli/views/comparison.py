@@ -48,6 +48,12 @@ def show(document: dict[str, Any]) -> None:
     notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
     if target is not None and "time_to_target" in columns:
         notes += f"target: training until accuracy stays at {target:.2%} or more. "
+    if eager := [
+        row["label"]
+        for row in rows
+        if document["shared"].get("compile") and row["compiled"] is False
+    ]:
+        notes += f"Not compiled: {', '.join(eager)}. "
     if left_out:
         notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
@@ -60,6 +66,7 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
     for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
         words += [form.format(shared[name])] if name in shared else []
     count = len(document["seeds"])
+    words += ["compiled"] * shared.get("compile", False)
     words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
     table = Table(
         title=", ".join(words),

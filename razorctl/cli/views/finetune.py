@@ -42,6 +42,7 @@ def _settings(job: Job, device: str | None) -> list[str]:
             (f"{job.epochs or 0:g} epochs", job.epochs),
             (job.precision, None if job.precision == "auto" else job.precision),
             (f"lr {job.learning_rate or 0:g}", job.learning_rate),
+            ("compiled", job.compile or None),
             (f"on {device}", device),
         )
         if value is not None
@@ -62,13 +63,18 @@ def show(result: dict[str, Any]) -> None:
     table.add_column(style="dim")
     saved, full = result["saved_bytes"], result["full_saved_bytes"]
     predicted = result["predicted"] or {}
-    table.add_row("saved for backward", size(saved), against(saved, full))
+    eager = ", without compiling" * result["compiled"]
+    table.add_row("saved for backward", size(saved), against(saved, full) + eager)
     table.add_row("full fine-tuning saves", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
     if predicted:
         table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
+    if payoff := result["payoff"]:
+        from razorctl.training.compiled import Payoff  # imports torch, which the run has loaded
+
+        table.add_row("compiling", duration(payoff["compile_seconds"]), Payoff(**payoff).verdict)
     if predicted:
         table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
     table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")

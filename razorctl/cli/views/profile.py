@@ -20,13 +20,15 @@ PHASES = {
     "backward_s": "",
     "optimizer_s": "with clipping",
 }
+COMPILED = {"forward_s": "with the loss and sampling", "sampling_s": "in forward"}
 
 
 def show(result: dict[str, Any]) -> None:
     """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
     views.out.print(
         f"{result['model']}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
-        f"{result['precision']}, {result['optimizer']}, on {result['device']}",
+        f"{result['precision']}, {result['optimizer']}{', compiled' * result['compiled']}, "
+        f"on {result['device']}",
         highlight=False,
         markup=False,
     )
@@ -34,18 +36,23 @@ def show(result: dict[str, Any]) -> None:
     saved, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
     kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}
-    _show_bytes("saved for backward, traced", ("kind of layer",), kinds)
+    title = f"saved for backward, traced{' without compiling' * result['compiled']}"
+    _show_bytes(title, ("kind of layer",), kinds)
     _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
 
     table = _table("peak of a step", "", "bytes")
     for name, count in result["peak_bytes"].items():
         if count is not None:
-            table.add_row(name.replace("_", ", "), size(count))
+            eager = result["compiled"] and name == "traced"
+            words = f"{name.replace('_', ', ')}{' without compiling' * eager}"
+            table.add_row(words, size(count))
     views.out.print(table)
 
     table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
     for name, note in PHASES.items():
         seconds = result["phases"][name]
+        if result["compiled"] and name in COMPILED:
+            note = COMPILED[name]
         share = f"{seconds / result['step_s']:.1%}"
         table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
     table.add_section()

@@ -1,0 +1,152 @@
+"""Training through torch.compile, where that works, and whether it pays off."""
+
+import logging
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from razorctl.errors import UsageError
+from razorctl.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EAGER, TIMED = 3, 3  # eager steps before the compiled ones; compiled steps that are timed
+WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is compiling
+JUDGED = EAGER + 1 + WARM_UPS + TIMED  # the step after which the payoff is known
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """What compiling took, seconds of a step before and after, and the steps that make up for it.
+
+    steps: None if a compiled step is no faster.
+    """
+
+    compile_seconds: float
+    eager_step_seconds: float
+    step_seconds: float
+    steps: int | None
+
+    def __str__(self) -> str:
+        return (
+            f"compiling took {self.compile_seconds:.3g} s; a step takes {self.step_seconds:.3g} s "
+            f"instead of {self.eager_step_seconds:.3g} s, so it {self.verdict}"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """The end of a sentence on compiling."""
+        return "does not pay off" if self.steps is None else f"pays off after {self.steps:,} steps"
+
+
+def payoff(first: float, eager: float, compiled: float) -> Payoff:
+    """The payoff of compiling, from seconds of the first compiled step, and of steady ones."""
+    took, gain = max(0.0, first - compiled), eager - compiled
+    return Payoff(took, eager, compiled, math.ceil(took / gain) if gain > 0 else None)
+
+
+def refuse(recipe: Recipe) -> None:
+    """Raises UsageError for a recipe that no compiled graph can follow."""
+    if recipe.joint_budget < 1:
+        raise UsageError(
+            "a joint budget draws anew in every step, which a compiled graph cannot follow; leave "
+            "--compile out, or set --joint-budget to 1."
+        )
+
+
+class Compiled:
+    """Runs the training steps of a model as one compiled graph; the model itself stays eager.
+
+    So evaluation, traced bytes, state dict and hooks are what they are without compiling. A model
+    that cannot be compiled is trained eagerly after one warning.
+    """
+
+    def __init__(self, model: nn.Module, wanted: bool) -> None:
+        self.model = model
+        self._compiled: nn.Module | None = None
+        if wanted:
+            torch.compiler.reset()  # other models of this process count towards limits
+            self._compiled = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
+
+    @property
+    def works(self) -> bool:
+        """Whether steps are compiled, as far as is known."""
+        return self._compiled is not None
+
+    def step(
+        self, take: Callable[Concatenate[nn.Module, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What `take` returns for the compiled model, or else for the eager one, and `args`.
+
+        take: changes weights only after all forward and backward passes, and can run twice.
+        """
+        if self._compiled is None:
+            return take(self.model, *args, **kwargs)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            return take(self._compiled, *args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            log.warning("training goes on without compiling: %s", _reason(error))
+        self._compiled = None
+        self.model.zero_grad()  # of the micro-batches before
+        return take(self.model, *args, **kwargs)
+
+
+class Trial(Compiled):
+    """Compiles a run of `steps` steps after the first EAGER, so that what it gains can be said.
+
+    payoff: None before step JUDGED, and if steps are not compiled.
+    """
+
+    def __init__(self, model: nn.Module, wanted: bool, steps: int) -> None:
+        super().__init__(model, wanted)
+        self.steps = steps
+        self.payoff: Payoff | None = None
+        self._seconds: list[float] = []
+        if wanted and steps < JUDGED:
+            log.warning("compiling does not pay off in a run of %d steps.", steps)
+
+    @property
+    def done(self) -> bool:
+        """Whether steps of this run were compiled, and still are."""
+        return self.works and len(self._seconds) > EAGER
+
+    def step(
+        self, take: Callable[Concatenate[nn.Module, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if len(self._seconds) < EAGER:
+            return take(self.model, *args, **kwargs)
+        return super().step(take, *args, **kwargs)
+
+    def note(self, seconds: float) -> None:
+        """Called after each step with the seconds that it took; once this logs the payoff."""
+        self._seconds.append(seconds)
+        if len(self._seconds) != JUDGED or not self.works:
+            return
+        eager, timed = median(self._seconds[WARM_UPS:EAGER]), median(self._seconds[-TIMED:])
+        self.payoff = payoff(self._seconds[EAGER], eager, timed)
+        if self.payoff.steps is None:
+            log.warning("%s; leave --compile out.", self.payoff)
+        elif self.payoff.steps > self.steps - EAGER:
+            log.warning("%s, and the run has only %d.", self.payoff, self.steps)
+        else:
+            log.info("%s.", self.payoff)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of a UsageError that a layer raised while it was traced, else torch's first."""
+    refusal = re.search(r"raised exception UsageError\((['\"])(.*)\1\)", str(error))
+    if refusal:
+        return refusal[2]
+    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first

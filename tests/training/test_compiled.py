@@ -1,0 +1,169 @@
+"""Training through torch.compile: as the eager model trains, or eagerly after one warning."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+
+from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.training.compiled import JUDGED, Compiled, Payoff, Trial, payoff
+from razorctl.training.profiler import profile
+from razorctl.training.run import Run, finetune
+from tests.models import bert
+
+JOB = Job("vit-micro", "digits", batch_size=16, steps=JUDGED, evaluate_every=4, learning_rate=0.01)
+
+pytestmark = pytest.mark.usefixtures("shallow")
+
+
+@pytest.fixture
+def no_codegen(monkeypatch):
+    """torch.compile traces and runs its graphs, but compiles no C++, which takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """torch.compile as it is where Inductor finds no compiler."""
+
+    def compiler(*_):
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
+
+
+def said(caplog) -> list[str]:
+    """What razorctl has logged; torch's compiler logs too."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
+
+
+def train(job: Job, out) -> Run:
+    run = finetune(job, Recipe("razor", 0.5), out=out, device="cpu")
+    list(run)
+    return run
+
+
+def test_a_compiled_run_trains_as_an_eager_one(no_codegen, tmp_path):
+    eager, compiled = (
+        train(replace(JOB, compile=c), tmp_path / str(c)).result() for c in (False, True)
+    )
+    assert (eager["job"]["compile"], eager["compiled"], eager["payoff"]) == (False, False, None)
+    assert compiled["job"]["compile"]
+    assert compiled["compiled"]
+    assert compiled["payoff"]["compile_seconds"] > compiled["payoff"]["step_seconds"] > 0
+    assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-3)
+    assert counters["stats"]["unique_graphs"] == 1  # evaluation is eager, and nothing else differs
+    for key in ("saved_bytes", "full_saved_bytes"):
+        assert compiled[key] == eager[key]
+    weights, want = (load_file(tmp_path / str(c) / "model.safetensors") for c in (True, False))
+    assert weights.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+def test_a_run_without_a_compiler_is_the_eager_one(broken, tmp_path, caplog):
+    job = replace(JOB, steps=5, accumulate=2)
+    eager, failed = (train(replace(job, compile=c), tmp_path / str(c)) for c in (False, True))
+    assert failed.result()["job"]["compile"]
+    assert not failed.result()["compiled"]
+    assert [step.loss for step in failed.history] == [step.loss for step in eager.history]
+    short, reason = said(caplog)
+    assert short == "compiling does not pay off in a run of 5 steps."
+    assert reason.startswith("training goes on without compiling: ")
+    assert "no working C++ compiler" in reason
+
+
+def test_a_failure_in_a_later_micro_batch_leaves_no_gradient_behind(monkeypatch, caplog):
+    class Fails(nn.Module):
+        def __init__(self, model, **_) -> None:
+            super().__init__()
+            self.calls, self.model = 0, model
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 2:
+                raise BackendCompilerFailed(self.forward, RuntimeError("broken"), None)
+            return self.model(x)
+
+    monkeypatch.setattr(torch, "compile", Fails)
+    model, x = nn.Linear(3, 1), torch.ones(2, 3)
+
+    def take(forward: nn.Module) -> None:
+        for _ in range(2):
+            forward(x).sum().backward()
+
+    Compiled(model, True).step(take)
+    assert model.weight.grad.tolist() == [[4.0] * 3]
+    assert len(said(caplog)) == 1
+
+
+def test_what_a_layer_cannot_compile_is_said_in_its_words(no_codegen, caplog):
+    model, ids = bert().train(), torch.randint(50, (4, 9))
+    sparsify(model, Recipe("half"))
+    twin = copy.deepcopy(model)
+
+    def loss(forward: nn.Module) -> torch.Tensor:
+        torch.manual_seed(1)
+        return forward(ids).logits.square().sum()
+
+    compiled = Compiled(model, True)
+    assert compiled.step(loss) == compiled.step(loss) == loss(twin)
+    assert not compiled.works
+    assert said(caplog) == [
+        "training goes on without compiling: sparse-flash attention with dropout cannot be "
+        "compiled; set the attention dropout to 0 or choose attention='flash'."
+    ]
+    restore(model)
+
+
+def test_a_profile_says_whether_steps_were_compiled(no_codegen):
+    eager, compiled = (
+        profile("vit-micro", batch_size=4, steps=1, device="cpu", compile=c) for c in (False, True)
+    )
+    assert (eager.compiled, compiled.compiled) == (False, True)
+    assert compiled.rows == eager.rows
+    assert eager.phases.sampling_s > compiled.phases.sampling_s == 0
+    assert compiled.phases.forward_s > 0
+
+
+def test_a_joint_budget_is_refused_before_anything_is_written(tmp_path):
+    for joint in ("weights", "branches"):
+        recipe = Recipe(joint_budget=0.5, joint=joint)
+        with pytest.raises(UsageError, match="leave --compile out"):
+            finetune(replace(JOB, compile=True), recipe, out=tmp_path / "run", device="cpu")
+        with pytest.raises(UsageError, match="leave --compile out"):
+            profile("vit-micro", recipe, compile=True, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+class TestPayoff:
+    def test_is_the_first_step_that_has_made_up_for_compiling(self):
+        assert payoff(first=10.25, eager=0.5, compiled=0.25) == Payoff(10.0, 0.5, 0.25, 40)
+        assert payoff(first=10.0, eager=0.5, compiled=0.5).steps is None
+
+    @pytest.mark.parametrize(
+        ("steps", "after", "level", "end"),
+        [
+            (43, 0.25, "INFO", "so it pays off after 40 steps."),
+            (42, 0.25, "WARNING", "so it pays off after 40 steps, and the run has only 42."),
+            (42, 0.75, "WARNING", "so it does not pay off; leave --compile out."),
+        ],
+    )
+    def test_is_said_once(self, steps, after, level, end, no_codegen, caplog):
+        caplog.set_level("INFO")
+        trial = Trial(nn.Linear(2, 2), True, steps)
+        for seconds in (9, 0.5, 0.5, 10 + after, 3, after, after, after, 7, 7):
+            trial.note(seconds)
+        (record,) = caplog.records
+        assert record.levelname == level
+        assert record.getMessage() == (
+            f"compiling took 10 s; a step takes {after} s instead of 0.5 s, {end}"
+        )
