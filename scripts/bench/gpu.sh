@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# GPU tests, then whole_step.py, in under 8 minutes on a machine with a CUDA device: one JSON.
+# GPU tests and benchmarks, in under 8 minutes on a machine with a CUDA device: one JSON.
 #
 #     scripts/bench/gpu.sh
 #
+# Runs the tests, roofline.py, linear.py and whole_step.py, whose result has those of the others.
 # Needs torch, timm, transformers and pytest, no network and no installed razorctl. Arguments go to
 # whole_step.py; `--device cpu --smoke` rehearses on a machine without a CUDA device. A failed test
-# ends it with 1, but its result still has the times.
+# or benchmark ends it with 1, but its result still has the other figures.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-TEST_SECONDS=200
-STEP_SECONDS=210
+TEST_SECONDS=150
+ROOFLINE_SECONDS=70
+LINEAR_SECONDS=50
+STEP_SECONDS=150
 
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
@@ -18,11 +21,15 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-files=(tests/ops tests/rules tests/sampling tests/surgery/test_methods.py tests/layers)
-select=cuda
+files=(tests/gpu/test_kernels.py tests/ops tests/rules tests/sampling tests/layers)
+select="cuda and not compiled"
+roofline=(--device cuda)
+linear=(--device cuda --seconds "$LINEAR_SECONDS")
 if [[ " $* " == *" --device cpu "* && " $* " == *" --smoke "* ]]; then
   files=(tests/ops)
-  select=cpu
+  select="cpu and not compiled"
+  roofline=(--smoke)
+  linear=(--device cpu --smoke)
 elif ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
   echo "gpu.sh needs a CUDA device; --device cpu --smoke rehearses without one." >&2
   exit 1
@@ -48,5 +55,11 @@ failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 json.dump({"exit_status": int(sys.argv[1]), "summary": lines[-1:], "failed": failed}, sys.stdout)
 PYTHON
 
-"$PYTHON" scripts/bench/whole_step.py --tests "$work/tests.json" --seconds "$STEP_SECONDS" "$@"
-exit "$((tests != 0))"
+include=(--include tests "$work/tests.json")
+failed=0
+timeout "$ROOFLINE_SECONDS" "$PYTHON" scripts/bench/roofline.py "${roofline[@]}" \
+  --out "$work/roofline.json" && include+=(--include roofline "$work/roofline.json") || failed=1
+timeout "$((LINEAR_SECONDS + 30))" "$PYTHON" scripts/bench/linear.py "${linear[@]}" \
+  --out "$work/linear.json" && include+=(--include linear "$work/linear.json") || failed=1
+"$PYTHON" scripts/bench/whole_step.py "${include[@]}" --seconds "$STEP_SECONDS" "$@"
+exit "$((tests != 0 || failed != 0))"

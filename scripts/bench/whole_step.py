@@ -251,7 +251,14 @@ def main() -> None:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=WORKLOADS, default=found)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no turn starts")
-    parser.add_argument("--tests", type=Path, help="JSON that goes into the result")
+    parser.add_argument(
+        "--include",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "FILE"),
+        help="a JSON file that goes into the result under that name",
+    )
     parser.add_argument("--smoke", action="store_true", help="a tiny model and one turn")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -271,7 +278,7 @@ def main() -> None:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         **asdict(workload),
         "ratio": RATIO,
-        "tests": json.loads(args.tests.read_text()) if args.tests else None,
+        **{name: json.loads(Path(file).read_text()) for name, file in args.include},
     }
 
     def write() -> list[dict[str, Any]]:
