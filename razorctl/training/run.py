@@ -168,8 +168,13 @@ class Run(Iterator[Step]):
         return {"accuracy": hits / count, "test_loss": loss / count}
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run, under the stable keys of `finetune --json`."""
-        last = self.history[-1]
+        """The summary of a finished run, under the stable keys of `finetune --json`.
+
+        The time of compiling is in `payoff`, not in `epoch_seconds`.
+        """
+        last, payoff = self.history[-1], self.trial.payoff
+        seconds = [step.seconds for step in self.history]
+        compiling = 0.0 if payoff is None else payoff.compile_seconds / len(seconds)
         return {
             "run_dir": str(self.out),
             "model": self.job.model,
@@ -182,13 +187,13 @@ class Run(Iterator[Step]):
             "saved_bytes": self.saved_bytes,
             "full_saved_bytes": self.full_saved_bytes,
             "peak_bytes": self.peak_bytes,
-            "step_seconds": median(step.seconds for step in self.history),
-            "epoch_seconds": fmean(step.seconds for step in self.history) * self.steps_per_epoch,
+            "step_seconds": median(seconds),
+            "epoch_seconds": (fmean(seconds) - compiling) * self.steps_per_epoch,
             "device": devices.name(self.device),
             "weights": str(self.out / WEIGHTS),
             "predicted": self.predicted,
             "compiled": self.trial.done,
-            "payoff": self.trial.payoff and asdict(self.trial.payoff),
+            "payoff": payoff and asdict(payoff),
         }
 
     def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:

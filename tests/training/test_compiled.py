@@ -59,6 +59,7 @@ def test_a_compiled_run_trains_as_an_eager_one(no_codegen, tmp_path):
     assert compiled["job"]["compile"]
     assert compiled["compiled"]
     assert compiled["payoff"]["compile_seconds"] > compiled["payoff"]["step_seconds"] > 0
+    assert compiled["epoch_seconds"] < compiled["payoff"]["compile_seconds"] * 1437 // 16 / JUDGED
     assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-3)
     assert counters["stats"]["unique_graphs"] == 1  # evaluation is eager, and nothing else differs
     for key in ("saved_bytes", "full_saved_bytes"):

@@ -39,20 +39,18 @@ def show(document: dict[str, Any]) -> None:
         table = _table(document, columns)
     table.columns[1].max_width = None
     views.out.print(table, "", sep="\n")
+    compiled = document["shared"].get("compile", False)
     for row in rows:
         if row["error"] is not None:
             views.out.print(
                 f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False
             )
     how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
+    how += " without compiling" * (memory != "peak_bytes" and compiled)
     notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
     if target is not None and "time_to_target" in columns:
         notes += f"target: training until accuracy stays at {target:.2%} or more. "
-    if eager := [
-        row["label"]
-        for row in rows
-        if document["shared"].get("compile") and row["compiled"] is False
-    ]:
+    if eager := [row["label"] for row in rows if compiled and row["compiled"] is False]:
         notes += f"Not compiled: {', '.join(eager)}. "
     if left_out:
         notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
