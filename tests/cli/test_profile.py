@@ -52,6 +52,7 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
         "precision": "bf16",
         "optimizer": "sgd",
         "device": "a GPU",
+        "kernels": "fused kernels",
         "steps": 5,
         "totals": {"saved_bytes": 0, "full_saved_bytes": 19},
         "by_kind": {"linear": 0},

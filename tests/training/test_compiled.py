@@ -52,6 +52,7 @@ def train(job: Job, out) -> Run:
 
 
 def test_a_compiled_run_trains_as_an_eager_one(no_codegen, tmp_path):
+    counters.clear()
     eager, compiled = (
         train(replace(JOB, compile=c), tmp_path / str(c)).result() for c in (False, True)
     )

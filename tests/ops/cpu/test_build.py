@@ -116,7 +116,7 @@ def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeyp
 def test_kernels_that_are_not_wanted_are_not_compiled(cache, monkeypatch):
     monkeypatch.setattr(library, "wanted", lambda: False)
     monkeypatch.setattr(build, "built", lambda: pytest.fail("compiled"))
-    assert library._loaded.__wrapped__() == (None, "PyTorch operations, as set")
+    assert library._loaded.__wrapped__() == (None, "PyTorch operations")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is loaded")
