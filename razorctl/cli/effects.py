@@ -37,7 +37,7 @@ def note_variables(ctx: typer.Context) -> None:
     assert isinstance(ctx.command, TyperGroup)
     commands = (ctx.command, *ctx.command.commands.values())
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
-    known = {option.name for option in options if option.name}
+    known = {option.name for option in options if option.name} | {"kernels"}  # of ops.kernels
     prefix = f"{PREFIX}_"
     for variable in sorted(os.environ):
         name = variable.removeprefix(prefix).lower()

@@ -118,6 +118,7 @@ class TestNotes:
     def test_a_variable_that_nothing_reads(self, monkeypatch):
         monkeypatch.setenv("RAZORCTL_RATOI", "0.5")
         monkeypatch.setenv("RAZORCTL_SEEDS", "2")  # of another command
+        monkeypatch.setenv("RAZORCTL_KERNELS", "torch")  # of no command
         assert self.notes(finetune("--json")) == [
             "note: RAZORCTL_RATOI does nothing: unknown setting 'ratoi'; did you mean 'ratio'?"
         ]

@@ -172,6 +172,17 @@ def test_operations_are_those_of_the_model():
     assert operations == pytest.approx(2 * 3 * 35.1e9, rel=0.02)
 
 
+def test_fused_kernels_make_razor_faster_than_full():
+    changes = {"model": "vit-b16", "batch_size": 128, "input_size": None, "weight_decay": 0.0}
+    job = replace(JOB, precision="bf16", **changes)
+    full, razor = (tracing.trace(job, Recipe(method), 100) for method in ("full", "razor"))
+    assert sum(razor.kernels.values()) <= 1.6 * sum(full.kernels.values())
+    assert razor.highest <= 0.3 * full.highest
+    for card, bar in (("rtx-3090", 0.8), ("rtx-4090", 0.77), ("a100-40gb", 0.85)):
+        gpu = gpus.load(card)
+        assert seconds(razor, gpu) <= bar * seconds(full, gpu)
+
+
 def test_seconds_are_the_slower_of_arithmetic_and_memory():
     gpu = gpus.load("rtx-4090")
     slow = replace(gpu, bandwidth=gpu.bandwidth / 2)
