@@ -81,16 +81,15 @@ def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
     results = sum(map(_bytes, _tensors((result,))))
     moved = sum(map(_bytes, _tensors(args))) + results + work.again(*args)
     operations, launches = work.operations(*args), Counter[Kernel]()
-    scratch = work.scratch(*args)
     if operations and not dot:  # cuBLAS makes the int32 product, another kernel the result
         product = math.prod(_tensors((result,))[0].shape) * torch.int32.itemsize
         launches[Kernel("int8", operations, moved - results + product)] += 1
         launches[Kernel("fp32", 0, product + results)] += 1
-        return Cost(launches, scratch + product)
+        return Cost(launches, product)
     launches[Kernel("int8" if operations else "fp32", operations, moved)] += 1
     if (more := work.launches(*args) - 1) > 0:
         launches[Kernel("fp32", 0, 0)] += more
-    return Cost(launches, scratch)
+    return Cost(launches, 0)
 
 
 @cache

@@ -44,15 +44,12 @@ class Fused:
     """What an op takes on a card where fused kernels run it; planning counts it so.
 
     launches: kernels. The first moves each operand and result once, and the others hardly anything.
-    operations: of a product in int8, for the arguments of the op. scratch: bytes that a result
-    takes before it has its final form; `dot` is as in `assumed`. again: bytes moved beyond operands
-    and results. Each is a function of the arguments of the op; those left at their defaults may be
-    missing.
+    operations: of a product in int8. again: bytes moved beyond operands and results. Each is a
+    function of the arguments of the op; those left at their defaults may be missing.
     """
 
     launches: Callable[..., int] = lambda *args: 1
     operations: Callable[..., int] = lambda *args: 0
-    scratch: Callable[..., int] = lambda *args: 0
     again: Callable[..., int] = lambda *args: 0
 
 

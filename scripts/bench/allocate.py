@@ -35,7 +35,7 @@ from razorctl.ops import buckets
 
 KINDS = ("linear", "conv", "norm", "scale", "attention", "activation")
 EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
-# Only what enters no GEMM directly can have blocks of rows.
+# Tiles of 128 rows take more bytes, which the widest activations are worth.
 RULES = dict.fromkeys(KINDS, FEWER) | {
     "activation": [
         *FEWER,
