@@ -124,10 +124,11 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int8",
-            "saves every input in 8 bits",
-            "as Mesa (2021) does, with a scale for each column",
+            "saves every input in 8 bits; backward GEMMs in int8",
+            "as Mesa (2021) saves, with a scale for each column",
             _one_rule("8-bit"),
             attention="sparse-flash",
+            int8=True,
             ratio="nothing",
             skip_last_linear=True,
             close_up_to=1.0,

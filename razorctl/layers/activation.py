@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
-from razorctl.layers.gradients import Int8
+from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.kernels import fused
 from razorctl.ops.topk import pack_bits, unpack_bits
@@ -63,10 +63,8 @@ class FusedActivationFunction(torch.autograd.Function):
             return _gradient(ctx, dy), None, None, None
         (packed,) = saved(ctx)
         function = ctx.layer.function_of(ctx.layer)
-        dx, *int8 = ctx.rule.function_grad_int8(function, flat(dy), packed)
-        dx = dx.view(dy.shape)
-        ctx.layer.memo.gradients.offer(dx, dx, Int8(*int8))
-        return dx, None, None, None
+        int8 = Int8(*ctx.rule.function_grad_int8(function, flat(dy), packed))
+        return Int8Gradient(dy.shape, dy.dtype, int8), None, None, None
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
@@ -92,7 +90,7 @@ class Activation(RazorLayer):
         rule, inplace = self.rules.of(x), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and isinstance(rule, Shareable) and rule.fuses:
-            wanted = self.memo is not None and self.memo.gradients.wanted(x) == x.dtype
+            wanted = self.memo is not None and self.memo.gradients.wanted(x)
             y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
             copy = Copy(rule, rule.copy(flat(x).shape, x.dtype, *tensors))
         else:

@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Settings, save, saved
+from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.ops.dropout import dropout
+from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.rules.base import Rule, Rules, Shareable
 from razorctl.rules.prune import Centered
 from razorctl.spans import packing
@@ -163,6 +165,7 @@ class SparseFlashFunction(torch.autograd.Function):
             _save(ctx, [q, k, v], mask, state, join=True)
         else:
             ctx.rule = layer.rules.of(q)  # type: ignore[union-attr]
+            ctx.wanted = layer.memo is not None and layer.memo.gradients.wanted(joint)
             with packing():
                 packed = ctx.rule.pack(to_compute_dtype(joint.detach()))
             save(ctx, mask, state, packed)
@@ -184,9 +187,18 @@ class SparseFlashFunction(torch.autograd.Function):
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             dq, dk, dv, *dmask = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
             if ctx.heads is not None:
-                djoint = torch.stack([d.transpose(1, 2) for d in (dq, dk, dv)], 2).flatten(2)
+                djoint = _joined(dq, dk, dv, ctx.wanted)
                 dq = dk = dv = None
         return djoint, dq, dk, dv, dmask[0] if ctx.needs_input_grad[4] else None, None, None
+
+
+def _joined(dq: Tensor, dk: Tensor, dv: Tensor, int8: bool) -> Tensor:
+    """The gradient of a joint output from those of its `_parts`, in int8 if that is wanted."""
+    batch, heads, tokens, columns = dq.shape
+    shape = torch.Size((batch, tokens, 3 * heads * columns))
+    if int8:
+        return Int8Gradient(shape, dq.dtype, Int8(*int8_heads(dq, dk, dv)))
+    return adjoined(dq, dk, dv).view(shape)
 
 
 def _parts(joint: Tensor, heads: torch.Size) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
-from razorctl.layers.gradients import Int8
+from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import Copy
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
@@ -28,7 +28,7 @@ class Gemms(Product):
     """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
 
     weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
-    of dy, which is `int8` if that is known.
+    of dy, which is `int8` if that is known. With both, dy itself is not needed.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed = saved(ctx)
-        memo, int8 = ctx.layer.memo, None
-        if memo is not None and any(ctx.int8):
-            int8 = memo.gradients.take(dy)
-        weight_int8, input_int8 = ctx.int8
-        product = Gemms(flat(dy), weight_int8, input_int8, int8 and int8[1])
+        if isinstance(dy, Int8Gradient) and all(ctx.int8):
+            product = Gemms(dy, True, True, dy.int8)
+        else:
+            weight_int8, input_int8 = ctx.int8
+            product = Gemms(flat(dy), weight_int8, input_int8)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
@@ -159,8 +159,8 @@ class RazorLinear(WeightLayer, nn.Linear):
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(input, (self.kind, x.dtype), lambda: flat(x.detach()))
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy)
-        if self.memo is not None and any(self.int8_gemms(x)):
-            self.memo.gradients.want(y, y.dtype)
+        if self.memo is not None and all(self.int8_gemms(x)):
+            self.memo.gradients.want(y)
         return y
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:

@@ -62,11 +62,12 @@ class FusedNormFunction(torch.autograd.Function):
         rule: Any,
         dtype: torch.dtype,
         through: bool,
-        wanted: torch.dtype | None,
         known: Statistics | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.layer, ctx.shape, ctx.rule, ctx.wanted = layer, x.shape, rule, wanted
-        options = layer.epsilon(x), layer.centers, dtype, *(known[2:] if known else (None, None))
+        ctx.layer, ctx.shape, ctx.rule = layer, x.shape, rule
+        ctx.wanted = known is not None and known.int8
+        given = (known.mean, known.rstd) if known else (None, None)
+        options = layer.epsilon(x), layer.centers, dtype, *given
         with packing():
             y, rstd, *tensors = rule.pack_norm(x, weight, bias, *options)
         rstd = rstd if known is None else known.rstd
@@ -81,16 +82,16 @@ class FusedNormFunction(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, through: Tensor | None, *nothing: Any
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return through, *[None] * 8
-        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 6
+            return through, *[None] * 7
+        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 5
 
 
 def _gradients(
-    ctx: Any, dy: Tensor, through: Tensor | None = None, wanted: torch.dtype | None = None
+    ctx: Any, dy: Tensor, through: Tensor | None = None, int8: bool = False
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of input, weight and bias.
 
-    through: is added to the first. wanted: the dtype in which it is wanted in int8 too, if it is.
+    through: is added to the first. int8: whether an int8 copy of the first is wanted.
     """
     weight, rstd, packed = saved(ctx)
     layer, needed = ctx.layer, ctx.needs_input_grad
@@ -101,14 +102,13 @@ def _gradients(
             columns = None if weight is None else weight.reshape(-1)
             residual = None if through is None else through.reshape(dy.shape)
             args = dy, packed, columns, rstd, layer.centers, residual
-            if wanted is None:
+            if int8:
+                dx, dw, db, *copy = ctx.rule.norm_grad_int8(*args)
+                dx = dx.view(ctx.shape)
+                layer.gradients.offer(dx, Int8(*copy))
+            else:
                 dx, dw, db = ctx.rule.norm_grad(*args)
                 dx = dx.view(ctx.shape)
-            else:
-                dx, dw, db, narrow, *int8 = ctx.rule.norm_grad_int8(*args, wanted)
-                dx = dx.view(ctx.shape)
-                narrow = dx if dx.dtype == wanted else narrow.view(ctx.shape)
-                layer.gradients.offer(dx, narrow, Int8(*int8))
         elif needed[2]:
             db = dy.sum(0)
     return (
@@ -172,10 +172,9 @@ class Norm(RazorLayer):
         """The norm of x in `dtype`, and x if it is to be passed through."""
         rule: Any = self._rule(x)
         parameters = self.weight, getattr(self, "bias", None)
-        wanted = self.gradients.wanted(x)
         known = self.gradients.statistics(x, self.epsilon(x), self.centers)
         y, out, *tensors = FusedNormFunction.apply(
-            x, *parameters, self, rule, dtype, through, wanted, known
+            x, *parameters, self, rule, dtype, through, known
         )
         self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
         return y, out

@@ -142,6 +142,8 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
     inputs, outputs = _tensors((*args, *kwargs.values())), _tensors((result,))
     if "empty" in operation.name() or operation is aten.detach_.default:
         return []
+    if outputs and not any(tensor.numel() for tensor in outputs):
+        return []
     known = {_storage(tensor) for tensor in inputs}
     if not operation._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
         return []

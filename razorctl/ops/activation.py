@@ -134,10 +134,11 @@ def activation_grad_int8(
     bits: int,
     tile_rows: int,
     function: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `activation_grad` returns, dx, and what `int8.int8_rows` makes of that."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8.int8_rows` makes of what `activation_grad` returns."""
     dx = activation_grad._init_fn(dy, packed, zero_point, scale, bits, tile_rows, function)
-    return dx, *int8_rows._init_fn(dx)
+    copy: tuple[Tensor, Tensor, Tensor] = int8_rows._init_fn(dx)
+    return copy
 
 
 @activation_grad_int8.register_fake
@@ -149,8 +150,9 @@ def _(
     bits: int,
     tile_rows: int,
     function: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return dy.new_empty(dy.shape), *empty_rows(dy)
+) -> tuple[Tensor, Tensor, Tensor]:
+    copy: tuple[Tensor, Tensor, Tensor] = empty_rows(dy)
+    return copy
 
 
 kernels.describe(activation_grad_int8, launches=lambda *args: 2)

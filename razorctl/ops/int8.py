@@ -72,6 +72,30 @@ def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])
 
 
+def adjoined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows [batch * tokens, 3 * heads * columns] of q, k, v [batch, heads, tokens, columns]."""
+    return torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2).flatten(2).flatten(0, 1)
+
+
+@torch.library.custom_op("razorctl::int8_heads", mutates_args=())
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8_rows` makes of q, k, v [batch, heads, tokens, columns], all heads side by side.
+
+    A row has the heads of q, of k, and of v for one token.
+    """
+    copy: tuple[Tensor, Tensor, Tensor] = int8_rows._init_fn(adjoined(q, k, v))
+    return copy
+
+
+@int8_heads.register_fake
+def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8_heads` returns, without values."""
+    batch, heads, tokens, columns = q.shape
+    x = q.new_empty(batch * tokens, 3 * heads * columns)
+    copy: tuple[Tensor, Tensor, Tensor] = empty_rows(x)
+    return copy
+
+
 def int8_columns_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     """See `int8_columns`."""
     codes, scale, _ = int8_rows_reference(x.t())
@@ -137,6 +161,7 @@ def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 kernels.describe(int8_rows, launches=lambda *args: 2)
+kernels.describe(int8_heads, launches=lambda *args: 2)
 kernels.describe(int8_columns, launches=lambda *args: 2, again=lambda x: x.nbytes)
-kernels.describe(balance)
+kernels.describe(balance, launches=lambda *args: 2)
 kernels.attach(__name__)

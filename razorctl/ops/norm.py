@@ -219,17 +219,12 @@ def norm_grad_int8(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    residual: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `norm_grad` returns, dx in `dtype`, and what `int8.int8_rows` makes of dx.
-
-    If dx is of that dtype itself, the second dx is empty.
-    """
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `norm_grad` returns, and what `int8.int8_rows` makes of its dx."""
     args = dy, packed, zero_point, scale, bits, tile_rows, weight, rstd, centers, residual
     dx, dweight, dbias = norm_grad._init_fn(*args)
-    narrow = dx.new_empty(0) if dx.dtype == dtype else dx.to(dtype)
-    return dx, dweight, dbias, narrow, *int8_rows._init_fn(dx)
+    return dx, dweight, dbias, *int8_rows._init_fn(dx)
 
 
 @norm_grad_int8.register_fake
@@ -243,12 +238,10 @@ def _(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    residual: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dx, sums = rstd.new_empty(dy.shape), rstd.new_empty(dy.shape[1])
-    narrow = dx.new_empty(0 if dx.dtype == dtype else dx.shape, dtype=dtype)
-    return dx, sums, torch.empty_like(sums), narrow, *empty_rows(dx)
+    return dx, sums, torch.empty_like(sums), *empty_rows(dx)
 
 
 def _reads(x: Tensor, *others: Any) -> int:

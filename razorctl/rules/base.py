@@ -118,8 +118,8 @@ class Shareable(ABC):
     @abstractmethod
     def function_grad_int8(
         self, function: str, dy: Tensor, packed: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`Rule.function_grad`, and what `ops.int8.int8_rows` makes of it."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `ops.int8.int8_rows` makes of `Rule.function_grad`."""
 
     @abstractmethod
     def norm_grad_int8(
@@ -130,9 +130,8 @@ class Shareable(ABC):
         rstd: Tensor,
         centers: bool,
         residual: Tensor | None,
-        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
-        """`Rule.norm_grad`, dx in `dtype`, and its int8 copy; see `ops.norm.norm_grad_int8`."""
+        """`Rule.norm_grad`, and the int8 copy of its dx; see `ops.norm.norm_grad_int8`."""
 
     @abstractmethod
     def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:

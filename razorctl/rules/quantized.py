@@ -90,10 +90,10 @@ class Quantized(Rule, Shareable):
 
     def function_grad_int8(
         self, function: str, dy: Tensor, packed: PackedCodes
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
-        dx, codes, scale, total = activation_grad_int8(dy, *copy, function)
-        return dx, codes, scale, total
+        codes, scale, total = activation_grad_int8(dy, *copy, function)
+        return codes, scale, total
 
     def norm_grad_int8(
         self,
@@ -103,10 +103,9 @@ class Quantized(Rule, Shareable):
         rstd: Tensor,
         centers: bool,
         residual: Tensor | None,
-        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
-        made: tuple[Tensor, ...] = norm_grad_int8(dy, *copy, weight, rstd, centers, residual, dtype)
+        made: tuple[Tensor, ...] = norm_grad_int8(dy, *copy, weight, rstd, centers, residual)
         return made
 
     def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> PackedCodes:
@@ -116,7 +115,7 @@ class Quantized(Rule, Shareable):
     def of_affine(
         self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, like: Tensor
     ) -> PackedCodes:
-        scale = packed.scale if weight is None else packed.scale.float() * weight
+        scale = packed.scale if weight is None else packed.scale * weight.float()
         return packed.replaced(dtype=like.dtype, scale=scale, bias=bias)
 
     def of_function(self, packed: PackedCodes, function: str) -> PackedCodes:

@@ -20,7 +20,7 @@ def test_the_table_marks_the_choice_and_ends_with_the_command():
     result = razorctl("plan", *PLANNED, "--gpu", "rtx-2080-ti")
     assert result.exit_code == 0, result.stderr
     assert "NVIDIA GeForce RTX 2080 Ti, 11.00 GiB" in " ".join(result.stdout.split())
-    assert "> full" in result.stdout
+    assert "> razor 0.5 ≈" in result.stdout
     assert "All predicted. " in result.stdout
     assert result.stdout.splitlines()[-1].startswith("razorctl finetune vit-micro digits ")
     assert "--precision fp16" in result.stdout.splitlines()[-1]
@@ -49,7 +49,7 @@ def test_json_is_one_document_and_nothing_else():
 def test_a_seed_is_no_recipe(tmp_path):
     (tmp_path / "razorctl.toml").write_text("[job]\nseed = 3\n")
     document = json.loads(razorctl("plan", *PLANNED, "--gpu", "t4", "--json").stdout)
-    assert document["chosen"]["method"] == "full"
+    assert {"full", "checkpoint", "razor"} <= {c["method"] for c in document["candidates"]}
     assert document["job"]["seed"] == 3
 
 

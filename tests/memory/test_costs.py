@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(list(WIDE), "gelu", 3, torch.bfloat16),
     ),
     "int8_rows": lambda: (torch.randn(ALL, 1024),),
+    "int8_heads": lambda: tuple(torch.randn(3, 2, 4, ALL, 32)),
     "int8_columns": lambda: (torch.randn(ALL, 1024),),
     "scaled_gemm": lambda: (
         torch.ones(ALL, 64, dtype=torch.int8),
@@ -68,7 +69,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "activation_grad_int8": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
     "norm_grad_int8": lambda: (
         *(torch.randn(WIDE), *_copy(4), 4, 197, torch.ones(1024), torch.ones(ALL, 1), True),
-        *(torch.randn(WIDE), torch.bfloat16),
+        torch.randn(WIDE),
     ),
     "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
     "linear_weight_grad": lambda: (

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.gradients import Gradients
+from razorctl.layers.gradients import Gradients, Int8, Int8Gradient
+from razorctl.layers.linear import RazorLinear
 from razorctl.ops import kernels
+from razorctl.ops.int8 import int8_rows
 from razorctl.surgery import residuals
 from tests.models import vit
 
@@ -66,34 +68,67 @@ def test_the_output_is_stock_and_the_gradient_as_without(build, dtype):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_gradients_are_handed_on_in_int8(dtype, monkeypatch):
     monkeypatch.setattr("razorctl.layers.linear.RazorLinear.SMALLEST", 1)
-    taken = []
-    take = Gradients.take
-    monkeypatch.setattr(
-        Gradients, "take", lambda self, dx: taken.append(take(self, dx)) or taken[-1]
-    )
     model, x = vit().train(), torch.randn(6, 3, 16, 16)
     sparsify(model, Recipe("razor", 0.5))
+    names = {layer: name for name, layer in model.named_modules()}
+    seen = []
+
+    def watch(layer, args, y):
+        y.register_hook(lambda dy: seen.append((names[layer], isinstance(dy, Int8Gradient))))
+
+    for layer in names:
+        if isinstance(layer, RazorLinear):
+            layer.register_forward_hook(watch)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         _, want = step(model, x)
-        assert not any(taken)
-        taken.clear()
+        assert not any(int8 for _, int8 in seen)
+        seen.clear()
         with kernels.assumed(dot=True):
             _, got = step(model, x)
-    # In each block by fc1, by both sums, and by the linear layers that these hand it on to.
-    assert sum(made is not None for made in taken) == 2 * 5
+    # Of every linear layer in a block.
+    assert sorted(name for name, int8 in seen if int8) == sorted(
+        f"blocks.{i}.{layer}"
+        for i in range(2)
+        for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    )
     for one, other in zip(got, want, strict=True):
         assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.999
 
 
+def test_other_operations_find_values_in_place_of_an_int8_gradient():
+    dy = torch.randn(2, 3, 8)
+    grad = Int8Gradient(dy.shape, torch.float32, Int8(*int8_rows(dy.flatten(0, 1))))
+    assert grad.shape == dy.shape
+    for values in (grad + 0, grad.clone(), 2 * grad / 2, torch.stack([grad])[0]):
+        assert type(values) is torch.Tensor
+        torch.testing.assert_close(values, dy, rtol=0, atol=dy.abs().max().item() / 250)
+    # Two layers that take y: autograd adds a gradient in int8 and another one.
+    x = torch.zeros(2, 3, 8, requires_grad=True)
+    y = x * 1
+    (Give.apply(y, grad).sum() + y.sum()).backward()
+    torch.testing.assert_close(x.grad, grad + 1)
+
+
+class Give(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, grad):
+        ctx.grad = grad
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return ctx.grad, None
+
+
 def test_a_gradient_that_was_replaced_is_not_taken():
-    gradients, dx = Gradients(), torch.randn(3, 4)
-    gradients.offer(dx, dx, None)
+    gradients, dx, int8 = Gradients(), torch.randn(3, 4), Int8(*int8_rows(torch.randn(3, 4)))
+    gradients.offer(dx, int8)
     assert gradients.take(dx.clone()) is None
-    gradients.offer(dx, dx, None)
+    gradients.offer(dx, int8)
     dx.mul_(2)
     assert gradients.take(dx) is None
-    gradients.offer(dx, dx, None)
-    assert gradients.take(dx) is not None
+    gradients.offer(dx, int8)
+    assert gradients.take(dx) is int8
     assert gradients.take(dx) is None
 
 

@@ -117,3 +117,34 @@ int razorctl_activation_grad(const struct copy *copy, int function, const void *
     }
     return 0;
 }
+
+// ops.activation: the int8 copy of the rows of f'(x) dy, in the dtype of dy, and their sum.
+int razorctl_activation_grad_int8(const struct copy *copy, int function, const void *dy,
+                                  int64_t row_stride, int dtype, int8_t *codes, float *scale,
+                                  float *total, int threads) {
+    const int64_t columns = copy->columns, blocks = parts(copy->rows, ROWS);
+    const struct share whole = share_of(columns, columns / STRIPS, 0);
+    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *memory = malloc((size_t)(blocks * 6 * columns) * sizeof(float));
+    const int missing = !sums || !memory;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
+        float *offset = memory + block * 6 * columns, *step = offset + columns;
+        float *x = step + columns, *from = x + columns, *dx = from + columns;
+        uint8_t *numbers = (uint8_t *)(dx + columns);
+        const int64_t start = block * ROWS;
+        for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
+            if (row == start || row % copy->tile_rows == 0)
+                affine(copy, whole, row / copy->tile_rows, offset, step);
+            unpack(line_of(copy, row), whole, copy->bits, numbers);
+            values_of(numbers, offset, step, columns, dtype, x);
+            slopes(function, columns, x, loaded(dy, dtype, row * row_stride, columns, from), dx);
+            for (int64_t j = 0; dtype == BFLOAT16 && j < columns; j++)
+                dx[j] = widened(narrowed(dx[j]));
+            scale[row] = int8_row(dx, columns, codes + row * columns, sums + block * columns);
+        }
+    }
+    if (!missing) add_blocks(sums, blocks, columns, columns, total);
+    free(sums), free(memory);
+    return missing;
+}

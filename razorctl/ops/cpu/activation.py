@@ -5,9 +5,9 @@ from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.int8 import int8_rows
 from razorctl.ops.cpu.library import DTYPES, FUNCTIONS, Copy, call, pointer, takes_copy
 from razorctl.ops.cpu.quantize import quantize, takes_quantize
+from razorctl.ops.int8 import empty_rows
 
 
 def activation_quantize(
@@ -45,10 +45,15 @@ def activation_grad_int8(
     bits: int,
     tile_rows: int,
     function: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.activation.activation_grad_int8`."""
-    dx = activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
-    return dx, *int8_rows(dx)
+    copy = Copy(packed, zero_point, scale, None, bits, len(dy), tile_rows)
+    codes, each, total = empty_rows(dy)
+    call(
+        *("activation_grad_int8", copy, FUNCTIONS[function], pointer(dy), dy.stride(0)),
+        *(DTYPES[dy.dtype], pointer(codes), pointer(each), pointer(total)),
+    )
+    return codes, each, total
 
 
 def takes_grad(dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, *_: object) -> bool:

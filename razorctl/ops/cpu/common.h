@@ -21,6 +21,7 @@
 #define ROWS 64                    // rows of a task, where tiles do not set them
 #define PARTS 8                    // a zero point is a whole number of these parts of a code
 #define LEVELS 127                 // of an int8 code
+#define LARGEST_FLOAT 3.4028235e38f
 #define inlined static inline __attribute__((always_inline))
 
 enum dtype { FLOAT32, BFLOAT16 };
@@ -120,6 +121,44 @@ inlined void values_of(const uint8_t *restrict codes, const float *restrict offs
                        const float *restrict scale, int64_t count, int dtype, float *restrict to) {
     for (int64_t j = 0; j < count; j++) to[j] = offset[j] + scale[j] * (float)codes[j];
     for (int64_t j = 0; dtype == BFLOAT16 && j < count; j++) to[j] = widened(narrowed(to[j]));
+}
+
+// ops.int8: 1 / scale, and 0 where scale is 0 or 1 / scale is not finite.
+inlined float inverse(float scale) {
+    float one = 1.0f / scale;
+    return scale > 0 && one <= LARGEST_FLOAT ? one : 0;
+}
+
+// The scale for a largest magnitude, whose bits are given; 0 for NaN.
+inlined float scale_of(uint32_t largest) {
+    if (largest > 0x7F800000) return 0;
+    return lower(float_of(largest), LARGEST_FLOAT) / LEVELS;
+}
+
+inlined int8_t code_of(float x) {
+    return (int8_t)(int)rintf(lower(higher(x, -LEVELS), LEVELS));
+}
+
+// The bits of the largest magnitude, which order as magnitudes do, with NaN above infinity.
+inlined uint32_t largest_of(const float *v, int64_t count) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < count; j++) {
+        uint32_t magnitude = bits_of(v[j]) & 0x7FFFFFFF;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+// The int8 codes of a row, which is added to `sum`; returns their scale.
+inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
+                       float *restrict sum) {
+    const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);
+    for (int64_t j = 0; j < columns; j++) {
+        codes[j] = code_of(v[j] * by);
+        sum[j] += v[j];
+    }
+    return scale;
 }
 
 // Adds the sums [columns] of blocks, `stride` apart.

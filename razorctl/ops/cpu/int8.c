@@ -1,35 +1,7 @@
 // ops.int8 and ops.int8_operand: int8 copies for GEMMs, and what a GEMM's int32 product is worth.
 #include "common.h"
 
-#define LARGEST_FLOAT 3.4028235e38f
 #define STRETCH 64 // columns of a task, where it owns all rows
-
-// ops.int8: 1 / scale, and 0 where scale is 0 or 1 / scale is not finite.
-inlined float inverse(float scale) {
-    float one = 1.0f / scale;
-    return scale > 0 && one <= LARGEST_FLOAT ? one : 0;
-}
-
-// The scale for a largest magnitude, whose bits are given; 0 for NaN.
-inlined float scale_of(uint32_t largest) {
-    if (largest > 0x7F800000) return 0;
-    return lower(float_of(largest), LARGEST_FLOAT) / LEVELS;
-}
-
-inlined int8_t code_of(float x) {
-    return (int8_t)(int)rintf(lower(higher(x, -LEVELS), LEVELS));
-}
-
-// The bits of the largest magnitude, which order as magnitudes do, with NaN above infinity.
-inlined uint32_t largest_of(const float *v, int64_t count) {
-    uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t j = 0; j < count; j++) {
-        uint32_t magnitude = bits_of(v[j]) & 0x7FFFFFFF;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest;
-}
 
 // Sums are made by blocks of rows, so that they do not depend on the number of threads.
 int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
@@ -44,13 +16,36 @@ int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t row
         for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
             const float *restrict v =
                 loaded(x, dtype, row * row_stride, columns, buffers + block * each);
-            int8_t *restrict to = codes + row * columns;
-            scale[row] = scale_of(largest_of(v, columns));
-            const float by = inverse(scale[row]);
-            for (int64_t j = 0; j < columns; j++) {
-                to[j] = code_of(v[j] * by);
-                sum[j] += v[j];
+            scale[row] = int8_row(v, columns, codes + row * columns, sum);
+        }
+    }
+    if (!missing) add_blocks(sums, blocks, columns, columns, total);
+    free(sums), free(buffers);
+    return missing;
+}
+
+// The columns of all heads of q, k and v [batch, heads, tokens, width], side by side, are a row.
+int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
+                        int64_t batch_stride, int64_t head_stride, int64_t token_stride,
+                        int64_t batch, int64_t heads, int64_t tokens, int64_t width, int8_t *codes,
+                        float *scale, float *total, int threads) {
+    const void *parts_of_row[] = {q, k, v};
+    const int64_t rows = batch * tokens, columns = 3 * heads * width, blocks = parts(rows, ROWS);
+    float *sums = calloc((size_t)(blocks * columns), sizeof(float));
+    float *buffers = malloc((size_t)(blocks * columns) * sizeof(float));
+    const int missing = !sums || !buffers;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
+        float *x = buffers + block * columns;
+        for (int64_t row = block * ROWS; row < least(rows, (block + 1) * ROWS); row++) {
+            const int64_t from = row / tokens * batch_stride + row % tokens * token_stride;
+            for (int64_t i = 0; i < 3 * heads; i++) {
+                float *to = x + i * width;
+                const float *head = loaded(parts_of_row[i / heads], dtype,
+                                           from + i % heads * head_stride, width, to);
+                if (head != to) memcpy(to, head, (size_t)width * sizeof(float));
             }
+            scale[row] = int8_row(x, columns, codes + row * columns, sums + block * columns);
         }
     }
     if (!missing) add_blocks(sums, blocks, columns, columns, total);

@@ -20,6 +20,17 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, total
 
 
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.int8.int8_heads`."""
+    batch, heads, tokens, columns = q.shape
+    codes, scale, total = op.empty_heads(q, k, v)
+    strides, shape = q.stride()[:3], (batch, heads, tokens, columns)
+    results = pointer(codes), pointer(scale), pointer(total)
+    parts = pointer(q), pointer(k), pointer(v)
+    call("int8_heads", *parts, DTYPES[q.dtype], *strides, *shape, *results)
+    return codes, scale, total
+
+
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """See `ops.int8.int8_columns`."""
     rows, columns = x.shape
@@ -43,6 +54,12 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 kernels.register(op.int8_rows, "cpu", int8_rows, takes)
+kernels.register(
+    op.int8_heads,
+    "cpu",
+    int8_heads,
+    lambda q, k, v: takes(q, k, v) and q.stride() == k.stride() == v.stride(),
+)
 kernels.register(op.int8_columns, "cpu", int8_columns, takes)
 kernels.register(
     op.balance,

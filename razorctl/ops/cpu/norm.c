@@ -41,20 +41,21 @@ static void one_row(const struct work *in, int64_t columns, const float *restric
     for (int64_t j = 0; residual && j < columns; j++) dx[j] += residual[j];
 }
 
-// weight: ones where the norm has none. residual: may be missing; what is added to dx.
+// weight: ones where the norm has none. residual: may be missing; what is added to dx. codes: may
+// be missing, with scale and total; the int8 copy of the rows of dx, and their sum.
 int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64_t row_stride,
                        const float *weight, const float *rstd, int centers, const void *residual,
                        int residual_dtype, int64_t residual_stride, float *dx, float *dw, float *db,
-                       int threads) {
+                       int8_t *codes, float *scale, float *total, int threads) {
     const int64_t columns = copy->columns, blocks = parts(copy->rows, ROWS);
     const struct share whole = share_of(columns, columns / STRIPS, 0);
-    float *sums = calloc((size_t)(2 * blocks * columns), sizeof(float));
+    float *sums = calloc((size_t)(3 * blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * WORK * columns) * sizeof(float));
     const int missing = !sums || !memory;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
         const struct work in = work_in(memory + block * WORK * columns, columns);
-        float *own = sums + 2 * block * columns;
+        float *own = sums + 3 * block * columns;
         const int64_t start = block * ROWS;
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0)
@@ -64,13 +65,16 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
             const float *plus = residual ? loaded(residual, residual_dtype, row * residual_stride,
                                                   columns, in.residual)
                                          : NULL;
-            one_row(&in, columns, weight, rstd[row], centers, g, plus, dx + row * columns, own,
-                    own + columns);
+            float *to = dx + row * columns;
+            one_row(&in, columns, weight, rstd[row], centers, g, plus, to, own, own + columns);
+            if (codes)
+                scale[row] = int8_row(to, columns, codes + row * columns, own + 2 * columns);
         }
     }
     if (!missing) {
-        add_blocks(sums, blocks, 2 * columns, columns, dw);
-        add_blocks(sums + columns, blocks, 2 * columns, columns, db);
+        add_blocks(sums, blocks, 3 * columns, columns, dw);
+        add_blocks(sums + columns, blocks, 3 * columns, columns, db);
+        if (codes) add_blocks(sums + 2 * columns, blocks, 3 * columns, columns, total);
     }
     free(sums), free(memory);
     return missing;

@@ -40,7 +40,7 @@ def activation_grad_kernel(
 
 @triton.jit
 def activation_grad_int8_kernel(
-    dy, packed, zero_point, scale, dx, codes, code_scale, sums,
+    dy, packed, zero_point, scale, codes, code_scale, sums,
     rows, columns, stride, tile_rows,
     FUNCTION: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
@@ -62,10 +62,9 @@ def activation_grad_int8_kernel(
         x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         src = dy + row[:, None] * stride + column[None, :]
         result = tl.load(src, mask=there, other=0.0).to(tl.float32) * slope(x, FUNCTION)
-        result = result.to(dx.dtype.element_ty)
+        # The int8 copy is that of the gradient in its dtype.
+        result = result.to(dy.dtype.element_ty).to(tl.float32)
         at = row[:, None] * columns + column[None, :]
-        tl.store(dx + at, result, mask=there)
-        result = result.to(tl.float32)  # the int8 copy is that of dx in its dtype
         each = row_scale(result)
         tl.store(codes + at, codes_of(result, inverse(each)[:, None]), mask=there)
         tl.store(code_scale + row, each)
@@ -108,24 +107,25 @@ def activation_grad_int8(
     bits: int,
     tile_rows: int,
     function: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.activation_grad_int8`."""
     rows, columns = dy.shape
     if columns * dy.itemsize > WIDEST:
-        dx = activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
-        return dx, *int8.int8_rows(dx)
-    dx, codes = dy.new_empty(rows, columns), dy.new_empty(rows, columns, dtype=torch.int8)
+        return int8.int8_rows(
+            activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
+        )
+    codes = dy.new_empty(rows, columns, dtype=torch.int8)
     each = dy.new_empty(rows, 1, dtype=torch.float32)
     programs = len(scale) * triton.cdiv(tile_rows, ROWS)
     sums = each.new_empty(1, programs, columns)
     held, warps = _held(columns)
     activation_grad_int8_kernel[(programs,)](
-        dy, packed, zero_point, scale, dx, codes, each, sums,
+        dy, packed, zero_point, scale, codes, each, sums,
         rows, columns, dy.stride(0), tile_rows,
         FUNCTION=function, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return dx, codes, each, column_sums(sums)[0]
+    return codes, each, column_sums(sums)[0]
 
 
 def activation_quantize(
@@ -149,12 +149,12 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
 
 
 def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Variant]:
-    signature = {"dy": f"*{dtype}", **COPY, "dx": f"*{dtype}"}
+    signature = {"dy": f"*{dtype}", **COPY}
     constants, label = {"FUNCTION": function, "BITS": bits}, f"{function} {bits} bits {dtype}"
     sizes, warps = block(DTYPES[dtype])
     yield Variant(
         activation_grad_kernel,
-        signature | SHAPE,
+        {**signature, "dx": f"*{dtype}", **SHAPE},
         constants | sizes,
         warps,
         1,

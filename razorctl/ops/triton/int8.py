@@ -19,6 +19,7 @@ from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
 WIDEST = 16384  # columns of a row that a program holds at once
+WIDEST_HEADS = 8192  # columns of all heads of q, k and v, whose places it holds too
 ROWS = 32  # that a program of `int8_rows` copies one after the other
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
@@ -65,6 +66,37 @@ def int8_rows_kernel(
         tl.store(scale + row, step)
         total += values
     tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
+
+
+@triton.jit
+def int8_heads_kernel(
+    q, k, v, codes, scale, sums, rows, tokens, width, columns,
+    batch_stride, head_stride, token_stride,
+    ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """`int8_rows_kernel` for rows that lie in pieces of `width` columns in q, k and v.
+
+    columns: of the heads of one of them. V divides width and the strides.
+    """
+    column = tl.arange(0, C)
+    part, within = column // columns, column % columns
+    at = within // width * head_stride + within % width
+    at = tl.max_contiguous(tl.multiple_of(at, V), V)
+    there = part < 3
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    total = tl.zeros((C,), tl.float32)
+    for row in range(first, tl.minimum(first + ROWS, rows)):
+        start = row // tokens * batch_stride + row % tokens * token_stride
+        values = tl.load(q + start + at, mask=part == 0, other=0.0).to(tl.float32)
+        values += tl.load(k + start + at, mask=part == 1, other=0.0).to(tl.float32)
+        values += tl.load(v + start + at, mask=part == 2, other=0.0).to(tl.float32)
+        step = row_scale(values)
+        to = codes + row * 3 * columns + tl.max_contiguous(column, V)
+        tl.store(to, codes_of(values, inverse(step)), mask=there)
+        tl.store(scale + row, step)
+        total += values
+    to = sums + tl.program_id(0).to(tl.int64) * 3 * columns + column
+    tl.store(to, total, mask=there)
 
 
 @triton.jit
@@ -147,6 +179,35 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, column_sums(sums)[0]
 
 
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `op.int8_heads`."""
+    batch, heads, tokens, width = q.shape
+    rows, columns = batch * tokens, heads * width
+    codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
+    scale = q.new_empty(rows, 1, dtype=torch.float32)
+    sums = q.new_empty(1, triton.cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
+    held = triton.next_power_of_2(3 * columns)
+    int8_heads_kernel[(sums.shape[1],)](
+        q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
+        ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
+    )  # fmt: skip
+    return codes, scale, column_sums(sums)[0]
+
+
+def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel of `int8_heads` takes these."""
+    group = VECTOR // q.dtype.itemsize
+    return (
+        q.numel() > 0
+        and q.dtype == k.dtype == v.dtype
+        and q.dtype in DTYPES.values()
+        and q.stride() == k.stride() == v.stride()
+        and q.stride(3) == 1
+        and not any(size % group for size in (q.shape[3], *q.stride()[:3]))
+        and 3 * q.shape[1] * q.shape[3] <= WIDEST_HEADS
+    )
+
+
 def _programs(rows: int, columns: int) -> tuple[int]:
     return (triton.cdiv(rows, TILE["R"]) * triton.cdiv(columns, TILE["C"]),)
 
@@ -190,11 +251,20 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     for dtype in dtypes(capability, every):
         x = {"x": f"*{dtype}"}
         result = {"codes": "*i8", "scale": "*fp32"}
+        group = VECTOR // DTYPES[dtype].itemsize
         for held in (1024, 2048, 4096, 8192, WIDEST) if every else (WIDEST,):
             signature = {**x, **result, "sums": "*fp32", **shape}
-            sizes = {"ROWS": ROWS, "C": held, "V": VECTOR // DTYPES[dtype].itemsize}
+            sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_rows {held} {dtype}"
             yield Variant(int8_rows_kernel, signature, sizes, _warps(held), 1, label)
+        pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | result | {"sums": "*fp32"}
+        sizes_of = ("rows", "tokens", "width", "columns")
+        strides = ("batch_stride", "head_stride", "token_stride")
+        for held in (1024, 2048, 4096, WIDEST_HEADS) if every else (WIDEST_HEADS,):
+            signature = pointers | dict.fromkeys((*sizes_of, *strides), "i32")
+            sizes = {"ROWS": ROWS, "C": held, "V": group}
+            label = f"int8_heads {held} {dtype}"
+            yield Variant(int8_heads_kernel, signature, sizes, _warps(held), 1, label)
         signature = {**x, "partial": "*fp32", **shape}
         yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
         signature = {**x, "partial": "*fp32", **result, **shape}
@@ -205,6 +275,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
 
 
 kernels.register(op.int8_rows, "cuda", int8_rows, takes)
+kernels.register(op.int8_heads, "cuda", int8_heads, takes_heads)
 kernels.register(op.int8_columns, "cuda", int8_columns, takes)
 kernels.register(
     op.balance,

@@ -81,7 +81,7 @@ def residual_add_kernel(
 
 @triton.jit
 def norm_grad_kernel(
-    dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
+    dy, packed, zero_point, scale, weight, rstd, residual, dx, codes, code_scale, sums,
     rows, columns, stride, tile_rows, residual_stride,
     CENTERS: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
@@ -89,8 +89,7 @@ def norm_grad_kernel(
     """A program works on ROWS whole rows of a tile, each held at once.
 
     Leaves its sums of dy x_hat and, after those of all programs, its sums of dy, and of dx if its
-    int8 copy is wanted. narrow: None, or what takes dx in another dtype. codes: None if no copy is
-    wanted.
+    int8 copy is wanted. codes: None if it is not.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -122,8 +121,6 @@ def norm_grad_kernel(
             result += tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
         at = row[:, None] * columns + column[None, :]
         tl.store(dx + at, result, mask=there[None, :])
-        if narrow is not None:
-            tl.store(narrow + at, result.to(narrow.dtype.element_ty), mask=there[None, :])
         if codes is not None:
             each = row_scale(result)
             copied = codes_of(result, inverse(each)[:, None])
@@ -213,13 +210,12 @@ def _grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None,
-    narrow: Tensor | None = None,
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dx; and the sums for weight and bias, and of dx if there are `codes`, [2 or 3, columns].
 
-    Fills narrow with dx, codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
+    Fills codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
     """
     rows, columns = dy.shape
     dx = rstd.new_empty(rows, columns)
@@ -228,7 +224,7 @@ def _grad(
     sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
     held, warps = _held(columns)
     norm_grad_kernel[(programs,)](
-        dy, packed, zero_point, scale, weight, rstd, residual, dx, narrow, codes, code_scale, sums,
+        dy, packed, zero_point, scale, weight, rstd, residual, dx, codes, code_scale, sums,
         rows, columns, dy.stride(0), tile_rows, columns if residual is None else residual.stride(0),
         CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1,
@@ -265,16 +261,14 @@ def norm_grad_int8(
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
-    residual: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `op.norm_grad_int8`."""
     copy = packed, zero_point, scale, bits, tile_rows
-    narrow = None if dtype == rstd.dtype else rstd.new_empty(dy.shape, dtype=dtype)
     codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(len(dy), 1)
-    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual, narrow, codes, each)
+    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual, codes, each)
     dweight, dbias, total = sums.unbind()
-    return dx, dweight, dbias, dx.new_empty(0) if narrow is None else narrow, codes, each, total
+    return dx, dweight, dbias, codes, each, total
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -308,7 +302,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
             width = VECTOR // DTYPES[dtype].itemsize
             for int8 in (False, True) if every else (True,):
-                copy = {"narrow": f"*{dtype}", "codes": "*i8", "code_scale": "*fp32"}
+                copy = {"codes": "*i8", "code_scale": "*fp32"}
                 given = copy if int8 else {}
                 yield Variant(
                     norm_grad_kernel,
@@ -341,11 +335,10 @@ def takes_grad(
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Whether the kernels take a gradient."""
     fits = residual is None or quantize.takes(residual)
-    single = rstd.dtype == torch.float32 and dtype in DTYPES.values()
+    single = rstd.dtype == torch.float32
     return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
 
 

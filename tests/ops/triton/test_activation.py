@@ -40,9 +40,8 @@ def test_activation_grad_int8(function, kernels, monkeypatch):
     want = activation_grad_reference(dy, *copy, 5, 40, function)
     for widest in (768, 767):  # in one kernel, and in two
         monkeypatch.setattr(kernels, "WIDEST", widest)
-        dx, codes, *others = kernels.activation_grad_int8(dy, *copy, 5, 40, function)
-        torch.testing.assert_close(dx, want)
-        wanted = int8_rows_reference(dx)
+        codes, *others = kernels.activation_grad_int8(dy, *copy, 5, 40, function)
+        wanted = int8_rows_reference(want)
         alike_int8(codes, wanted[0])
         torch.testing.assert_close(others, list(wanted[1:]), rtol=1e-6, atol=1e-5)
 
@@ -51,9 +50,8 @@ def test_activation_grad_int8(function, kernels, monkeypatch):
 def test_activation_grad_int8_is_that_of_dx_in_its_dtype(dtype, kernels):
     dy, copy = torch.randn(33, 64).to(dtype), quantize_reference(torch.randn(33, 64), 4, 33)
     dy[1], dy[2, 3] = 0, float("nan")
-    dx, codes, scale, total = kernels.activation_grad_int8(dy, *copy, 4, 33, "gelu")
+    codes, scale, total = kernels.activation_grad_int8(dy, *copy, 4, 33, "gelu")
     want = kernels.activation_grad(dy, *copy, 4, 33, "gelu")
-    torch.testing.assert_close(dx, want, rtol=0, atol=0, equal_nan=True)
     wanted = int8_rows_reference(want)
     finite = dy.isfinite().all(1)
     alike_int8(codes[finite], wanted[0][finite])

@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from razorctl.ops.int8 import balance_reference, int8_columns_reference, int8_rows_reference
+from razorctl.ops.int8 import (
+    adjoined,
+    balance_reference,
+    int8_columns_reference,
+    int8_rows_reference,
+)
 from tests.ops.triton.test_quantize import TYPES, activation
 
 SHAPES = [(1, 1), (33, 64), (70, 100)]
@@ -41,6 +46,26 @@ def test_int8_rows_of_what_is_not_finite(kernels):
     assert scale[0].item() == pytest.approx(torch.finfo(torch.float32).max / 127)
     assert scale[1].item() == 0
     assert total.isfinite().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("joint", [True, False])
+def test_int8_heads(joint, dtype, kernels):
+    shape = (2, 7, 3, 3, 24) if joint else (3, 2, 3, 7, 24)
+    x = activation(2 * 7, 3 * 3 * 24, dtype).reshape(shape)
+    q, k, v = (x.permute(2, 0, 3, 1, 4) if joint else x).unbind(0)
+    got, want = kernels.int8_heads(q, k, v), int8_rows_reference(adjoined(q, k, v))
+    alike(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
+    torch.testing.assert_close(got[2], want[2], rtol=1e-5, atol=1e-4)
+
+
+def test_int8_heads_takes_what_a_thread_can_load(kernels):
+    q = torch.randn(2, 3, 7, 24)
+    assert kernels.takes_heads(q, q, q)
+    assert not kernels.takes_heads(q, q, q.transpose(1, 2).contiguous().transpose(1, 2))
+    narrow = torch.randn(2, 3, 7, 25)[..., :24]  # a row starts where no vector does
+    assert not kernels.takes_heads(narrow, narrow, narrow)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
