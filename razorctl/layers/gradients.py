@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.ops.kernels import fused
 from razorctl.ops.norm import residual_add
@@ -35,25 +35,34 @@ class Int8Gradient(Tensor):
 
     Autograd hands it from the layer that makes it to the linear layer that wants it. Any other
     operation, as in a hook or where autograd adds gradients, finds scale * code in its place.
+
+    int8: None once it was changed in place; `changed` has its values then.
     """
 
-    int8: Int8
+    int8: Int8 | None
+    changed: Tensor | None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shape: torch.Size, dtype: torch.dtype, int8: Int8) -> "Int8Gradient":
         device = int8.codes.device
         made: Int8Gradient = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.int8 = int8
+        made.int8, made.changed = int8, None
         return made
 
     def values(self) -> Tensor:
+        if self.int8 is None:
+            assert self.changed is not None
+            return self.changed
         return (self.int8.codes * self.int8.scale).to(self.dtype).view(self.shape)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func._schema.is_mutable:
+            for own in (t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)):
+                own.changed, own.int8 = own.values(), None
         args, kwargs = tree_map_only(cls, cls.values, (args, kwargs or {}))
         return func(*args, **kwargs)
 

@@ -106,11 +106,9 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed = saved(ctx)
-        if isinstance(dy, Int8Gradient) and all(ctx.int8):
-            product = Gemms(dy, True, True, dy.int8)
-        else:
-            weight_int8, input_int8 = ctx.int8
-            product = Gemms(flat(dy), weight_int8, input_int8)
+        weight_int8, input_int8 = ctx.int8
+        known = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
+        product = Gemms(flat(dy) if known is None else dy, weight_int8, input_int8, known)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):

@@ -102,6 +102,11 @@ def test_other_operations_find_values_in_place_of_an_int8_gradient():
     for values in (grad + 0, grad.clone(), 2 * grad / 2, torch.stack([grad])[0]):
         assert type(values) is torch.Tensor
         torch.testing.assert_close(values, dy, rtol=0, atol=dy.abs().max().item() / 250)
+    # In a hook that changes it.
+    changed = Int8Gradient(dy.shape, torch.float32, grad.int8)
+    changed.mul_(2).add_(1)
+    assert changed.int8 is None
+    torch.testing.assert_close(changed + 0, 2 * grad + 1)
     # Two layers that take y: autograd adds a gradient in int8 and another one.
     x = torch.zeros(2, 3, 8, requires_grad=True)
     y = x * 1
