@@ -7,13 +7,14 @@ process: its op runs the PyTorch body from then on, after one warning.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 log = logging.getLogger(__name__)
@@ -117,15 +118,21 @@ def register(
     """Makes `kernel` what `op` runs on a kind of device.
 
     takes: whether the kernel takes these arguments; for others, and where kernels are not wanted
-    or the kernel has failed, the op runs `body`; None is the op's default body.
+    or the kernel has failed, the op runs `body`; None is the op's default body. The op's first
+    argument is a tensor. Its CUDA device is the current one while the kernel runs, since Triton
+    launches on the current device, wherever the tensors are.
     """
     fallback = op._init_fn if body is None else body
     key = op._name, device
+    on_device_of: Callable[[Tensor], AbstractContextManager[Any]] = (
+        torch.cuda.device_of if device == "cuda" else nullcontext
+    )
 
     def run(*args: Any) -> Any:
         if wanted() and key not in _failed and takes(*args):
             try:
-                return kernel(*args)
+                with on_device_of(args[0]):
+                    return kernel(*args)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -21,6 +21,7 @@ from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS
 from razorctl.ops.gemm import cublas_gemm
 from razorctl.ops.triton import tuning
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 MOST_TERMS = 2**17 - 64  # products of int8 whose sum is sure to fit in int32; keeps alignment
@@ -99,7 +100,7 @@ def _store_scaled(product, out, a_scale, b_scale, left, right, rows, columns, m,
     tl.store(at, values.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
 
 
-@triton.jit
+@launchable
 def scaled_gemm_kernel(
     a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr,
@@ -137,7 +138,7 @@ def scaled_gemm_kernel(
     _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
 
 
-@triton.jit
+@launchable
 def epilogue_kernel(
     product, out, a_scale, b_scale, left, right, m, n, stride,
     BM: tl.constexpr, BN: tl.constexpr,
