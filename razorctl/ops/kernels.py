@@ -45,12 +45,15 @@ class Fused:
     """What an op takes on a card where fused kernels run it; planning counts it so.
 
     launches: kernels. The first moves each operand and result once, and the others hardly anything.
-    operations: of a product in int8. again: bytes moved beyond operands and results. Each is a
-    function of the arguments of the op; those left at their defaults may be missing.
+    operations: of an int8 product of the first two arguments. rows: so many of that product are
+    made at a time where it is not Triton that multiplies; then each part is written as int32 by one
+    kernel and read by another. again: bytes moved beyond operands and results. Each is a function
+    of the arguments of the op; those left at their defaults may be missing.
     """
 
     launches: Callable[..., int] = lambda *args: 1
     operations: Callable[..., int] = lambda *args: 0
+    rows: Callable[..., int] = lambda a, *args: len(a)
     again: Callable[..., int] = lambda *args: 0
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
-from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.gemm import cublas_gemm
+from razorctl.ops.gemm import cublas_gemm, part_rows
 from razorctl.ops.triton import tuning
 from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
@@ -270,9 +269,9 @@ def run_cublas(
     right: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Fills `out` from int32 products of as many rows as chunks.ELEMENTS allows."""
+    """Fills `out` from int32 products of as many rows as `part_rows` allows."""
     m, n = out.shape
-    most = max(17, ELEMENTS // n)
+    most = part_rows(n)
     for start in range(0, m, most):
         rows = slice(start, start + most)
         part, product = out[rows], cublas_gemm(a[rows], b)
