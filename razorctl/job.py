@@ -37,6 +37,7 @@ class Job:
     clip_norm: largest norm of the whole gradient.
     evaluate_every: steps between evaluations on the test split; the last step has one as well.
     compile: whether training steps run through torch.compile.
+    cuda_graphs: whether compiled forward and backward passes are captured as CUDA graphs.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Job:
     clip_norm: float = 1.0
     evaluate_every: int | None = None
     compile: bool = False
+    cuda_graphs: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +64,11 @@ class Job:
         check_seed(self.seed)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs cannot both be set; give one of them.")
+        if self.cuda_graphs and not self.compile:
+            raise UsageError(
+                "CUDA graphs are captured from compiled steps; add --compile, or leave "
+                "--cuda-graphs out."
+            )
         for name, choices in (
             ("precision", get_args(Precision)),
             ("optimizer", get_args(OptimizerName)),

@@ -78,7 +78,8 @@ def train_step(
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad()
+        # A graph's output must not become a gradient: its next replay would write over the sum.
+        optimizer.zero_grad(set_to_none=not (job.cuda_graphs and job.accumulate > 1))
     return torch.stack(losses).sum(), norm
 
 

@@ -45,6 +45,12 @@ def test_epochs_become_steps(epochs, steps):
     assert job.epochs is None
 
 
+def test_cuda_graphs_are_of_compiled_steps():
+    assert Job("m", "d", compile=True, cuda_graphs=True).cuda_graphs
+    with pytest.raises(UsageError, match="add --compile, or leave --cuda-graphs out"):
+        Job("m", "d", cuda_graphs=True)
+
+
 def test_epochs_of_a_model_give_way_to_what_is_given():
     def steps(**given):
         return Job("m", "d", batch_size=10, **given).resolved({"epochs": 5}, 100).steps

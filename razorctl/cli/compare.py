@@ -28,6 +28,7 @@ OF_JOB = (
     "weight_decay",
     "evaluate_every",
     "compile",
+    "cuda_graphs",
 )
 OF_VIEW = {"what", "target", "json", "csv"}  # parameters that also apply to finished runs
 

@@ -64,6 +64,7 @@ JOB = _typed(
     clip_norm=_of_job(help="Largest norm of the gradient."),
     evaluate_every=_of_job(help="Steps between evaluations."),
     compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
+    cuda_graphs=_of_job(help="Capture compiled steps as CUDA graphs. [default: no]"),
     seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
 RECIPE = _typed(

@@ -19,6 +19,7 @@ OF_JOB = (
     "precision",
     "optimizer",
     "compile",
+    "cuda_graphs",
 )  # what changes a step's cost
 
 

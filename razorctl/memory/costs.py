@@ -81,15 +81,29 @@ def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
     results = sum(map(_bytes, _tensors((result,))))
     moved = sum(map(_bytes, _tensors(args))) + results + work.again(*args)
     operations, launches = work.operations(*args), Counter[Kernel]()
-    if operations and not dot:  # cuBLAS makes the int32 product, another kernel the result
-        product = math.prod(_tensors((result,))[0].shape) * torch.int32.itemsize
-        launches[Kernel("int8", operations, moved - results + product)] += 1
-        launches[Kernel("fp32", 0, product + results)] += 1
-        return Cost(launches, product)
+    if operations and not dot:
+        return _in_parts(operations, work.rows(*args), args, moved)
     launches[Kernel("int8" if operations else "fp32", operations, moved)] += 1
     if (more := work.launches(*args) - 1) > 0:
         launches[Kernel("fp32", 0, 0)] += more
     return Cost(launches, 0)
+
+
+def _in_parts(operations: int, most: int, args: Any, moved: int) -> Cost:
+    """The cost of an int8 product of which `most` rows at a time are an int32 product in memory.
+
+    Each part is made by cuBLAS, which reads all of the second operand, and scaled by a kernel.
+    """
+    a, b, *_ = _tensors(args)
+    others, row = moved - _bytes(a) - _bytes(b), len(b) * torch.int32.itemsize
+    most, launches = min(most, len(a)), Counter[Kernel]()
+    for rows, count in (most, len(a) // most), (len(a) % most, 1):
+        if rows:
+            own, product = _bytes(a) * rows // len(a), rows * row
+            part = operations * rows // len(a)
+            launches[Kernel("int8", part, own + _bytes(b) + product)] += count
+            launches[Kernel("fp32", 0, product + others * rows // len(a))] += count
+    return Cost(launches, most * row)
 
 
 @cache

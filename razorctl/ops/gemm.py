@@ -91,7 +91,7 @@ def in_parts(
     if not (a.numel() and b.numel()):
         out.zero_()
         return out if left is None or right is None else out.addr_(left.to(dtype), right.to(dtype))
-    size = len(a) if dtype == torch.float32 else max(17, ELEMENTS // len(b))
+    size = len(a) if dtype == torch.float32 else part_rows(len(b))
     for start in range(0, len(a), size):
         rows = slice(start, start + size)
         part = _scaled(gemm(a[rows], b), None if a_scale is None else a_scale[rows], b_scale)
@@ -101,6 +101,11 @@ def in_parts(
             return part
         out[rows] = part
     return out
+
+
+def part_rows(columns: int) -> int:
+    """Rows of an int32 product of so many columns that exist at a time; cuBLASLt takes over 16."""
+    return max(17, ELEMENTS // columns)
 
 
 def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
@@ -162,5 +167,9 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-kernels.describe(scaled_gemm, operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1])
+kernels.describe(
+    scaled_gemm,
+    operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1],
+    rows=lambda a, b, *scales: part_rows(len(b)),
+)
 kernels.attach(__name__)

@@ -7,13 +7,14 @@ process: its op runs the PyTorch body from then on, after one warning.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 log = logging.getLogger(__name__)
@@ -44,12 +45,15 @@ class Fused:
     """What an op takes on a card where fused kernels run it; planning counts it so.
 
     launches: kernels. The first moves each operand and result once, and the others hardly anything.
-    operations: of a product in int8. again: bytes moved beyond operands and results. Each is a
-    function of the arguments of the op; those left at their defaults may be missing.
+    operations: of an int8 product of the first two arguments. rows: so many of that product are
+    made at a time where it is not Triton that multiplies; then each part is written as int32 by one
+    kernel and read by another. again: bytes moved beyond operands and results. Each is a function
+    of the arguments of the op; those left at their defaults may be missing.
     """
 
     launches: Callable[..., int] = lambda *args: 1
     operations: Callable[..., int] = lambda *args: 0
+    rows: Callable[..., int] = lambda a, *args: len(a)
     again: Callable[..., int] = lambda *args: 0
 
 
@@ -117,15 +121,21 @@ def register(
     """Makes `kernel` what `op` runs on a kind of device.
 
     takes: whether the kernel takes these arguments; for others, and where kernels are not wanted
-    or the kernel has failed, the op runs `body`; None is the op's default body.
+    or the kernel has failed, the op runs `body`; None is the op's default body. The op's first
+    argument is a tensor. Its CUDA device is the current one while the kernel runs, since Triton
+    launches on the current device, wherever the tensors are.
     """
     fallback = op._init_fn if body is None else body
     key = op._name, device
+    on_device_of: Callable[[Tensor], AbstractContextManager[Any]] = (
+        torch.cuda.device_of if device == "cuda" else nullcontext
+    )
 
     def run(*args: Any) -> Any:
         if wanted() and key not in _failed and takes(*args):
             try:
-                return kernel(*args)
+                with on_device_of(args[0]):
+                    return kernel(*args)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -72,6 +72,7 @@ def traced(
     step = [
         *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        job.cuda_graphs,  # which keep gradients in memory
         asdict(replace(recipe, seed=0)),
         *(device, dot),
     ]

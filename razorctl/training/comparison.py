@@ -149,7 +149,7 @@ class Comparison:
 def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The settings that all jobs have in common."""
     first = jobs[0] if jobs else {}
-    return {k: v for k, v in first.items() if all(job[k] == v for job in jobs)}
+    return {k: v for k, v in first.items() if all(job.get(k) == v for job in jobs)}
 
 
 def read(directory: Path) -> FinishedRun:

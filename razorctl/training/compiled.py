@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.job import Job
 from razorctl.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,13 @@ def payoff(first: float, eager: float, compiled: float) -> Payoff:
     return Payoff(took, eager, compiled, math.ceil(took / gain) if gain > 0 else None)
 
 
-def refuse(recipe: Recipe) -> None:
-    """Raises UsageError for a recipe that no compiled graph can follow."""
-    if recipe.joint_budget < 1:
+def refuse(job: Job, recipe: Recipe, device: torch.device) -> None:
+    """Raises UsageError for a job that cannot be compiled as it says with a recipe on a device."""
+    if job.cuda_graphs and device.type != "cuda":
+        raise UsageError(
+            "CUDA graphs need a CUDA device; leave --cuda-graphs out, or choose --device cuda."
+        )
+    if job.compile and recipe.joint_budget < 1:
         raise UsageError(
             "a joint budget draws anew in every step, which a compiled graph cannot follow; leave "
             "--compile out, or set --joint-budget to 1."
@@ -67,15 +72,18 @@ class Compiled:
     """Runs the training steps of a model as one compiled graph; the model itself stays eager.
 
     So evaluation, traced bytes, state dict and hooks are what they are without compiling. A model
-    that cannot be compiled is trained eagerly after one warning.
+    that cannot be compiled is trained eagerly after one warning, and compiled without CUDA graphs
+    if these fail.
     """
 
-    def __init__(self, model: nn.Module, wanted: bool) -> None:
-        self.model = model
-        self._compiled: nn.Module | None = None
-        if wanted:
-            torch.compiler.reset()  # other models of this process count towards limits
-            self._compiled = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
+    def __init__(self, model: nn.Module, job: Job) -> None:
+        self.model, self._graphs = model, job.cuda_graphs
+        self._compiled = self._compile() if job.compile else None
+
+    def _compile(self) -> nn.Module:
+        torch.compiler.reset()  # other models of this process count towards limits
+        mode = "reduce-overhead" if self._graphs else None
+        return torch.compile(self.model, fullgraph=True, mode=mode)  # type: ignore[return-value]
 
     @property
     def works(self) -> bool:
@@ -97,24 +105,33 @@ class Compiled:
             return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             log.warning("training goes on without compiling: %s", _reason(error))
-        self._compiled = None
+            self._compiled = None
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self._graphs:
+                raise
+            log.warning("training goes on without CUDA graphs: %s", _reason(error))
+            self._graphs = False
+            self._compiled = self._compile()
         self.model.zero_grad()  # of the micro-batches before
-        return take(self.model, *args, **kwargs)
+        return self.step(take, *args, **kwargs)
 
 
 class Trial(Compiled):
-    """Compiles a run of `steps` steps after the first EAGER, so that what it gains can be said.
+    """Compiles the run of a resolved job after its first EAGER steps, so that its gain can be said.
 
     payoff: None before step JUDGED, and if steps are not compiled.
     """
 
-    def __init__(self, model: nn.Module, wanted: bool, steps: int) -> None:
-        super().__init__(model, wanted)
-        self.steps = steps
+    def __init__(self, model: nn.Module, job: Job) -> None:
+        super().__init__(model, job)
+        assert job.steps is not None
+        self.steps = job.steps
         self.payoff: Payoff | None = None
         self._seconds: list[float] = []
-        if wanted and steps < JUDGED:
-            log.warning("compiling does not pay off in a run of %d steps.", steps)
+        if job.compile and job.steps < JUDGED:
+            log.warning("compiling does not pay off in a run of %d steps.", job.steps)
 
     @property
     def done(self) -> bool:

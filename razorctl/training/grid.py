@@ -90,6 +90,11 @@ class Grid:
         for name in self.methods:
             if name not in NAMES:
                 raise unknown("method", name, NAMES)
+        if job.cuda_graphs:
+            from razorctl import devices  # imports torch
+            from razorctl.training.compiled import refuse
+
+            refuse(job, Recipe(), devices.find(device))
         self.job, self.ratio, self.device = job, ratio, device
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()

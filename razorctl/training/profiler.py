@@ -190,7 +190,7 @@ class Training:
         self.batch_size = job.batch_size
         self._updates = build_optimizer(model, job)
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
-        self.compiled = Compiled(model, job.compile)
+        self.compiled = Compiled(model, job)
 
     def inputs(self) -> Any:
         batch = self.family.example(self.model, self.batch_size, self.job.input_size)
@@ -232,6 +232,7 @@ def profile(
     precision: Precision = "auto",
     optimizer: OptimizerName = "sgd",
     compile: bool = False,
+    cuda_graphs: bool = False,
     steps: int = 5,
     device: torch.device | str | None = None,
     trace: Path | str | None = None,
@@ -258,9 +259,9 @@ def profile(
         optimizer=optimizer,
         input_size=input_size,
         compile=compile,
+        cuda_graphs=cuda_graphs,
     )
-    if compile:
-        refuse(recipe)
+    refuse(job, recipe, place)
     job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
     _check_files(place, trace, snapshot)
     net = family.bare(CLASSES, job.input_size).to(place)

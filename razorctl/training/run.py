@@ -101,7 +101,7 @@ class Run(Iterator[Step]):
         self.saved_bytes = saved_bytes(self.model, example, autocast=dtype)
 
         assert job.steps is not None
-        self.trial = Trial(self.model, job.compile, job.steps)
+        self.trial = Trial(self.model, job)
         self.history: list[Step] = []
         self.peak_bytes: int | None = None
         self._steps = self._train()
@@ -269,9 +269,8 @@ def finetune(
     progress: called with the name of each stage of the preparation.
     Raises RazorError, and leaves no directory behind, if the run cannot be prepared.
     """
-    recipe = recipe or Recipe()
-    if job.compile:
-        refuse(recipe)
+    recipe, place = recipe or Recipe(), devices.find(device)
+    refuse(job, recipe, place)
     out = choose(out, job.model, job.dataset, recipe.method)
     with claimed(out):
-        return Run(job, recipe, out, devices.find(device), plan, progress)
+        return Run(job, recipe, out, place, plan, progress)

@@ -52,10 +52,10 @@ def test_the_largest_ratio_bounds_the_search(cache):
 
 
 def test_the_command_has_every_digit(cache):
-    job = replace(JOB, learning_rate=0.0123456789, compile=True)
+    job = replace(JOB, learning_rate=0.0123456789, compile=True, cuda_graphs=True)
     found = planned(cache, job=job)
     assert "--lr 0.0123456789" in found.command
-    assert " --compile " in found.command
+    assert " --compile --cuda-graphs " in found.command
     assert "compile" not in planned(cache).command
 
 

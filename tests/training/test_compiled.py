@@ -14,12 +14,16 @@ from torch._dynamo.utils import counters
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
+from razorctl.step import build_optimizer, train_step
 from razorctl.training.compiled import JUDGED, Compiled, Payoff, Trial, payoff
+from razorctl.training.grid import Grid
 from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
 from tests.models import bert
 
 JOB = Job("vit-micro", "digits", batch_size=16, steps=JUDGED, evaluate_every=4, learning_rate=0.01)
+COMPILED = replace(JOB, compile=True)
+GRAPHS = replace(COMPILED, cuda_graphs=True)
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -102,7 +106,7 @@ def test_a_failure_in_a_later_micro_batch_leaves_no_gradient_behind(monkeypatch,
         for _ in range(2):
             forward(x).sum().backward()
 
-    Compiled(model, True).step(take)
+    Compiled(model, COMPILED).step(take)
     assert model.weight.grad.tolist() == [[4.0] * 3]
     assert len(said(caplog)) == 1
 
@@ -116,7 +120,7 @@ def test_what_a_layer_cannot_compile_is_said_in_its_words(no_codegen, caplog):
         torch.manual_seed(1)
         return forward(ids).logits.square().sum()
 
-    compiled = Compiled(model, True)
+    compiled = Compiled(model, COMPILED)
     assert compiled.step(loss) == compiled.step(loss) == loss(twin)
     assert not compiled.works
     assert said(caplog) == [
@@ -140,10 +144,99 @@ def test_a_joint_budget_is_refused_before_anything_is_written(tmp_path):
     for joint in ("weights", "branches"):
         recipe = Recipe(joint_budget=0.5, joint=joint)
         with pytest.raises(UsageError, match="leave --compile out"):
-            finetune(replace(JOB, compile=True), recipe, out=tmp_path / "run", device="cpu")
+            finetune(COMPILED, recipe, out=tmp_path / "run", device="cpu")
         with pytest.raises(UsageError, match="leave --compile out"):
             profile("vit-micro", recipe, compile=True, device="cpu")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["int2", "prebackrazor", "prebackrazor++"])
+def test_a_compiled_step_draws_anew(method, no_codegen):
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8))
+    x = torch.randn(9, 64)
+    sparsify(model, Recipe(method, 0.5))
+
+    def gradient(forward: nn.Module) -> torch.Tensor:
+        model.zero_grad()
+        forward(x).square().sum().backward()
+        return model[0].weight.grad.clone()
+
+    compiled = Compiled(model, COMPILED)
+    steps = [compiled.step(gradient) for _ in range(3)]
+    assert compiled.works
+    assert not torch.equal(steps[0], steps[1])
+    assert not torch.equal(steps[1], steps[2])
+    restore(model)
+
+
+class TestGraphs:
+    """What can be said of CUDA graphs without a card."""
+
+    error: Exception = RuntimeError("CUDA error: stream is capturing\nmore")  # of the graphs
+
+    @pytest.fixture
+    def compilations(self, monkeypatch):
+        """The modes that torch.compile was asked for; what it makes with one fails."""
+        modes = []
+
+        def fails(_):
+            raise TestGraphs.error
+
+        def fake(model, *, fullgraph, mode):
+            modes.append(mode)
+            return model if mode is None else fails
+
+        monkeypatch.setattr(torch, "compile", fake)
+        return modes
+
+    def test_are_a_mode_of_compiling(self, compilations):
+        for job in (COMPILED, GRAPHS):
+            Compiled(nn.Linear(2, 2), job)
+        assert compilations == [None, "reduce-overhead"]
+
+    def test_that_fail_leave_a_compiled_step(self, compilations, caplog):
+        model = nn.Linear(3, 1)
+        trained = Compiled(model, GRAPHS)
+        for _ in range(2):
+            model.weight.grad = torch.ones(1, 3)  # of a micro-batch before the failure
+            trained.step(lambda forward: forward(torch.ones(2, 3)).sum().backward())
+        assert compilations == ["reduce-overhead", None]
+        assert trained.works
+        assert model.weight.grad.tolist() == [[3.0] * 3]
+        assert said(caplog) == [
+            "training goes on without CUDA graphs: CUDA error: stream is capturing"
+        ]
+
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError])
+    def test_do_not_hide_other_errors(self, error, compilations, monkeypatch):
+        monkeypatch.setattr(TestGraphs, "error", error())
+        with pytest.raises(error):
+            Compiled(nn.Linear(3, 1), GRAPHS).step(lambda forward: forward(torch.ones(3)))
+        assert compilations == ["reduce-overhead"]
+
+    def test_are_refused_before_anything_is_written_where_there_are_none(self, tmp_path):
+        sentence = "CUDA graphs need a CUDA device; leave --cuda-graphs out, or choose --device"
+        with pytest.raises(UsageError, match=sentence):
+            finetune(GRAPHS, out=tmp_path / "run", device="cpu")
+        with pytest.raises(UsageError, match=sentence):
+            profile("vit-micro", compile=True, cuda_graphs=True, device="cpu")
+        with pytest.raises(UsageError, match=sentence):
+            Grid(GRAPHS, ["full"], out=tmp_path / "grid", device="cpu")
+        assert not list(tmp_path.iterdir())
+
+    def test_do_not_write_their_outputs_into_gradients(self):
+        """A gradient that is there takes a sum; else torch would take a graph's output for it."""
+        model, rows = nn.Linear(2, 3), [(torch.ones(2, 2), torch.zeros(2).long())] * 2
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        held = {}
+        for job in (replace(GRAPHS, accumulate=2), replace(COMPILED, accumulate=2), GRAPHS):
+            job = replace(job, precision="fp32").resolved({}, 1000)
+            micro = rows[: job.accumulate]
+            optimizer = build_optimizer(model, job)
+            train_step(model, lambda net, x: net(x), micro, optimizer, job, scaler)
+            held[job.cuda_graphs, job.accumulate] = model.weight.grad is not None
+            optimizer.zero_grad()
+        assert held == {(True, 2): True, (False, 2): False, (True, 1): False}
 
 
 class TestPayoff:
@@ -161,7 +254,7 @@ class TestPayoff:
     )
     def test_is_said_once(self, steps, after, level, end, no_codegen, caplog):
         caplog.set_level("INFO")
-        trial = Trial(nn.Linear(2, 2), True, steps)
+        trial = Trial(nn.Linear(2, 2), replace(COMPILED, steps=steps))
         for seconds in (9, 0.5, 0.5, 10 + after, 3, after, after, after, 7, 7):
             trial.note(seconds)
         (record,) = caplog.records

@@ -65,6 +65,7 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
         words += [form.format(shared[name])] if name in shared else []
     count = len(document["seeds"])
     words += ["compiled"] * shared.get("compile", False)
+    words += ["CUDA graphs"] * shared.get("cuda_graphs", False)
     words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
     table = Table(
         title=", ".join(words),

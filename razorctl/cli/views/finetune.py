@@ -43,6 +43,7 @@ def _settings(job: Job, device: str | None) -> list[str]:
             (job.precision, None if job.precision == "auto" else job.precision),
             (f"lr {job.learning_rate or 0:g}", job.learning_rate),
             ("compiled", job.compile or None),
+            ("CUDA graphs", job.cuda_graphs or None),
             (f"on {device}", device),
         )
         if value is not None

@@ -12,6 +12,7 @@ from razorctl.ops import kernels
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import int8, quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
@@ -22,7 +23,7 @@ WIDEST = 16384  # bytes of a row that a program of `activation_grad_int8` holds 
 ROWS = 32  # that it works on one after the other
 
 
-@triton.jit
+@launchable
 def activation_grad_kernel(
     dy, packed, zero_point, scale, dx, rows, columns, stride, tile_rows,
     FUNCTION: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
@@ -38,7 +39,7 @@ def activation_grad_kernel(
     tl.store(to, result.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launchable
 def activation_grad_int8_kernel(
     dy, packed, zero_point, scale, codes, code_scale, sums,
     rows, columns, stride, tile_rows,

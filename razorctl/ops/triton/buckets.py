@@ -10,6 +10,7 @@ from torch import Tensor
 from razorctl.ops import buckets as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.packing import (
     STRIPS,
     first_width,
@@ -26,7 +27,7 @@ RESTORED = 1024  # elements in a program that restores
 WARPS = 4
 
 
-@triton.jit
+@launchable
 def to_buckets_kernel(
     x, packed, count, line, ENDS: tl.constexpr, BITS: tl.constexpr, U: tl.constexpr
 ):
@@ -49,7 +50,7 @@ def to_buckets_kernel(
     store_others(packed + u, word, strip, u < strip, BITS)
 
 
-@triton.jit
+@launchable
 def from_buckets_kernel(
     packed, y, count, line,
     STAND_INS: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from razorctl.ops import columns as op
 from razorctl.ops import kernels
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import Variant
 
 TILE = {"ROWS": 16, "COLUMNS": 128}
@@ -16,7 +17,7 @@ WARPS, STAGES = 4, 2
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@triton.jit
+@launchable
 def gather_kernel(
     x, index, out, rows, columns, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,

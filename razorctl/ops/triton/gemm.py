@@ -18,9 +18,9 @@ from torch import Tensor
 
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
-from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.gemm import cublas_gemm
+from razorctl.ops.gemm import cublas_gemm, part_rows
 from razorctl.ops.triton import tuning
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 MOST_TERMS = 2**17 - 64  # products of int8 whose sum is sure to fit in int32; keeps alignment
@@ -99,7 +99,7 @@ def _store_scaled(product, out, a_scale, b_scale, left, right, rows, columns, m,
     tl.store(at, values.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
 
 
-@triton.jit
+@launchable
 def scaled_gemm_kernel(
     a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr,
@@ -137,7 +137,7 @@ def scaled_gemm_kernel(
     _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
 
 
-@triton.jit
+@launchable
 def epilogue_kernel(
     product, out, a_scale, b_scale, left, right, m, n, stride,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -269,9 +269,9 @@ def run_cublas(
     right: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Fills `out` from int32 products of as many rows as chunks.ELEMENTS allows."""
+    """Fills `out` from int32 products of as many rows as `part_rows` allows."""
     m, n = out.shape
-    most = max(17, ELEMENTS // n)
+    most = part_rows(n)
     for start in range(0, m, most):
         rows = slice(start, start + most)
         part, product = out[rows], cublas_gemm(a[rows], b)

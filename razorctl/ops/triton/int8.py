@@ -10,6 +10,7 @@ from triton.language import constexpr
 
 from razorctl.ops import int8 as op
 from razorctl.ops import kernels
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.numbers import inverse, nearest
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
@@ -46,7 +47,7 @@ def codes_of(x, factor):
     return tl.minimum(tl.maximum(nearest(x * factor), -LEVELS), LEVELS).to(tl.int8)
 
 
-@triton.jit
+@launchable
 def int8_rows_kernel(
     x, codes, scale, sums, rows, columns, stride,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
@@ -108,7 +109,7 @@ def _tile(rows, columns, R: tl.constexpr, C: tl.constexpr):
     return row, column, (row < rows)[:, None] & (column < columns)[None, :]
 
 
-@triton.jit
+@launchable
 def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
     """A program leaves the largest magnitudes in R rows of C columns."""
     row, column, inside = _tile(rows, columns, R, C)
@@ -119,7 +120,7 @@ def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.con
     tl.store(to, tl.max(tl.abs(values), 0), mask=column < columns)
 
 
-@triton.jit
+@launchable
 def int8_columns_kernel(
     x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
@@ -141,7 +142,7 @@ def int8_columns_kernel(
     tl.store(to, codes_of(values, inverse(step)[None, :]), mask=inside)
 
 
-@triton.jit
+@launchable
 def balance_kernel(
     codes, scale, most, balanced, shared, rows, columns, R: tl.constexpr, C: tl.constexpr
 ):

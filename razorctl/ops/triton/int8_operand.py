@@ -14,6 +14,7 @@ from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.int8 import LEVELS as CODES
 from razorctl.ops.packing import BITS, GROUP
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.numbers import activated, inverse, nearest
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
@@ -67,7 +68,7 @@ def _bounds(
         return half_low + half_high, half_high - half_low
 
 
-@triton.jit
+@launchable
 def bounds_kernel(
     zero_point, scale, bias, row_scale, column_scale, center, factor, fold, tiles, rows, columns,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
@@ -93,7 +94,7 @@ def bounds_kernel(
     tl.store(fold, inverse(largest))
 
 
-@triton.jit
+@launchable
 def int8_operand_kernel(
     packed, zero_point, scale, bias, row_scale, center, factor, fold, codes,
     rows, columns, tile_rows,

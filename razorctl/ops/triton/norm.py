@@ -18,6 +18,7 @@ from razorctl.ops import norm as op
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
@@ -30,7 +31,7 @@ ROWS = 32  # that a program of `norm_grad` works on one after the other
 ADDED = 2048  # elements of whole rows that a program of `residual_add` holds, or one wider row
 
 
-@triton.jit
+@launchable
 def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr, C: tl.constexpr):
     """The mean, unless that is None, and 1 / std of R rows, which a program reads once or twice."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -56,7 +57,7 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
     tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=there)
 
 
-@triton.jit
+@launchable
 def residual_add_kernel(
     x, f, y, mean, rstd, rows, columns, x_stride, f_stride, eps, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
@@ -79,7 +80,7 @@ def residual_add_kernel(
     tl.store(rstd + row, tl.div_rn(1.0, deviation), mask=row < rows)
 
 
-@triton.jit
+@launchable
 def norm_grad_kernel(
     dy, packed, zero_point, scale, weight, rstd, residual, dx, codes, code_scale, sums,
     rows, columns, stride, tile_rows, residual_stride,

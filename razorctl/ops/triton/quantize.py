@@ -12,6 +12,7 @@ from triton.language import constexpr
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import (
     STRIPS,
@@ -112,7 +113,7 @@ def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
     return tl.minimum(tl.maximum(code, 0.0), 2**BITS - 0.5).to(tl.int32)
 
 
-@triton.jit
+@launchable
 def quantize_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
     rows, columns, stride, tile_rows, offset,
@@ -163,7 +164,7 @@ def quantize_tile(
     store_others(packed + to, word, strip, inside, BITS)
 
 
-@triton.jit
+@launchable
 def quantize_long_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
     rows, columns, stride, tile_rows, offset,
@@ -224,7 +225,7 @@ def quantize_long_tile(
         store_others(to, word, strip, inside, BITS)
 
 
-@triton.jit
+@launchable
 def dequantize_kernel(
     packed, zero_point, scale, bias, y, rows, columns, tile_rows,
     BITS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,

@@ -10,6 +10,7 @@ from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import sampling as op
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import Variant
 
 BLOCK = 2048  # entries that a program holds; more of them are read again from the cache
@@ -59,7 +60,7 @@ def _exact_sum(log_w, log_c, size, least, p_min, BLOCK: tl.constexpr):
     return tl.sum(parts, 0), tl.sum(free, 0)
 
 
-@triton.jit
+@launchable
 def project_kernel(
     log_w, p, size, total: tl.float64, smallest: tl.float64, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -99,7 +100,7 @@ def project_kernel(
         tl.store(p + entry, tl.where(total < size, part, 1), inside)
 
 
-@triton.jit
+@launchable
 def draw_kernel(p, phase, index, drawn, size, count, BLOCK: tl.constexpr):
     """Entry d is drawn for each point u + i in [ends[d - 1], ends[d])."""
     u = tl.load(phase) + GOLDEN

@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import Variant
 
 ROWS, COLUMNS, WARPS = 64, 32, 4
 
 
-@triton.jit
+@launchable
 def column_sums_kernel(partial, total, rows, columns, R: tl.constexpr, C: tl.constexpr):
     """A program sums C columns of one of the matrices; always in the same order."""
     across = tl.cdiv(columns, C)

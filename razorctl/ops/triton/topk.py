@@ -17,6 +17,7 @@ from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import topk as op
+from razorctl.ops.triton.launch import launchable
 from razorctl.ops.triton.variants import Variant
 
 PROGRAMS = constexpr(1024)
@@ -47,7 +48,7 @@ def _chosen(histograms, k, FOUND: tl.constexpr):
     return prefix, rank
 
 
-@triton.jit
+@launchable
 def histogram_kernel(
     x, histograms, n, k, stretch,
     FOUND: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -65,7 +66,7 @@ def histogram_kernel(
     tl.atomic_add(histograms + FOUND * BINS + tl.arange(0, BINS), counts, sem="relaxed")
 
 
-@triton.jit
+@launchable
 def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
     """How many keys of each stretch are above the key of rank k, and how many equal it."""
     smallest, _ = _chosen(histograms, k, DIGITS)
@@ -88,7 +89,7 @@ def _before(counts):
     return tl.sum(tl.load(counts + programs, programs < tl.program_id(0), 0), 0)
 
 
-@triton.jit
+@launchable
 def pack_kernel(
     x, histograms, counts, values, bitmap, n, k, stretch,
     DIGITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -118,7 +119,7 @@ def pack_kernel(
         equal += total >> 16
 
 
-@triton.jit
+@launchable
 def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
     """How many bits of each stretch are set; `n` and `stretch` count bits."""
     start = tl.program_id(0).to(tl.int64) * stretch
@@ -131,7 +132,7 @@ def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
     tl.store(counts + tl.program_id(0), tl.sum(total, 0))
 
 
-@triton.jit
+@launchable
 def unpack_kernel(values, bitmap, counts, dense, n, stretch, BLOCK: tl.constexpr):
     """Writes a stretch of the dense tensor."""
     saved = _before(counts)

@@ -42,7 +42,7 @@ def fastest(
 def _milliseconds(way: Callable[..., None], work: tuple[Any, ...]) -> float:
     """The least time of a few calls; infinite for a way that this card cannot go."""
     best = float("inf")
-    with suppress(RuntimeError, TritonError), torch.cuda.device(work[0].device):
+    with suppress(RuntimeError, TritonError):
         for _ in range(WARM_UPS):
             way(*work)
         for _ in range(ROUNDS):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from triton.compiler import ASTSource
 
+from razorctl.ops.triton.launch import OPTIONS
+
 ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
 # The dtypes of activations that kernels take, by their names in signatures.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -41,7 +43,7 @@ class Variant:
     @property
     def options(self) -> dict[str, int]:
         """What `triton.compile` takes as options."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, **OPTIONS}
         return (
             options if self.most_registers is None else options | {"maxnreg": self.most_registers}
         )

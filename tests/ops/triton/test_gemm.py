@@ -1,6 +1,10 @@
 import pytest
 import torch
 
+from razorctl.memory.costs import cost
+from razorctl.memory.trace_cache import Kernel
+from razorctl.ops import gemm as op
+from razorctl.ops import kernels
 from razorctl.ops.gemm import scaled_gemm_reference
 from razorctl.ops.triton import gemm
 from razorctl.ops.triton.gemm import Tile
@@ -40,6 +44,34 @@ def test_equals_the_reference(m, n, k, dtype, way):
         torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
     exact = gemm.scaled_gemm(a, b, None, torch.ones(n), torch.float32)
     assert torch.equal(exact, (a.double() @ b.double().T).float())
+
+
+def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
+    m, n, k = 100, 24, 32
+    work = operands(m, n, k)[:4]
+    out, products = torch.empty(m, n, dtype=torch.half), []
+    monkeypatch.setattr(op, "ELEMENTS", 40 * n)
+
+    def recorded(*args):
+        products.append(op.cublas_gemm(*args))
+        return products[-1]
+
+    monkeypatch.setattr(interpreted(gemm), "cublas_gemm", recorded)
+    gemm.run_cublas(*work, None, None, out)
+    assert torch.equal(out, scaled_gemm_reference(*work, torch.half))
+    assert [len(product) for product in products] == [40, 40, 20]
+    with kernels.assumed(dot=False):
+        said = cost(torch.ops.razorctl.scaled_gemm.default, (*work, torch.half), {}, out)
+    assert said.workspace == products[0].nbytes
+    want = []
+    for product in products:
+        rows = len(product)
+        want += [
+            Kernel("int8", 2 * rows * n * k, rows * k + n * k + product.nbytes),
+            # The scales of all columns are read again, which is next to nothing.
+            Kernel("fp32", 0, product.nbytes + rows * (2 * n + 4) + 4 * n * rows // m),
+        ]
+    assert sorted(said.kernels.elements()) == sorted(want)
 
 
 def test_operands_of_any_layout(way):

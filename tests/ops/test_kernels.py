@@ -1,0 +1,41 @@
+"""Which kernel an op runs, and on which device."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from razorctl.ops import kernels
+from razorctl.ops.quantize import dequantize, quantize
+
+
+def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
+    events, found = [], {}
+
+    @contextmanager
+    def device_of(tensor):
+        events.append(tensor.item())
+        yield
+        events.append("left")
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    op = SimpleNamespace(
+        _name="op",
+        _init_fn=None,
+        register_kernel=lambda device: lambda run: found.update({device: run}),
+    )
+    for device in ("cuda", "cpu"):
+        kernels.register(op, device, lambda x, y: events.append("ran"))
+        found[device](torch.tensor(3), 4)
+    assert events == [3, "ran", "left", "ran"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tensors_need_not_be_on_the_current_device():
+    x = torch.randn(130, 128, device="cuda:1")
+    copy = quantize(x, 5, 64)
+    want = quantize._init_fn(x, 5, 64)
+    got, want = (dequantize(*c, None, 5, 130, 64, x.dtype) for c in (copy, want))
+    torch.testing.assert_close(got, want, atol=0.3, rtol=0)
+    assert torch.cuda.current_device() == 0
