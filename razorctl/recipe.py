@@ -34,6 +34,8 @@ class Recipe:
     mean_correction: save the mean of each column exactly and prune only the rest.
     int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
         layers in int8; None is the method's default.
+    int8_forward: also run the forward pass of linear layers in int8 in training steps, which makes
+        it approximate.
     seed: seed of the draws of parameter blocks. Draws of columns use torch's generator.
     """
 
@@ -46,6 +48,7 @@ class Recipe:
     mean_correction: bool = False
     int8_weight_grad: bool | None = None
     int8_input_grad: bool | None = None
+    int8_forward: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,7 +95,8 @@ class Recipe:
     @property
     def close(self) -> bool:
         """Whether the gradient was measured to be close to the exact one."""
-        return self.joint_budget == 1 and self.ratio <= METHODS[self.method].close_up_to
+        exact_forward = self.joint_budget == 1 and not self.int8_forward
+        return exact_forward and self.ratio <= METHODS[self.method].close_up_to
 
     @property
     def rules(self) -> Mapping[str, str]:
@@ -118,12 +122,12 @@ class Recipe:
         return METHODS[self.method].unbiased if self.unbiased is None else self.unbiased
 
     @property
-    def int8(self) -> tuple[bool, bool]:
-        """Whether the weight gradient and the input gradient run in int8."""
+    def int8(self) -> tuple[bool, bool, bool]:
+        """Whether the weight gradient, the input gradient and the forward pass run in int8."""
         default = self.has_effect and METHODS[self.method].int8
         chosen = (self.int8_weight_grad, self.int8_input_grad)
         weight, inputs = (default if flag is None else flag for flag in chosen)
-        return weight, inputs
+        return weight, inputs, self.int8_forward
 
     def to_toml(self) -> str:
         """The fields that are not None, as TOML."""

@@ -69,7 +69,7 @@ def test_unknown_names_get_the_nearest(field, value, nearest):
 def test_toml_round_trip():
     for recipe in (
         Recipe(),
-        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, True, False, 7),
+        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, True, False, True, 7),
     ):
         assert Recipe.from_toml(recipe.to_toml()) == recipe
 
@@ -105,7 +105,14 @@ def test_ratio_zero_has_no_rules_and_leaves_attention_alone():
         if method.ratio != "nothing":
             assert not Recipe(name, 0).rules
             assert Recipe(name, 0).backend == "auto"
-            assert Recipe(name, 0).int8 == (False, False)
+            assert Recipe(name, 0).int8 == (False, False, False)
+
+
+def test_a_forward_pass_in_int8_is_asked_for_and_its_gradient_is_not_called_close():
+    assert Recipe().int8 == (True, True, False)
+    assert Recipe(int8_forward=True).int8 == (True, True, True)
+    assert Recipe().close
+    assert not Recipe(int8_forward=True).close
 
 
 def test_a_joint_budget_draws_the_weights_of_methods_that_prune_nothing():

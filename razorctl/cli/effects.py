@@ -14,6 +14,13 @@ from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 
+# Settings of linear layers that a method swaps -> the start of a note.
+INT8 = {
+    "int8_weight_grad": "int8 weight gradients do",
+    "int8_input_grad": "int8 input gradients do",
+    "int8_forward": "the int8 forward pass does",
+}
+
 
 def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
     """Prints a note for each setting that the user gave and that does nothing in all `settings`.
@@ -62,10 +69,9 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "unbiased", f"unbiased does nothing: {way} draws nothing."
     if recipe.mean_correction and not any(map(_prunes, rules)):
         yield "mean_correction", f"the mean correction does nothing: {way} prunes nothing."
-    for name in ("int8_weight_grad", "int8_input_grad"):
+    for name, what in INT8.items():
         if getattr(recipe, name) and "linear" not in recipe.rules:
-            what = name.removesuffix("_grad").replace("_", " ")
-            yield name, f"{what} gradients do nothing: {way} leaves linear layers as they are."
+            yield name, f"{what} nothing: {way} leaves linear layers as they are."
 
 
 def _prunes(rule: str) -> bool:

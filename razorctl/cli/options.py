@@ -87,6 +87,9 @@ RECIPE = _typed(
     int8_input_grad=_of_recipe(
         help="Compute input gradients of linear layers in int8. [default: the method's]"
     ),
+    int8_forward=_of_recipe(
+        help="Compute outputs of linear layers in int8 too, in training. [default: no]"
+    ),
 )
 PLANNING: dict[str, Any] = {
     "vram": Annotated[str | None, of_plan(help="Memory that may be used, such as 11GB.")],

@@ -25,7 +25,7 @@ class Settings:
 
     memo: where layers find the copies of others; None if each packs for itself. blocks: the draw of
     weights under a joint budget, else None. attention: the backend, as `Recipe.backend`.
-    int8_weight_grad, int8_input_grad: as `Recipe.int8`.
+    int8_weight_grad, int8_input_grad, int8_forward: as `Recipe.int8`.
     """
 
     memo: Memo | None = None
@@ -33,6 +33,7 @@ class Settings:
     attention: str = "auto"
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
+    int8_forward: bool = False
 
 
 class RazorLayer(nn.Module):

@@ -1,6 +1,7 @@
-"""nn.Linear that saves its input by a rule, and can run the GEMMs of its backward pass in int8.
+"""nn.Linear that saves its input by a rule, and can run its GEMMs in int8.
 
-The bias gradient is always exact. The input gradient is exact unless its GEMM runs in int8.
+The output is the stock one unless the forward pass runs in int8. The bias gradient is always that
+of dy, and so is the input gradient unless its GEMM runs in int8.
 """
 
 from typing import Any, ClassVar
@@ -82,8 +83,22 @@ class Gemms(Product):
         return dx
 
 
+def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x W^T + b, [rows, out] in `dtype`, from int8 rows of x and of the weight [out, in]."""
+    outputs = Int8(*int8_rows(weight))
+    scale, ones = outputs.scale.squeeze(1), torch.ones_like(x.scale).squeeze(1)
+    right = torch.zeros_like(scale) if bias is None else bias.to(scale.dtype)
+    # No code stands for NaN, which the sums of rows pass on as a stock layer does.
+    right = right.add(x.total.dot(outputs.total), alpha=0)
+    y: Tensor = scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
+    return y
+
+
 class LinearFunction(torch.autograd.Function):
-    """y = x W^T + b with dW from what was packed of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1)."""
+    """y = x W^T + b with dW from what was packed of x (Back Razor, Sec. 3; CVPR 2024, Alg. 1).
+
+    int8: the int8 copy of x for a forward pass in int8, whose gradient is that of the exact one.
+    """
 
     @staticmethod
     def forward(
@@ -94,13 +109,20 @@ class LinearFunction(torch.autograd.Function):
         layer: "RazorLinear",
         p: float,
         copy: Copy | None,
+        int8: Int8 | None,
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
         ctx.rule, packed = copy or (None, None)
         # Stock autocast saves a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
-        return F.linear(x, weight, bias)
+        if int8 is None:
+            return F.linear(x, weight, bias)
+        with no_autocast(x.device):
+            y = int8_linear(int8, weight, bias, x.dtype)
+        # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.
+        out: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], len(weight)])
+        return out
 
     @staticmethod
     @once_differentiable
@@ -119,21 +141,23 @@ class LinearFunction(torch.autograd.Function):
                 db = product.total
             if ctx.needs_input_grad[0]:
                 dx = product.input_grad(weight).view(ctx.shape)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None, None, None
 
 
 class RazorLinear(WeightLayer, nn.Linear):
     """nn.Linear that saves its input by a rule.
 
     It saves no input in a step in which a joint budget does not draw its weight. int8_weight_grad,
-    int8_input_grad: whether these GEMMs run in int8 if they have at least SMALLEST multiplications.
-    Below that, making the int8 copies takes more time than int8 gains.
+    int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at least SMALLEST
+    multiplications. Below that, making the int8 copies takes more time than int8 gains. A forward
+    pass that saves nothing, as in evaluation, is always the stock one.
     """
 
     kind: ClassVar[str] = "linear"
     SMALLEST: ClassVar[int] = 2**26
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
+    int8_forward: bool = False
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -146,9 +170,10 @@ class RazorLinear(WeightLayer, nn.Linear):
         assert isinstance(module, RazorLinear)
         module.int8_weight_grad = settings.int8_weight_grad
         module.int8_input_grad = settings.int8_input_grad
+        module.int8_forward = settings.int8_forward
 
     def detach(self) -> None:
-        del self.int8_weight_grad, self.int8_input_grad
+        del self.int8_weight_grad, self.int8_input_grad, self.int8_forward
         super().detach()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -156,14 +181,25 @@ class RazorLinear(WeightLayer, nn.Linear):
             return super().forward(input)
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(input, (self.kind, x.dtype), lambda: flat(x.detach()))
-        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy)
+        int8 = None
+        if self.int8_forward and self.large(x):
+            int8 = self.int8_rows(input, flat(x.detach()))
+        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.gradients.want(y)
         return y
 
+    def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
+        """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""
+        return Int8(*int8_rows(rows)) if self.memo is None else self.memo.int8(input, rows)
+
+    def large(self, x: Tensor) -> bool:
+        """Whether GEMMs with the input `x` have at least SMALLEST multiplications."""
+        return x.numel() * self.out_features >= self.SMALLEST
+
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
         """Whether the weight gradient and the input gradient run in int8, for the input `x`."""
-        large = x.numel() * self.out_features >= self.SMALLEST
+        large = self.large(x)
         return large and self.int8_weight_grad, large and self.int8_input_grad
 
 

@@ -4,17 +4,19 @@ x -- norm -- y --+-- q    norm packs x_hat once, for its own gradient; as y = x_
                  +-- k    same codes with other scales are codes of y, which norm offers to the
                  +-- v    linear layers that y feeds
 h -- GELU -- a ----- fc2  GELU packs h and offers it as the h of a = GELU(h)
-without an offer the first of q, k, v packs y, and the others find its copy
+without an offer the first of q, k, v packs y, and the others find its copy; so they do with the
+int8 copy of y that GEMMs of the forward pass take
 """
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from razorctl.layers.gradients import Gradients
+from razorctl.layers.gradients import Gradients, Int8
+from razorctl.ops.int8 import int8_rows
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.packed import Packed
 
@@ -32,8 +34,38 @@ def copy_of(activation: Tensor, rules: Rules) -> Copy:
     return Copy(rule, rule.pack(activation))
 
 
+Made = TypeVar("Made")
+
+
+class Last(Generic[Made]):
+    """What was made last of a tensor, until that is gone; it is found in the same state alone."""
+
+    def __init__(self) -> None:
+        self._entry: tuple[weakref.ref[Tensor], Hashable, Made] | None = None
+
+    def put(self, x: Tensor, state: Hashable, made: Made) -> None:
+        """Replaces what there was."""
+        self._entry = weakref.ref(x, self._forget), (x._version, state), made
+
+    def get(self, x: Tensor, state: Hashable) -> Made | None:
+        """What was put last, if it was of `x`, unchanged, in this state."""
+        if self._entry is not None:
+            known, before, made = self._entry
+            if known() is x and before == (x._version, state):
+                return made
+        return None
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self._entry = None
+
+    def _forget(self, dead: Any) -> None:
+        if self._entry is not None and self._entry[0] is dead:
+            self.clear()
+
+
 class Memo:
-    """The last copy and the tensor that it is of, so that an activation is packed once.
+    """The last copies and the tensors that they are of, so that an activation is packed once.
 
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
@@ -46,7 +78,7 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._entry: tuple[weakref.ref[Tensor], Hashable, Copy] | None = None
+        self._copy, self._int8 = Last[Copy](), Last[Int8]()
         self.gradients = Gradients()
 
     def pack(
@@ -72,28 +104,33 @@ class Memo:
 
             traced.offer(x, layout, copy)
         else:
-            state = layout, x._version, _place()
-            self._entry = weakref.ref(x, self._forget), state, copy
+            self._copy.put(x, (layout, _place()), copy)
 
     def _find(self, x: Tensor, layout: Hashable) -> Copy | None:
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
             return traced.find(x, layout)
-        if self._entry is not None:
-            known, state, copy = self._entry
-            if known() is x and state == (layout, x._version, _place()):
-                return copy
-        return None
+        return self._copy.get(x, (layout, _place()))
 
-    def _forget(self, dead: Any) -> None:
-        if self._entry is not None and self._entry[0] is dead:
-            self._entry = None
+    def int8(self, x: Tensor, rows: Tensor) -> Int8:
+        """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.
+
+        It is found wherever autograd saves, because it is not saved.
+        """
+        if torch.compiler.is_compiling():  # the compiler itself makes equal copies once
+            return Int8(*int8_rows(rows))
+        made = self._int8.get(x, rows.dtype)
+        if made is None:
+            made = Int8(*int8_rows(rows))
+            self._int8.put(x, rows.dtype, made)
+        return made
 
     def clear(self) -> None:
-        """Forgets the copy; a backward pass calls it, so that the next forward pass packs again."""
+        """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
         if not torch.compiler.is_compiling():
-            self._entry = None
+            self._copy.clear()
+            self._int8.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, ()  # copies and pickles start empty

@@ -125,6 +125,8 @@ def label(recipe: Recipe, accumulate: int) -> str:
         words += f", {recipe.joint} {recipe.joint_budget:g}"
     if recipe.attention != "auto":
         words += f", {recipe.attention} attention"
+    if recipe.int8_forward:
+        words += ", int8 forward"
     if accumulate > 1:
         words += f", {accumulate} micro-batches"
     return words

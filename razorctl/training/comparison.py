@@ -22,7 +22,7 @@ NAMES = (*METHODS, *BASELINES)
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 TARGET = 0.99  # of full's best accuracy
-IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "accumulate")
+IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "int8_forward", "accumulate")
 # Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
 GAINS = ("speedup_vs_full", "accuracy")

@@ -46,6 +46,7 @@ CASES = {
     "backrazor/mean": Recipe("backrazor", RATIO, mean_correction=True),
     "prebackrazor/mean": Recipe("prebackrazor", RATIO, mean_correction=True),
     "prebackrazor/unbiased": Recipe("prebackrazor", RATIO, unbiased=True),
+    "razor/int8-forward": Recipe("razor", RATIO, int8_forward=True),
 }
 EXACT = ("checkpoint",)  # its gradients are full's, so it is run only when asked for
 

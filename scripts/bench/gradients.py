@@ -3,7 +3,8 @@
     .venv/bin/python scripts/bench/gradients.py
 
 The script sums the gradient of a fine-tuning loss over the first batches of two tasks on real data,
-in double precision, with every method at every ratio, and without a method. It writes
+in double precision, with every method at every ratio, and without a method. A method whose backward
+GEMMs run in int8 is also measured with an int8 forward pass. The script writes
 results/gradients.json: the cosine and the relative error of the weight gradients of each layer
 kind, of the gradient of the embedding's output, and of the whole gradient, with the bytes that a
 step saves. Dropout is off, so that pruning is the only difference. The script needs the `bench`
@@ -11,6 +12,7 @@ extra and takes some fifteen minutes.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -37,6 +39,7 @@ from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
 from razorctl.layers.libraries import swaps
 from razorctl.methods import METHODS
+from razorctl.planning.candidates import label
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
 BATCHES = 8
@@ -54,13 +57,15 @@ class Closeness:
 
 
 def recipes() -> list[Recipe]:
-    """A recipe of every method that is not exact, at every ratio that it can meet."""
+    """The recipes of every method that is not exact, at every ratio that it can meet."""
     found = []
     for name, method in METHODS.items():
         if method.approximates:
-            for ratio in RATIOS if method.ratio != "nothing" else (Recipe.ratio,):
+            ratios = RATIOS if method.ratio != "nothing" else (Recipe.ratio,)
+            forwards = (False, True) if method.int8 else (False,)
+            for int8_forward, ratio in itertools.product(forwards, ratios):
                 with suppress(UsageError):
-                    found.append(Recipe(name, ratio))
+                    found.append(Recipe(name, ratio, int8_forward=int8_forward))
     return found
 
 
@@ -144,6 +149,7 @@ def measure(
         "task": subject.name,
         "method": recipe.method,
         "ratio": recipe.ratio if METHODS[recipe.method].ratio != "nothing" else None,
+        "int8_forward": recipe.int8_forward,
         "saved_bytes": saved,
         "full_saved_bytes": full,
         "closeness": {kind: asdict(value) for kind, value in closeness.items()},
@@ -158,7 +164,7 @@ def report(rows: list[dict[str, Any]]) -> Table:
         cosines = (row["closeness"].get(kind) for kind in kinds)
         table.add_row(
             row["task"],
-            row["method"],
+            row["method"] + (", int8 forward" if row["int8_forward"] else ""),
             "" if row["ratio"] is None else f"{row['ratio']:g}",
             size(row["saved_bytes"]),
             f"{row['saved_bytes'] / row['full_saved_bytes']:.1%}",
@@ -210,7 +216,7 @@ def main() -> None:
             }
             args.out.write_text(json.dumps(document, indent=2) + "\n")
             cosine = row["closeness"]["all"]["cosine"]
-            print(f"{name} {recipe.method} {recipe.ratio}: {cosine:.4f}", file=sys.stderr)
+            print(f"{name} {label(recipe, 1)}: {cosine:.4f}", file=sys.stderr)
     Console().print(report(rows))
 
 

@@ -36,6 +36,7 @@ LABELS = {
     "prebackrazor/unbiased": "`prebackrazor`, scaled by 1 / p",
     "prebackrazor++/flash": "`prebackrazor++`, flash",
     "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
+    "razor/int8-forward": "`razor`, int8 forward",
 }
 # How long a command takes, if its script does not say.
 TAKES = {"whole_step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
@@ -129,18 +130,24 @@ def whole_step(row: Row) -> Cells:
     return label(row["case"]), saved, peak, f"{row['step_time_vs_full']:.2f}"
 
 
+def way(row: Row) -> str:
+    """The case of a row of gradients.json."""
+    method: str = row["method"]
+    return f"{method}, int8 forward" if row.get("int8_forward") else method
+
+
 def gradients() -> str:
     document = load("gradients")
     rows = document["rows"]
-    found = {(r["task"], r["method"], r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    found = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
     ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
     columns = [*ratios, None]
 
-    def cell(method: str, ratio: float | None) -> str:
-        cosines = [found.get((task, method, ratio)) for task in TASKS]
+    def cell(case: str, ratio: float | None) -> str:
+        cosines = [found.get((task, case, ratio)) for task in TASKS]
         if None not in cosines:
             return " / ".join(f"{cosine:.3f}" for cosine in cosines)
-        has_ratio = (next(iter(TASKS)), method, None) not in found
+        has_ratio = (next(iter(TASKS)), case, None) not in found
         return "cannot be met" if has_ratio and ratio is not None else ""
 
     head = ["cosine, ViT-S/14 / BERT", *(f"ratio {ratio}" for ratio in ratios), "no ratio"]
@@ -153,8 +160,8 @@ def gradients() -> str:
         + table(
             head,
             [
-                [f"`{method}`", *(cell(method, ratio) for ratio in columns)]
-                for method in dict.fromkeys(r["method"] for r in rows)
+                [label(case), *(cell(case, ratio) for ratio in columns)]
+                for case in dict.fromkeys(map(way, rows))
             ],
         )
     )
@@ -351,7 +358,7 @@ def front() -> str:
     }
     times = {r["case"]: r["step_time_vs_full"] for r in steps["rows"]}
     close = {
-        r["method"]: r["closeness"]["all"]["cosine"]
+        way(r): r["closeness"]["all"]["cosine"]
         for r in cosines["rows"]
         if r["task"] == "fashion" and r["ratio"] in (memory["ratio"], None)
     }

@@ -25,6 +25,7 @@ GIVEN = {
     "mean_correction": True,
     "int8_weight_grad": True,
     "int8_input_grad": True,
+    "int8_forward": True,
 }
 
 
@@ -47,8 +48,9 @@ def test_what_is_said_to_do_nothing_does_nothing(method, setting, vit):
         chosen = surgery._choose(vit, recipe)
         linear = any(swap.razor is RazorLinear for swap in chosen)
         # `int8` is what every linear layer that is swapped gets.
-        gemms = (recipe.int8_weight_grad, recipe.int8_input_grad) if linear else None
-        return [(swap.name, state(swap.rules)) for swap in chosen], gemms
+        gemms = (recipe.int8_weight_grad, recipe.int8_input_grad, recipe.int8_forward)
+        rules = [(swap.name, state(swap.rules)) for swap in chosen]
+        return rules, gemms if linear else None
 
     plain = Recipe(method)
     recipe = replace(plain, **{setting: GIVEN[setting]})
@@ -75,6 +77,13 @@ def test_a_joint_budget_gives_these_something_to_do():
 def test_of_a_job(name, settings, word):
     found = without_effect([name], Job("m", "d", **settings))
     assert [word in sentence for sentence in found] == ([] if word is None else [True])
+
+
+def test_an_int8_forward_pass_is_of_swapped_layers():
+    (note,) = without_effect(["int8_forward"], Recipe("lora", int8_forward=True))
+    assert note == (
+        "the int8 forward pass does nothing: method lora leaves linear layers as they are."
+    )
 
 
 DONE = SimpleNamespace(result=dict)

@@ -14,7 +14,7 @@ from rich.console import Console
 from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
-from tests.cli.commands import finetune
+from tests.cli.commands import finetune, razorctl
 
 
 def test_table_goes_to_stdout():
@@ -100,6 +100,13 @@ def test_method_attention_and_mean_correction_are_settings():
     assert recipe["method"] == "backrazor"
     assert recipe["attention"] == "flash"
     assert recipe["mean_correction"] is True
+    assert recipe["int8_forward"] is False
+
+
+def test_an_int8_forward_pass_is_a_setting_that_a_run_can_be_repeated_with():
+    assert finetune("--int8-forward", "--ratio", "0.5", "--out", "run").exit_code == 0
+    again = razorctl("--config", "run/config.toml", "finetune", "--json", "--out", "again")
+    assert json.loads(again.stdout)["recipe"]["int8_forward"] is True
 
 
 STOPPED = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]

@@ -59,6 +59,13 @@ def test_the_command_has_every_digit(cache):
     assert "compile" not in planned(cache).command
 
 
+def test_an_int8_forward_pass_is_named_and_in_the_command(cache):
+    found = planned(cache, 8, recipe=Recipe(ratio=0.5, int8_forward=True))
+    assert found.chosen.label == "razor 0.5, int8 forward"
+    assert found.document()["chosen"]["recipe"]["int8_forward"] is True
+    assert " --int8-forward" in found.command
+
+
 def test_the_document_and_the_command_say_the_same(cache, tmp_path):
     found = planned(cache, prefer="exact")
     document = json.loads(json.dumps(found.document()))

@@ -127,6 +127,8 @@ def test_close_are_the_ratios_measured_to_be_close():
     results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
     measured: dict[str, dict[float, float]] = {}
     for row in results["rows"]:
+        if row.get("int8_forward"):
+            continue
         cosines = measured.setdefault(row["method"], {})
         ratio = 1.0 if row["ratio"] is None else row["ratio"]
         cosines[ratio] = min(row["closeness"]["all"]["cosine"], cosines.get(ratio, 1.0))

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl import models, saved_bytes
 from razorctl.job import Job
+from razorctl.layers.linear import RazorLinear
 from razorctl.memory.trace_cache import Kernel, Trace
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
@@ -181,6 +182,23 @@ def test_fused_kernels_make_razor_faster_than_full():
     for card, bar in (("rtx-3090", 0.8), ("rtx-4090", 0.77), ("a100-40gb", 0.85)):
         gpu = gpus.load(card)
         assert seconds(razor, gpu) <= bar * seconds(full, gpu)
+
+
+def test_an_int8_forward_pass_is_counted(small, monkeypatch):
+    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    plain, int8 = (
+        tracing.trace(replace(JOB, precision="bf16"), Recipe(ratio=0.5, int8_forward=forward), 5)
+        for forward in (False, True)
+    )
+
+    def operations(trace: Trace, precision: str) -> int:
+        return sum(k.operations * n for k, n in trace.kernels.items() if k.precision == precision)
+
+    # Of the three GEMMs of a layer two run in int8 anyway.
+    more = operations(int8, "int8") - operations(plain, "int8")
+    assert more == operations(plain, "int8") / 2 > 0
+    assert operations(plain, "bf16") - operations(int8, "bf16") == more
+    assert int8.saved == plain.saved
 
 
 def test_seconds_are_the_slower_of_arithmetic_and_memory():

@@ -1,0 +1,278 @@
+"""The forward pass of RazorLinear in int8: near the exact one, which all the rest still goes by."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl.layers import attention, sharing
+from razorctl.layers.linear import RazorLinear
+from razorctl.methods import METHODS
+from razorctl.ops.int8 import int8_rows
+from razorctl.rules.registry import RULES, Wanted
+from tests.layers.test_linear import PRECISIONS, distance, int8, oracle, razor, run
+
+SHAPES = [(40, 33), (3, 7, 33), (33,)]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+every_precision = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def whatever_the_size(monkeypatch):
+    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+
+
+def layer(bias: bool = True, device: torch.device | str = "cpu") -> RazorLinear:
+    found = razor(RULES["dense"](Wanted(33, 0.3)), bias, device)
+    found.int8_forward = True
+    return found
+
+
+class Split(nn.Module):
+    """Three layers of one input, and a classifier; with `change` it changes before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(33, 17) for _ in "qkv")
+        self.head = nn.Linear(17, 3)
+
+    def forward(self, x: Tensor, change: bool = False) -> Tensor:
+        first = self.parts[0](x)
+        if change:
+            x.mul_(2)
+        y: Tensor = self.head(first + self.parts[1](x) * self.parts[2](x))
+        return y
+
+
+def split() -> Split:
+    model = Split()
+    sparsify(model, Recipe("razor", 0.5, int8_forward=True))
+    return model
+
+
+@pytest.fixture
+def copied(monkeypatch) -> list[Tensor]:
+    """The inputs of which layers have made int8 copies."""
+    found: list[Tensor] = []
+
+    def noting(x: Tensor) -> tuple[Tensor, ...]:
+        found.append(x)
+        return int8_rows(x)
+
+    monkeypatch.setattr(sharing, "int8_rows", noting)
+    return found
+
+
+@every_shape
+@every_precision
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_output_is_as_far_from_the_exact_one_as_the_scales_allow(shape, precision, bias, device):
+    module, x = layer(bias, device), torch.randn(shape, device=device)
+    with torch.autocast(device.type, precision, enabled=precision is not None):
+        y = module(x)
+    dtype = precision or torch.float32
+    assert (y.shape, y.dtype) == ((*shape[:-1], 17), dtype)
+    x, w = x.to(dtype).double().reshape(-1, 33), module.weight.detach().double()
+    b = module.bias.detach().double() if bias else torch.zeros(17, device=device).double()
+    # x and W are wrong by half a step at most, a 127th of the largest of a row.
+    dx, dw = (t.abs().amax(1) / 254 for t in (x, w))
+    bound = dx[:, None] * w.abs().sum(1) + x.abs().sum(1)[:, None] * dw + 33 * dx[:, None] * dw
+    exact, error = x @ w.T + b, y.detach().double().view(-1, 17)
+    error = (error - exact).abs()
+    rounding = torch.finfo(dtype).eps * (exact.abs() + bound)
+    assert (error <= bound + rounding).all()
+    copies = int8(x, 1) @ int8(w, 1).T + b
+    tight = 1e-5 if precision is None else 1e-2
+    assert distance(y.view(-1, 17), copies) < tight
+    assert distance(exact, copies) > 1e-3
+
+
+@every_shape
+@every_precision
+def test_gradients_are_those_of_the_exact_forward_pass(shape, precision, device):
+    module, x = layer(device=device), torch.randn(shape, device=device)
+
+    def exact(x: Tensor) -> Tensor:
+        parts = (t.to(precision or t.dtype) for t in (x, module.weight, module.bias))
+        with torch.autocast(device.type, enabled=False):
+            return oracle(*parts, module.rules.wide)
+
+    got, want = (run(forward, x, module, precision) for forward in (module, exact))
+    for a, b in zip(got[1:], want[1:], strict=True):
+        assert distance(a, b) < (1e-5 if precision is None else 2e-2)
+    assert not torch.equal(got[0], want[0])
+
+
+@every_precision
+def test_without_int8_products_and_kernels_it_is_the_same(precision, monkeypatch):
+    """Single-precision products stand in for those of codes, and autocast must not round them."""
+    module, x = layer(), torch.randn(40, 33)
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        want = module(x)
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+        monkeypatch.setattr("razorctl.ops.kernels._wanted", False)
+        torch.testing.assert_close(module(x), want, rtol=0 if precision else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["x", "weight"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_not_finite_is_not_lost(where, value, bias, device):
+    module, x = layer(bias, device), torch.randn(5, 33, device=device)
+    with torch.no_grad():
+        (x if where == "x" else module.weight)[2, 3] = value
+    bad = ~module(x).isfinite()
+    assert (bad[2] if where == "x" else bad[:, 2]).all()
+
+
+def test_degenerate_inputs(device):
+    module = layer(device=device)
+    for x in (torch.zeros(4, 33), torch.empty(0, 33), torch.empty(2, 0, 33)):
+        y = module(x.to(device))
+        assert torch.equal(y, module.bias.expand_as(y))
+
+
+@every_precision
+def test_where_nothing_is_saved_it_is_the_stock_one(precision):
+    model, x = nn.Sequential(nn.Linear(33, 17), nn.Linear(17, 3)), torch.randn(40, 33)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def out() -> Tensor:
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            y: Tensor = model(x)
+            return y
+
+    want = out()
+    sparsify(model, Recipe("razor", 0.5, int8_forward=True))
+    assert not torch.equal(out(), want)
+    with torch.no_grad():
+        assert torch.equal(out(), want)
+    model.eval()
+    assert torch.equal(out(), want)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    restore(model.train())
+    assert torch.equal(out(), want)
+    assert "int8_forward" not in vars(model[0])
+
+
+def test_small_layers_keep_their_precision(monkeypatch):
+    monkeypatch.setattr(RazorLinear, "SMALLEST", 40 * 33 * 17)
+    model = nn.Sequential(nn.Linear(33, 17), nn.Linear(17, 17), nn.Linear(17, 3))
+    x = torch.randn(40, 33)
+    want = model[0](x), model[1](model[0](x))
+    sparsify(model, Recipe("razor", 0.5, int8_forward=True))
+    assert not torch.equal(model[0](x), want[0])
+    assert torch.equal(model[0](x[1:]), want[0][1:])
+    assert torch.equal(model[1](want[0].detach()), want[1])
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "checkpoint"])
+def test_it_is_for_methods_that_swap_linear_layers(method):
+    model, x = nn.Sequential(nn.Linear(33, 17), nn.GELU(), nn.Linear(17, 3)), torch.randn(40, 33)
+    want = model[0](x)
+    sparsify(model, Recipe(method, 0.5, int8_forward=True))
+    assert torch.equal(model[0](x), want) == (not METHODS[method].approximates)
+
+
+class TestTheCopyOfAnInput:
+    def test_is_made_once_for_all_layers_that_it_feeds(self, copied):
+        model, x = split(), torch.randn(40, 33)
+        loss = model(x).sum()
+        assert [t.data_ptr() for t in copied] == [x.data_ptr()]
+        loss.backward()
+        model(x)  # in another pass anew, with what a user may have put there
+        assert len(copied) == 2
+
+    def test_is_not_that_of_what_has_changed(self, copied):
+        model, x = split(), torch.randn(40, 33)
+        got = model(x.clone(), change=True)
+        assert len(copied) == 2
+        parts = [part(t.clone()) for part, t in zip(model.parts, (x, 2 * x, 2 * x), strict=True)]
+        assert torch.equal(got, model.head(parts[0] + parts[1] * parts[2]))
+
+    def test_is_not_that_in_another_precision(self, copied):
+        model, x = split(), torch.randn(40, 33)
+        with torch.autocast("cpu", torch.bfloat16):
+            model.parts[0](x)
+        assert model.parts[1](x).dtype == torch.float32
+        assert [t.dtype for t in copied] == [torch.bfloat16, torch.float32]
+
+    def test_is_dropped_with_the_input(self):
+        model = split()
+        loss = model(torch.randn(40, 33)).sum()
+        assert model.parts[0].memo._int8._entry is None
+        del loss
+
+
+def gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    forward(x).float().square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@every_precision
+def test_compiled_steps_equal_eager_ones(precision):
+    model, x = split(), torch.randn(40, 33)
+    twin = copy.deepcopy(model)
+    torch.compiler.reset()
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        want, got = gradients(model, model, x), gradients(twin, compiled, x)
+    for a, b in zip(got, want, strict=True):
+        assert distance(a, b) < (1e-5 if precision is None else 1e-2)
+
+
+def test_a_compiled_program_makes_equal_copies_once():
+    counts: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        calls = [node for node in graph.graph.nodes if "int8_rows" in str(node.target)]
+        counts.append(len(calls))
+        return graph.forward
+
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=lambda *args: make_boxed_func(count(*args)),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compiler.reset()
+    torch.compile(split(), fullgraph=True, backend=backend)(torch.randn(40, 33))
+    assert counts[0] == 1 + 3  # of x, and of each weight
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_runs_it_again(reentrant):
+    module, x = split().parts[0], torch.randn(40, 33, requires_grad=True)
+    twin = copy.deepcopy(module)
+
+    def region(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(twin, x, use_reentrant=reentrant)
+        return y
+
+    want, got = gradients(module, module, x), gradients(twin, region, x)
+    # The first pass of a reentrant region saves nothing, so it is exact.
+    assert distance(got[0], want[0]) < (2e-2 if reentrant else 1e-6)
+
+
+def test_attention_saves_what_it_does_otherwise(monkeypatch):
+    """As one, since q, k and v are views of what one layer makes."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1, img_size=64)
+    x, joined, joint = torch.randn(4, 3, 64, 64), [], attention._joint
+    monkeypatch.setattr(attention, "_joint", lambda *qkv: joined.append(joint(*qkv)) or joined[-1])
+    sizes = []
+    for int8_forward in (False, True):
+        sparsify(model, Recipe("razor", 0.9, int8_forward=int8_forward))
+        sizes.append(saved_bytes(model, x))
+        restore(model)
+    assert sizes[0] == sizes[1]
+    assert [t.shape for t in joined] == [(4, 17, 3 * 192)] * len(joined)
+    assert len(joined) >= 2
