@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.chunks import ELEMENTS, chunks
+from razorctl.ops.chunks import chunks
 from razorctl.ops.int8 import LEVELS
 
+PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
 # Single precision holds the sum of so many products of codes exactly.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
@@ -105,7 +106,7 @@ def in_parts(
 
 def part_rows(columns: int) -> int:
     """Rows of an int32 product of so many columns that exist at a time; cuBLASLt takes over 16."""
-    return max(17, ELEMENTS // columns)
+    return max(17, PART // columns)
 
 
 def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:

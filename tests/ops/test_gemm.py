@@ -19,7 +19,7 @@ def codes(*shape: int, device: torch.device) -> torch.Tensor:
 
 def test_chunks_change_nothing(device, monkeypatch):
     x = torch.randn(50, 7, device=device)
-    monkeypatch.setattr("razorctl.ops.gemm.ELEMENTS", 30)
+    monkeypatch.setattr("razorctl.ops.gemm.PART", 30)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     (a, a_scale, _), (b, b_scale) = int8_rows(x), int8_columns(x.T.contiguous())
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
