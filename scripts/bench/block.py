@@ -89,9 +89,6 @@ def norms() -> Iterator[Case]:
         dy, residual = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
         return dy, *copy, BITS, TILE, args[1], rstd, True, residual.float()
 
-    def with_int8(batch: int, on: torch.device) -> tuple[Any, ...]:
-        return *backward(batch, on), torch.bfloat16
-
     quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
     sums = "int8: column_sums"
     yield Case(norm.residual_add, "sum", both, ("norm: residual_add 1024 HALF",))
@@ -99,7 +96,7 @@ def norms() -> Iterator[Case]:
     yield Case(norm.norm_quantize, "norm of sum", after, (quantized,))
     yield Case(norm.norm_grad, "norm", backward, ("norm: norm_grad 1024 HALF", sums))
     launches = "norm: norm_grad_int8 1024 HALF", sums
-    yield Case(norm.norm_grad_int8, "norm", with_int8, launches)
+    yield Case(norm.norm_grad_int8, "norm", backward, launches)
 
 
 def activations() -> Iterator[Case]:
@@ -134,7 +131,10 @@ def activations() -> Iterator[Case]:
 
 
 def copies() -> Iterator[Case]:
-    """Few-bit copies of the input of a linear layer, and of q, k or v, whose tiles are heads."""
+    """Few-bit copies of the input of a linear layer, and of q, k or v, whose tiles are heads.
+
+    Gradients of q, k and v are copied in int8.
+    """
 
     def of_input(batch: int, on: torch.device) -> tuple[Any, ...]:
         return normal(rows(batch), WIDTH, on=on), BITS, TILE
@@ -147,12 +147,18 @@ def copies() -> Iterator[Case]:
         copy = quantize.quantize(x, bits, tile_rows)
         return *copy, None, bits, len(x), tile_rows, x.dtype
 
+    def gradients(batch: int, on: torch.device) -> tuple[Any, ...]:
+        parts = normal(3, batch, TOKENS, HEADS, WIDTH // HEADS, on=on)
+        return tuple(parts.transpose(2, 3).unbind(0))
+
     launches = (
         rf"quantize: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=False random=False",
     )
     yield Case(quantize.quantize, "proj", of_input, launches)
     yield Case(quantize.quantize, "q", of_heads, launches)
     yield Case(quantize.dequantize, "q", back, (f"quantize: dequantize {BITS} bits HALF",))
+    launches = "int8: int8_heads 4096 HALF", "int8: column_sums"
+    yield Case(int8.int8_heads, "dq, dk, dv", gradients, launches)
 
 
 def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
