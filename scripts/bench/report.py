@@ -38,7 +38,7 @@ LABELS = {
     "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
 }
 # How long a command takes, if its script does not say.
-TAKES = {"whole_step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
+TAKES = {"step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
 BENCH = ("gradients", "finetuning", "finetuning_razor")  # results that need the extra of that name
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
@@ -102,7 +102,7 @@ def memory() -> str:
 
 
 def whole_steps() -> Iterator[str]:
-    for path in sorted(RESULTS.glob("whole_step_*.json")):
+    for path in sorted(RESULTS.glob("step_*.json")):
         document = load(path.stem)
         on_cuda = path.stem.endswith("cuda")
         # A case that failed its check has an error and no time.
@@ -335,14 +335,14 @@ def page() -> str:
         "What plan chooses": [choices()],
     }
     parts = [INTRO, *(f"## {title}\n\n" + "\n".join(body) for title, body in sections.items())]
-    if not (RESULTS / "whole_step_cuda.json").exists():
+    if not (RESULTS / "step_cuda.json").exists():
         parts.append(CUDA)
     return "\n".join(parts)
 
 
 def front() -> str:
     """The table of README.md: what exact methods take, and what razor does."""
-    memory, steps, cosines = load("memory"), load("whole_step_cpu"), load("gradients")
+    memory, steps, cosines = load("memory"), load("step_cpu"), load("gradients")
     model = memory["rows"][0]["model"]
     found = {
         (r["precision"], r["case"]): r["peak_bytes"] / GIB

@@ -1,13 +1,13 @@
 """Times whole training steps with every method, and measures their memory, against full.
 
-    .venv/bin/python scripts/bench/whole_step.py
+    .venv/bin/python scripts/bench/step.py
     scripts/bench/gpu.sh
 
 A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on random images. On a
 CUDA device it is of ViT-B/16, batch 128, in fp32 and bf16; on a CPU of ViT-S/16, batch 8, in fp32.
 Cases take turns on one model, so that its weights exist once; ratios to full are medians over the
 turns. The peak is measured on CUDA and traced on a CPU. The script writes
-results/whole_step_DEVICE.json after every turn of a case. The logits and the bias gradient of the
+results/step_DEVICE.json after every turn of a case. The logits and the bias gradient of the
 classifier are exact by contract: a case in which they differ from those of full gets no time.
 """
 
@@ -264,13 +264,13 @@ def main() -> None:
     args = parser.parse_args()
     workload = WORKLOADS[args.device]
     workload = replace(workload, **SMOKE) if args.smoke else workload
-    out = args.out or RESULTS / f"whole_step_{args.device}.json"
+    out = args.out or RESULTS / f"step_{args.device}.json"
     device = torch.device(args.device)
     bench, groups = Bench(workload, device), runs(workload)
     cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     libraries = (razorctl, torch, timm, transformers)
     document = {
-        "command": shlex.join(["scripts/bench/whole_step.py", *sys.argv[1:]]),
+        "command": shlex.join(["scripts/bench/step.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
         "versions": {library.__name__: library.__version__ for library in libraries},
