@@ -10,7 +10,7 @@ needs no extra, and exits with 1 if a picture was drawn from other results.
 import argparse
 import sys
 
-from report import MIB, ROOT, load
+from pages import MIB, ROOT, load
 
 PICTURES = {mode: ROOT / f"scripts/assets/memory-time-{mode}.svg" for mode in ("light", "dark")}
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
