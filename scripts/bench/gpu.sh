@@ -3,9 +3,9 @@
 #
 #     scripts/bench/gpu.sh
 #
-# Runs the tests, roofline.py, linear.py and whole_step.py, whose result has those of the others.
+# Runs the tests, roofline.py, linear.py and step.py, whose result has those of the others.
 # Needs torch, timm, transformers and pytest, no network and no installed razorctl. Arguments go to
-# whole_step.py; `--device cpu --smoke` rehearses on a machine without a CUDA device. A failed test
+# step.py; `--device cpu --smoke` rehearses on a machine without a CUDA device. A failed test
 # or benchmark ends it with 1, but its result still has the other figures.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -61,5 +61,5 @@ timeout "$ROOFLINE_SECONDS" "$PYTHON" scripts/bench/roofline.py "${roofline[@]}"
   --out "$work/roofline.json" && include+=(--include roofline "$work/roofline.json") || failed=1
 timeout "$((LINEAR_SECONDS + 30))" "$PYTHON" scripts/bench/linear.py "${linear[@]}" \
   --out "$work/linear.json" && include+=(--include linear "$work/linear.json") || failed=1
-"$PYTHON" scripts/bench/whole_step.py "${include[@]}" --seconds "$STEP_SECONDS" "$@"
+"$PYTHON" scripts/bench/step.py "${include[@]}" --seconds "$STEP_SECONDS" "$@"
 exit "$((tests != 0 || failed != 0))"

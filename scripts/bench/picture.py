@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/picture.py [--check]
 
-The script reads results/whole_step_cpu.json and writes scripts/assets/memory-time-{light,dark}.svg.
+The script reads results/step_cpu.json and writes scripts/assets/memory-time-{light,dark}.svg.
 Each picture has its points as text too. Drawing needs the `bench` extra. `--check` draws nothing,
 needs no extra, and exits with 1 if a picture was drawn from other results.
 """
@@ -10,7 +10,7 @@ needs no extra, and exits with 1 if a picture was drawn from other results.
 import argparse
 import sys
 
-from report import MIB, ROOT, load
+from pages import MIB, ROOT, load
 
 PICTURES = {mode: ROOT / f"scripts/assets/memory-time-{mode}.svg" for mode in ("light", "dark")}
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
@@ -41,7 +41,7 @@ def points() -> list[tuple[str, float, float]]:
     """The case, peak in MiB and step time against full of each point."""
     return [
         (row["case"], round(row["peak_bytes"] / MIB, 1), round(row["step_time_vs_full"], 3))
-        for row in load("whole_step_cpu")["rows"]
+        for row in load("step_cpu")["rows"]
         if not row["error"]
     ]
 

@@ -6,82 +6,16 @@
 """
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from statistics import fmean
-from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-RESULTS = HERE / "results"
-PAGE = HERE / "README.md"
-FRONT = ROOT / "README.md"
+from pages import GIB, HERE, RESULTS, ROOT, Cells, Row, label, load, ordered, source, table
+from times import frontiers, linear_layers, whole_steps
+
+PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
 BEGIN, END = "<!-- figures: scripts/bench/report.py -->\n", "<!-- /figures -->\n"
-GIB, MIB = 2**30, 2**20
-
-Row = dict[str, Any]
-Cells = Sequence[object]
-
-# Case in a results file -> its label, if that is not its name in code quotes.
-LABELS = {
-    "full": "`full`",
-    "full-stored": "`full`, stored attention",
-    "accumulate 2": "`full`, micro-batches of 2",
-    "accumulate 8": "`full`, 8 micro-batches",
-    "backrazor/mean": "`backrazor`, mean correction",
-    "prebackrazor/mean": "`prebackrazor`, mean correction",
-    "prebackrazor/unbiased": "`prebackrazor`, scaled by 1 / p",
-    "prebackrazor++/flash": "`prebackrazor++`, flash",
-    "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
-    "razor/int8-forward": "`razor`, int8 forward",
-}
-# How long a command takes, if its script does not say.
-TAKES = {"whole_step_cpu": "ten minutes", "finetuning": "hours", "finetuning_razor": "hours"}
-BENCH = ("gradients", "finetuning", "finetuning_razor")  # results that need the extra of that name
-ORDER = (
-    *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
-    *("prebackrazor++", "half", "int8", "int2", "razor"),
-)
 TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
-
-
-def load(name: str) -> Row:
-    document: Row = json.loads((RESULTS / f"{name}.json").read_text())
-    return document
-
-
-def label(case: str) -> str:
-    """The label of a case: `method`, variant."""
-    method, _, variant = case.partition(", ")
-    return LABELS.get(case, f"`{method}`" + (variant and f", {variant}"))
-
-
-def ordered(cases: Iterable[str]) -> list[str]:
-    """Each case once: exact methods, then the others, each before its variants."""
-    return sorted(
-        dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,/]", case)[0]), len(case))
-    )
-
-
-def table(head: Cells, rows: Iterable[Cells]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def source(name: str, document: Row) -> str:
-    """The list above a table: file, date, command, device, versions."""
-    command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
-    notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
-    notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
-    versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
-    return (
-        f"- file: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
-        f"- command: {', '.join([f'`.venv/bin/python {command}`', *filter(None, notes)])}\n"
-        f"- device: {document.get('device', 'none: traced')}; {versions}\n\n"
-    )
 
 
 def memory() -> str:
@@ -100,34 +34,6 @@ def memory() -> str:
         f"peak, at ratio {document['ratio']}. Peaks count tensors alone; `plan` adds what kernels "
         "allocate inside.\n\n" + source("memory", document) + table(head, rows)
     )
-
-
-def whole_steps() -> Iterator[str]:
-    for path in sorted(RESULTS.glob("whole_step_*.json")):
-        document = load(path.stem)
-        on_cuda = path.stem.endswith("cuda")
-        # A case that failed its check has an error and no time.
-        cases = ordered(row["case"] for row in document["rows"])
-        for precision in document["precisions"]:
-            rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
-            yield (
-                f"Whole steps of {document['model']}, {document['image_size']} px, batch "
-                f"{document['batch_size']}, {precision}, ratio {document['ratio']}: the median of "
-                f"{document['turns']} turns.\nIn a turn the cases run one after another; peaks are "
-                f"{'measured' if on_cuda else 'traced'}.\n\n"
-                + source(path.stem, document)
-                + table(
-                    ["method", "saved for backward", "peak of a step", "step time vs `full`"],
-                    [whole_step(rows[case]) for case in cases if case in rows],
-                )
-            )
-
-
-def whole_step(row: Row) -> Cells:
-    if row["error"]:
-        return label(row["case"]), row["error"], "", ""
-    saved, peak = (f"{row[name] / MIB:.0f} MiB" for name in ("saved_bytes", "peak_bytes"))
-    return label(row["case"]), saved, peak, f"{row['step_time_vs_full']:.2f}"
 
 
 def way(row: Row) -> str:
@@ -320,11 +226,10 @@ peak, whatever the method."""
 CUDA = """## On a GPU
 
 No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh` runs the GPU tests and
-times whole steps of ViT-B/16 with every method. `scripts/bench/linear.py` times one linear layer at
-many ratios, as Sheared Backpropagation does; `scripts/bench/roofline.py --device cuda` times each
-kernel, beside the time that its bytes and operations imply. `scripts/bench/planning.py` compares
-predictions with what steps take. The reserve for context and fragmentation, and the predicted times
-of methods that prune, have not been checked on a GPU either.
+the benches of kernels (`roofline.py --device cuda`, beside the time that bytes and operations
+imply), of one linear layer, of whole steps of ViT-B/16 with every method, and of every ratio.
+`scripts/bench/planning.py` compares predictions with what steps take. The reserve for context and
+fragmentation, and the predicted times of methods that prune, have not been checked on a GPU either.
 """
 
 
@@ -333,6 +238,8 @@ def page() -> str:
     sections: dict[str, Iterable[str]] = {
         "Memory": [memory()],
         "Whole steps": whole_steps(),
+        "Memory and time at every ratio": frontiers(),
+        "One linear layer": linear_layers(),
         "Gradients": [gradients()],
         "Fine-tuning: razor": [finetuning("finetuning_razor")],
         "Fine-tuning: the methods of the papers": [finetuning("finetuning")],
@@ -341,15 +248,16 @@ def page() -> str:
         "Architectures": [architectures()],
         "What plan chooses": [choices()],
     }
-    parts = [INTRO, *(f"## {title}\n\n" + "\n".join(body) for title, body in sections.items())]
-    if not (RESULTS / "whole_step_cuda.json").exists():
+    found = {title: "\n".join(body) for title, body in sections.items()}
+    parts = [INTRO, *(f"## {title}\n\n{body}" for title, body in found.items() if body)]
+    if not (RESULTS / "step_cuda.json").exists():
         parts.append(CUDA)
     return "\n".join(parts)
 
 
 def front() -> str:
     """The table of README.md: what exact methods take, and what razor does."""
-    memory, steps, cosines = load("memory"), load("whole_step_cpu"), load("gradients")
+    memory, steps, cosines = load("memory"), load("step_cpu"), load("gradients")
     model = memory["rows"][0]["model"]
     found = {
         (r["precision"], r["case"]): r["peak_bytes"] / GIB

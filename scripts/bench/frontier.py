@@ -1,0 +1,61 @@
+"""Times steps of every method at every ratio and measures their memory: what either costs.
+
+    .venv/bin/python scripts/bench/frontier.py
+
+Steps, checks and peaks are those of step.py, on a CUDA device in bf16 alone; nothing is compiled.
+A method has a row for each of RATIOS that it can meet, or one if it takes no ratio. Exact methods
+are full, its micro-batches of a half to a sixteenth of the batch, and checkpoint. picture.py draws
+the result, results/frontier_DEVICE.json.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from case import Bench, Case, Workload
+from turns import main
+
+from razorctl import Recipe
+from razorctl.errors import UsageError
+from razorctl.methods import METHODS
+
+RATIOS = (0.5, 0.75, 0.9, 0.95)
+JOINT = {  # variants of razor -> what they draw
+    "razor, joint budget 0.5": "weights",
+    "razor, branches 0.5": "branches",
+}
+WORKLOADS = {
+    "cuda": Workload("vit_base_patch16_224", 128, ("bf16",), turns=5, steps=3),
+    "cpu": Workload("vit_small_patch16_224", 8, ("fp32",), turns=5, steps=1),
+}
+
+
+def recipes(method: str) -> Iterator[tuple[str, Recipe]]:
+    """The name and recipe of a method at each ratio that it can meet."""
+    if not METHODS[method].has_ratio:
+        yield method, Recipe(method)
+        return
+    for ratio in RATIOS:
+        try:
+            yield f"{method} at {ratio}", Recipe(method, ratio)
+        except UsageError:  # razor has no rules that save so little
+            continue
+
+
+def cases(bench: Bench, precision: str) -> dict[str, Case]:
+    """Every case by name; full is the first."""
+    rows = bench.workload.batch_size
+    found = {"full": Case(), "checkpoint": Case(Recipe("checkpoint"))}
+    found |= {f"accumulate {rows >> n}": Case(rows=rows >> n) for n in range(1, 5) if rows >> n}
+    for name, method in METHODS.items():
+        if method.approximates:
+            found |= {name: Case(recipe) for name, recipe in recipes(name)}
+    for _, recipe in recipes("razor"):
+        for name, joint in JOINT.items():
+            found[f"{name} at {recipe.ratio}"] = Case(
+                replace(recipe, joint_budget=0.5, joint=joint)
+            )
+    return found
+
+
+if __name__ == "__main__":
+    main("frontier", __doc__, WORKLOADS, cases)

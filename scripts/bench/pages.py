@@ -1,0 +1,80 @@
+"""What report.py, times.py and picture.py share: results, labels, tables."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
+GIB, MIB = 2**30, 2**20
+
+Row = dict[str, Any]
+Cells = Sequence[object]
+
+# Case in a results file -> its label, if that is not its name in code quotes.
+LABELS = {
+    "full": "`full`",
+    "full-stored": "`full`, stored attention",
+    "accumulate 8": "`full`, 8 micro-batches",
+    "backrazor/mean": "`backrazor`, mean correction",
+    "prebackrazor/mean": "`prebackrazor`, mean correction",
+    "prebackrazor/unbiased": "`prebackrazor`, scaled by 1 / p",
+    "prebackrazor++/flash": "`prebackrazor++`, flash",
+    "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
+    "razor/int8-forward": "`razor`, int8 forward",
+    "torchao int8 mixed precision, compiled": "torchao's int8 mixed precision, compiled",
+}
+# How long a command takes, if its script does not say.
+TAKES = {
+    "step_cpu": "ten minutes",
+    "frontier_cpu": "ten minutes",
+    "finetuning": "hours",
+    "finetuning_razor": "hours",
+}
+# Results that need the extra of that name.
+BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor")
+ORDER = (
+    *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
+    *("prebackrazor++", "half", "int8", "int2", "razor", "torchao"),
+)
+
+
+def load(name: str) -> Row:
+    document: Row = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+def label(case: str) -> str:
+    """The label of a case: `method`, variant."""
+    method, *variants = case.split(", ")
+    if rows := re.fullmatch("accumulate ([0-9]+)", method):
+        method, variants = "full", [f"micro-batches of {rows[1]}", *variants]
+    return LABELS.get(case, ", ".join([f"`{method}`", *variants]))
+
+
+def ordered(cases: Iterable[str]) -> list[str]:
+    """Each case once: exact methods, then the others, each before its variants."""
+    return sorted(
+        dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,/]", case)[0]), len(case))
+    )
+
+
+def table(head: Cells, rows: Iterable[Cells]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def source(name: str, document: Row) -> str:
+    """The list above a table: file, date, command, device, versions."""
+    command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
+    notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
+    notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
+    versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
+    return (
+        f"- file: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
+        f"- command: {', '.join([f'`.venv/bin/python {command}`', *filter(None, notes)])}\n"
+        f"- device: {document.get('device', 'none: traced')}; {versions}\n\n"
+    )

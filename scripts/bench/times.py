@@ -1,0 +1,144 @@
+"""The tables of what was timed: whole steps, the same at every ratio, one linear layer."""
+
+from collections.abc import Iterator
+
+from pages import MIB, RESULTS, Cells, Row, label, load, ordered, source, table
+
+Gain = tuple[float, float]  # how many times as fast the forward pass is, and both passes
+
+
+def whole_steps() -> Iterator[str]:
+    for path in sorted(RESULTS.glob("step_*.json")):
+        document = load(path.stem)
+        for precision in document["precisions"]:
+            rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
+            compiled = any(row.get("step_time_vs_full_compiled") for row in rows.values())
+            head = ["method", "saved for backward", "peak of a step", "step time vs `full`"]
+            yield (
+                f"{workload(document, precision)}, ratio {document['ratio']}: the median of "
+                f"{document['turns']} turns.\nIn a turn the cases run one after another; "
+                f"{peaks(document)}.\n\n"
+                + source(path.stem, document)
+                + table(
+                    [*head, "vs `full`, compiled"] if compiled else head,
+                    [whole_step(rows[case], compiled) for case in ordered(rows)],
+                )
+            )
+
+
+def workload(document: Row, precision: str) -> str:
+    model, pixels, batch = (document[key] for key in ("model", "image_size", "batch_size"))
+    return f"Whole steps of {model}, {pixels} px, batch {batch}, {precision}"
+
+
+def peaks(document: Row) -> str:
+    if "CPU" not in document["device"]:
+        return "peaks are measured"
+    compiled = any(", compiled" in row["case"] for row in document["rows"])
+    return "peaks are traced" + (", those of compiled cases measured" if compiled else "")
+
+
+def whole_step(row: Row, compiled: bool) -> Cells:
+    if row["error"]:  # a case that failed its check has no time
+        return [label(row["case"]), row["error"], *[""] * (3 if compiled else 2)]
+    saved, peak = (f"{row[name] / MIB:.0f} MiB" for name in ("saved_bytes", "peak_bytes"))
+    keys = ("step_time_vs_full", "step_time_vs_full_compiled")[: 2 if compiled else 1]
+    times = ("" if row[key] is None else f"{row[key]:.2f}" for key in keys)
+    return label(row["case"]), saved, peak, *times
+
+
+def frontiers() -> Iterator[str]:
+    for path in sorted(RESULTS.glob("frontier_*.json")):
+        document = load(path.stem)
+        ratios = sorted({row["ratio"] for row in document["rows"]} - {None})
+        for precision in document["precisions"]:
+            rows = [row for row in document["rows"] if row["precision"] == precision]
+            found = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
+            yield (
+                f"{workload(document, precision)}: the peak in MiB, and the time\nof a step in "
+                f"steps of `full`; {peaks(document)}, times are medians of {document['turns']} "
+                "turns.\n\n"
+                + source(path.stem, document)
+                + table(
+                    ["method", *(f"ratio {ratio}" for ratio in ratios), "no ratio"],
+                    [
+                        [label(case), *(point(found.get((case, r))) for r in (*ratios, None))]
+                        for case in ordered(case for case, _ in found)
+                    ],
+                )
+            )
+
+
+def point(row: Row | None) -> str:
+    if row is None or row["error"]:
+        return "" if row is None else row["error"]
+    return f"{row['peak_bytes'] / MIB:,.0f}, {row['step_time_vs_full']:.2f}"
+
+
+def linear_layers() -> Iterator[str]:
+    for path in sorted(RESULTS.glob("linear_*.json")):
+        document = load(path.stem)
+        shape = [document[key] for key in ("batch_size", "tokens", "width")]
+        for precision in document["precisions"]:
+            rows = [row for row in document["rows"] if row["precision"] == precision]
+            found = {(row["method"], row["ratio"]): row for row in rows}
+            methods = list(dict.fromkeys(m for m, _ in found if m != "full"))
+            gains = {r: gain(found, r) for r in document["ratios"]}
+            published = {float(r): paper(times) for r, times in document["published_ms"].items()}
+            yield (
+                f"One linear layer with inputs of shape {shape}, {precision}: the time of its\n"
+                "forward pass / of both passes, in that of `full`, the median of "
+                f"{document['turns']} turns.\n{verdict(gains)}\nSheared Backpropagation, Tab. 3, "
+                f"has {span(list(published.values()))} on an RTX 4090, batch 128.\n\n"
+                + source(path.stem, document)
+                + table(
+                    ["ratio", *(f"`{m}`" for m in methods), "columns over elements", "Tab. 3"],
+                    [
+                        [
+                            ratio,
+                            *(layer(found[method, ratio]) for method in methods),
+                            faster(gains[ratio]),
+                            faster(published.get(ratio)),
+                        ]
+                        for ratio in document["ratios"]
+                    ],
+                )
+            )
+
+
+def gain(found: dict[tuple[str, float], Row], ratio: float) -> Gain | None:
+    """How many times as fast `prebackrazor`, which saves columns, is as `backrazor`."""
+    elements, columns = found["backrazor", ratio], found["prebackrazor", ratio]
+    if elements["error"] or columns["error"]:
+        return None
+    forward, both = (elements[key] / columns[key] for key in ("forward_vs_full", "both_vs_full"))
+    return forward, both
+
+
+def paper(times: list[float]) -> Gain:
+    return times[0] / times[1], times[2] / times[3]
+
+
+def span(gains: list[Gain]) -> str:
+    """The least and the most of the gains in both passes."""
+    both = [gain[1] for gain in gains]
+    return f"{min(both):.2f} to {max(both):.2f}"
+
+
+def verdict(gains: dict[float, Gain | None]) -> str:
+    known = [gain for gain in gains.values() if gain]
+    more = sum(gain[1] > 1 for gain in known)
+    return (
+        f"Saving columns (`prebackrazor`) is faster than saving elements (`backrazor`) at {more} "
+        f"of {len(gains)} ratios:\n{span(known)} times as fast in both passes."
+    )
+
+
+def faster(gain: Gain | None) -> str:
+    return " / ".join(f"{times:.2f}" for times in gain) if gain else ""
+
+
+def layer(row: Row) -> str:
+    if row["error"]:
+        return "cannot be met" if "cannot be met" in row["error"] else row["error"]
+    return f"{row['forward_vs_full']:.2f} / {row['both_vs_full']:.2f}"

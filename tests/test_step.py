@@ -1,0 +1,200 @@
+"""The benches of whole steps: what they refuse to time, what they measure, and their cases."""
+
+import importlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl import Recipe
+from razorctl.layers.linear import RazorLinear
+from razorctl.methods import METHODS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a script of scripts/bench."""
+    monkeypatch.syspath_prepend("scripts/bench")
+    return importlib.import_module
+
+
+@pytest.fixture
+def bench(module):
+    return small(module, image_size=64, depth=1)
+
+
+def small(module, **changes):
+    workload = replace(module("step").WORKLOADS["cpu"], **module("turns").SMOKE)
+    return module("case").Bench(replace(workload, **changes), CPU)
+
+
+@pytest.fixture
+def budgets(monkeypatch):
+    """The memory budget under which each graph was compiled, without compiling any C++."""
+    found = []
+
+    def compiler(graph, inputs):
+        found.append(torch._functorch.config.activation_memory_budget)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", compiler)
+    return found
+
+
+def checked(module, bench, **case):
+    """A run of a case, checked against full."""
+    runs = [
+        module("case").Run(str(n), module("case").Case(**c), "fp32")
+        for n, c in ((0, {}), (1, case))
+    ]
+    exact = []
+    for run in runs:
+        run.attempt(bench.check, exact)
+    assert runs[0].error is None
+    return runs[1]
+
+
+def test_a_case_has_the_weights_of_full_and_leaves_it_as_it_is(module, bench):
+    run = checked(module, bench, recipe=Recipe("razor", 0.5))
+    assert run.error is None
+    ours, theirs = bench.model(run), bench.full
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    assert all(a is b for a, b in pairs)
+    assert any(isinstance(m, RazorLinear) for m in ours.modules())
+    assert not any(isinstance(m, RazorLinear) for m in theirs.modules())
+    assert all(p.grad is None for p in theirs.parameters())
+    before = theirs.head.bias.detach().clone()
+    run.attempt(bench.time)
+    assert len(run.seconds) == 1
+    assert not torch.equal(before, theirs.head.bias)
+
+
+def test_a_wrong_output_gets_no_time(module, bench, monkeypatch):
+    forward = RazorLinear.forward
+    monkeypatch.setattr(RazorLinear, "forward", lambda self, x: 1.01 * forward(self, x))
+    run = checked(module, bench, recipe=Recipe("razor", 0.5))
+    run.attempt(bench.time)
+    assert run.error == "ArithmeticError: differs from full where it must not"
+    assert not run.seconds
+
+
+@pytest.mark.parametrize(
+    ("noise", "error"),
+    [
+        (0, "ArithmeticError: nothing ran in int8: the logits are those of full"),
+        (0.05, None),
+        (1, "ArithmeticError: the logits have cosine"),
+    ],
+)
+def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
+    module, bench, monkeypatch, noise, error
+):
+    forward = RazorLinear.forward
+
+    def rough(self, x):
+        y = forward(self, x)
+        return y + noise * y.detach().std() * torch.randn_like(y)
+
+    monkeypatch.setattr(RazorLinear, "forward", rough)
+    found = checked(module, bench, recipe=Recipe("razor", 0.5), exact=False).error
+    assert found is None if error is None else found.startswith(error)
+
+
+def test_compiled_cases_have_graphs_and_budgets_of_their_own(module, bench, budgets):
+    torch.compiler.reset()
+    for name, budget in (("a", 1.0), ("b", 0.1)):
+        run = module("case").Run(name, module("case").Case(compiled=True, budget=budget), "fp32")
+        for _ in range(2):
+            run.attempt(bench.time)
+        run.attempt(bench.measure)
+        assert run.error is None
+        assert len(run.seconds) == 2
+    assert budgets == [1.0, 0.1]
+
+
+@pytest.mark.parametrize("case", [{}, {"rows": 2}, {"recipe": Recipe("razor", 0.5)}])
+def test_the_measured_peak_is_the_traced_one(module, case):
+    bench = small(module, image_size=224)  # so that activations make it
+    run = module("case").Run("any", module("case").Case(**case), "fp32")
+    bench.measure_peak(run)
+    with bench.running(run) as model:
+        assert bench.allocated(run, model) == pytest.approx(run.peak, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("razor", "name", "rows"),
+    [
+        (45, "accumulate 4, at razor's peak", 4),
+        (39, "accumulate 2, at razor's peak", 2),
+        (9, "accumulate 1, above razor's peak", 1),
+    ],
+)
+def test_micro_batches_of_razors_peak(module, bench, monkeypatch, razor, name, rows):
+    def peak(self, run):
+        run.peak = razor if run.case.recipe.method == "razor" else 10 * run.case.rows
+
+    monkeypatch.setattr(module("case").Bench, "measure_peak", peak)
+    found = module("step").at_peak(bench, "fp32", Recipe("razor", 0.5))
+    assert found == {name: module("case").Case(rows=rows)}
+
+
+def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path):
+    case, turns = module("case"), module("turns")
+    bench.workload = replace(bench.workload, turns=3)
+    names = ("full", "full, compiled")
+    group = [case.Run(name, case.Case(compiled=name != "full"), "fp32") for name in names]
+    result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group])
+    turns.take_turns(bench, result, 0.0, 1.0)  # it is later than that already
+    document = json.loads(result.out.read_text())
+    full, compiled = document["rows"]
+    assert (document["about"], full["error"], full["step_time_vs_full"]) == ("this", None, 1)
+    assert len(group[0].seconds) == 1
+    assert compiled["error"] == "not compiled in the seconds given"
+    assert not budgets
+
+
+def test_times_are_ratios_of_the_same_turn(module):
+    case = module("case")
+    seconds = {"full": [1.0, 2.0], "full, compiled": [2.0, 1.0], "razor, compiled": [1.0, 1.0]}
+    group = [case.Run(n, case.Case(compiled="," in n), "fp32", s) for n, s in seconds.items()]
+    full, _, razor = (module("turns").as_row(run, group) for run in group)
+    assert (razor["step_time_vs_full"], razor["step_time_vs_full_compiled"]) == (0.75, 0.75)
+    assert full["step_time_vs_full_compiled"] is None
+
+
+def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, bench):
+    cases = module("frontier").cases(bench, "fp32")
+    assert next(iter(cases)) == "full"
+    found = {}
+    for name, case in cases.items():
+        found.setdefault((case.recipe.method, case.recipe.joint_budget), []).append(name)
+    ratios = len(module("frontier").RATIOS)
+    for name, method in METHODS.items():
+        if method.approximates:
+            most = ratios if method.has_ratio else 1
+            assert len(found[name, 1.0]) == most - (name == "razor"), name
+    assert len(found["razor", 0.5]) == 2 * (ratios - 1)
+    assert found["full", 1.0] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
+
+
+def test_torchaos_layers_run_in_int8(module):
+    pytest.importorskip("torchao")
+    from timm import create_model
+
+    model = create_model("vit_tiny_patch16_224", img_size=32, depth=1).train()
+    x = torch.randn(8, 3, 32, 32)
+    exact = model(x)
+    exact.square().sum().backward()
+    wanted = model.blocks[0].mlp.fc1.weight.grad.clone()
+    model.zero_grad()
+    module("torchao_linear").swap(model)
+    assert type(model.head) is nn.Linear
+    y = model(x)
+    y.square().sum().backward()
+    for ours, theirs in ((y, exact), (model.blocks[0].mlp.fc1.weight.grad, wanted)):
+        assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.99
+        assert not torch.allclose(ours, theirs, rtol=1e-3)
