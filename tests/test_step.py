@@ -198,3 +198,29 @@ def test_torchaos_layers_run_in_int8(module):
     for ours, theirs in ((y, exact), (model.blocks[0].mlp.fc1.weight.grad, wanted)):
         assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.99
         assert not torch.allclose(ours, theirs, rtol=1e-3)
+
+
+def test_the_summary_of_gpu_sh_names_what_failed(module):
+    case, turns = module("case"), module("turns")
+    group = [case.Run("full", case.Case(), "fp32", [0.1]), case.Run("razor", case.Case(), "fp32")]
+    group[0].peak, group[1].error = 3 << 20, "ArithmeticError: differs"
+    document = {
+        "device": "a card",
+        "model": "vit",
+        "batch_size": 8,
+        "tests": {"summary": ["1 failed in 2 s"]},
+        "linear": {
+            "rows": [
+                {"method": method, "ratio": 0.5, "precision": "fp32", "both_vs_full": time}
+                | {"error": None if time else "too large"}
+                for method, time in (("full", 1.0), ("razor", 0.5), ("int8", None))
+            ]
+        },
+        "rows": [turns.as_row(run, group) for run in group],
+    }
+    lines = [line.split() for line in module("summary").text(document)]
+    assert ["tests:", "1", "failed", "in", "2", "s"] in lines
+    assert ["razor", "at", "0.5", "fp32", "0.50"] in lines
+    assert ["int8", "at", "0.5", "fp32", "-", "too", "large"] in lines
+    assert ["full", "fp32", "1.00", "-", "100.0", "3"] in lines
+    assert ["razor", "fp32", *"----", "ArithmeticError:", "differs"] in lines

@@ -70,11 +70,12 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
 def source(name: str, document: Row) -> str:
     """The list above a table: file, date, command, device, versions."""
     command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
+    command = command if command.endswith(".sh") else f".venv/bin/python {command}"
     notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
     notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
     versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
     return (
         f"- file: [`results/{name}.json`](results/{name}.json), {document['date']}\n"
-        f"- command: {', '.join([f'`.venv/bin/python {command}`', *filter(None, notes)])}\n"
+        f"- command: {', '.join([f'`{command}`', *filter(None, notes)])}\n"
         f"- device: {document.get('device', 'none: traced')}; {versions}\n\n"
     )

@@ -238,7 +238,7 @@ def page() -> str:
     sections: dict[str, Iterable[str]] = {
         "Memory": [memory()],
         "Whole steps": whole_steps(),
-        "Memory and time at every ratio": frontiers(),
+        "Every ratio": frontiers(),
         "One linear layer": linear_layers(),
         "Gradients": [gradients()],
         "Fine-tuning: razor": [finetuning("finetuning_razor")],

@@ -149,7 +149,7 @@ def arguments(description: str | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar=("NAME", "FILE"),
-        help="a JSON file that goes into the result under that name",
+        help="a JSON file that goes into the result under that name; from gpu.sh",
     )
     parser.add_argument("--smoke", action="store_true", help="a tiny model and one turn")
     parser.add_argument("--out", type=Path)
@@ -168,9 +168,9 @@ def main(
     workload, device = workloads[args.device], torch.device(args.device)
     workload = replace(workload, **SMOKE) if args.smoke else workload
     bench = Bench(workload, device)
-    cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    file, cpu = f"scripts/bench/{script}.py", f"{os.cpu_count()} CPU cores, {platform.machine()}"
     document = {
-        "command": shlex.join([f"scripts/bench/{script}.py", *sys.argv[1:]]),
+        "command": "scripts/bench/gpu.sh" if args.include else shlex.join([file, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
         "versions": versions(),
