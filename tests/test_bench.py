@@ -130,8 +130,8 @@ def test_a_gemm_takes_its_operations_over_the_rate(roofline):
     assert roofline.work(cost)["operations"] == operations
     expected = LAUNCH + operations / (gpu.rates["int8"] * gpu.achieved.of("int8"))
     assert roofline.implied(cost, gpu) == pytest.approx(expected)
-    # Five parts of at most 16 MiB of int32, each in two kernels.
-    assert roofline.work(roofline.counted(case, 128, dot=False))["launches"] == 10
+    # Two parts of at most 64 MiB of int32, each in two kernels.
+    assert roofline.work(roofline.counted(case, 128, dot=False))["launches"] == 4
 
 
 def test_roofline_knows_what_each_kernel_launches(roofline):

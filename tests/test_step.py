@@ -171,14 +171,18 @@ def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, benc
     assert next(iter(cases)) == "full"
     found = {}
     for name, case in cases.items():
-        found.setdefault((case.recipe.method, case.recipe.joint_budget), []).append(name)
+        plain = ", " not in name
+        found.setdefault((case.recipe.method, plain), []).append(name)
     ratios = len(module("frontier").RATIOS)
     for name, method in METHODS.items():
         if method.approximates:
             most = ratios if method.has_ratio else 1
-            assert len(found[name, 1.0]) == most - (name == "razor"), name
-    assert len(found["razor", 0.5]) == 2 * (ratios - 1)
-    assert found["full", 1.0] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
+            assert len(found[name, True]) == most - (name == "razor"), name
+    assert len(found["razor", False]) == 3 * (ratios - 1)
+    assert {name for name, case in cases.items() if not case.exact} == {
+        name for name, case in cases.items() if case.recipe.int8_forward
+    }
+    assert found["full", True] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
 
 
 def test_torchaos_layers_run_in_int8(module):

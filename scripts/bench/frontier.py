@@ -19,9 +19,10 @@ from razorctl.errors import UsageError
 from razorctl.methods import METHODS
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
-JOINT = {  # variants of razor -> what they draw
-    "razor, joint budget 0.5": "weights",
-    "razor, branches 0.5": "branches",
+VARIANTS = {  # of razor -> what differs in the recipe
+    "razor, int8 forward": {"int8_forward": True},
+    "razor, joint budget 0.5": {"joint_budget": 0.5},
+    "razor, branches 0.5": {"joint_budget": 0.5, "joint": "branches"},
 }
 WORKLOADS = {
     "cuda": Workload("vit_base_patch16_224", 128, ("bf16",), turns=5, steps=3),
@@ -49,11 +50,10 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     for name, method in METHODS.items():
         if method.approximates:
             found |= {name: Case(recipe) for name, recipe in recipes(name)}
-    for _, recipe in recipes("razor"):
-        for name, joint in JOINT.items():
-            found[f"{name} at {recipe.ratio}"] = Case(
-                replace(recipe, joint_budget=0.5, joint=joint)
-            )
+    for name, changes in VARIANTS.items():
+        for _, recipe in recipes("razor"):
+            varied = replace(recipe, **changes)
+            found[f"{name} at {recipe.ratio}"] = Case(varied, exact=not varied.int8_forward)
     return found
 
 

@@ -65,6 +65,7 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     few = MICRO_BATCH[bench.device.type]
     pruning = [name for name, method in METHODS.items() if method.approximates]
     sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
+    int8 = replace(razor, int8_forward=True)
     return {
         "full": Case(),
         "full, stored attention": Case(Recipe("full", attention="stored")),
@@ -75,8 +76,10 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
         "prebackrazor++, flash": Case(replace(sheared, attention="flash")),
         "prebackrazor++, joint budget 0.5": Case(replace(sheared, joint_budget=0.5)),
         "razor, branches 0.5": Case(replace(razor, joint_budget=0.5, joint="branches")),
+        "razor, int8 forward": Case(int8, exact=False),
         "full, compiled": Case(compiled=True),
         "razor, compiled": Case(razor, compiled=True),
+        "razor, int8 forward, compiled": Case(int8, compiled=True, exact=False),
         f"full, compiled, activation_memory_budget {BUDGET}": Case(compiled=True, budget=BUDGET),
         "torchao int8 mixed precision, compiled": Case(compiled=True, torchao=True, exact=False),
     }
