@@ -121,6 +121,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             ratio="nothing",
             skip_last_linear=True,
+            close_up_to=1.0,
         ),
         Method(
             "int8",

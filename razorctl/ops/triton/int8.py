@@ -69,7 +69,7 @@ def int8_rows_kernel(
     tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
 
 
-@triton.jit
+@launchable
 def int8_heads_kernel(
     q, k, v, codes, scale, sums, rows, tokens, width, columns,
     batch_stride, head_stride, token_stride,

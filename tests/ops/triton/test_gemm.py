@@ -50,7 +50,7 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
     m, n, k = 100, 24, 32
     work = operands(m, n, k)[:4]
     out, products = torch.empty(m, n, dtype=torch.half), []
-    monkeypatch.setattr(op, "ELEMENTS", 40 * n)
+    monkeypatch.setattr(op, "PART", 40 * n)
 
     def recorded(*args):
         products.append(op.cublas_gemm(*args))
