@@ -16,7 +16,7 @@ def whole_steps() -> Iterator[str]:
             head = ["method", "saved for backward", "peak of a step", "step time vs `full`"]
             yield (
                 f"{workload(document, precision)}, ratio {document['ratio']}: the median of "
-                f"{document['turns']} turns.\nIn a turn the cases run one after another; "
+                f"at most {document['turns']} turns.\nIn a turn the cases run one after another; "
                 f"{peaks(document)}.\n\n"
                 + source(path.stem, document)
                 + table(
@@ -56,8 +56,8 @@ def frontiers() -> Iterator[str]:
             found = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
             yield (
                 f"{workload(document, precision)}: the peak in MiB, and the time\nof a step in "
-                f"steps of `full`; {peaks(document)}, times are medians of {document['turns']} "
-                "turns.\n\n"
+                f"steps of `full`; {peaks(document)}, times are medians of at most "
+                f"{document['turns']} turns.\n\n"
                 + source(path.stem, document)
                 + table(
                     ["method", *(f"ratio {ratio}" for ratio in ratios), "no ratio"],
