@@ -12,6 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 torch.set_num_threads(1)  # tests are small, and processes run them side by side
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-variant",
+        action="store_true",
+        help="compile all that each Triton kernel may be launched as, not only what takes most",
+    )
+
+
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device there is, so that one command tests a GPU machine too."""

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -233,7 +234,7 @@ def main() -> None:
             )
             rows.append({"task": name, "case": case, "seed": seed, **measured})
             document = {
-                "command": "scripts/bench/finetuning.py",
+                "command": shlex.join(["scripts/bench/finetuning.py", *sys.argv[1:]]),
                 "date": date.today().isoformat(),
                 **common,
                 "rows": rows,

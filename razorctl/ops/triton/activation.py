@@ -12,7 +12,7 @@ from razorctl.ops import kernels
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import int8, quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import all_registers, launchable
 from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
@@ -94,10 +94,11 @@ def activation_grad(
     return dx
 
 
-def _held(columns: int) -> tuple[int, int]:
-    """The columns that a program of `activation_grad_int8` has place for, and its warps."""
+def _held(columns: int, dtype: torch.dtype) -> tuple[int, int, int | None]:
+    """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
     held = triton.next_power_of_2(columns)
-    return held, min(16, max(4, held // 256))
+    warps = min(16, max(4, held // 256))
+    return held, warps, all_registers(warps) if dtype == torch.float32 else None
 
 
 def activation_grad_int8(
@@ -119,12 +120,12 @@ def activation_grad_int8(
     each = dy.new_empty(rows, 1, dtype=torch.float32)
     programs = len(scale) * triton.cdiv(tile_rows, ROWS)
     sums = each.new_empty(1, programs, columns)
-    held, warps = _held(columns)
+    held, warps, most = _held(columns, dy.dtype)
     activation_grad_int8_kernel[(programs,)](
         dy, packed, zero_point, scale, codes, each, sums,
         rows, columns, dy.stride(0), tile_rows,
         FUNCTION=function, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
-        num_warps=warps, num_stages=1,
+        num_warps=warps, num_stages=1, maxnreg=most,
     )  # fmt: skip
     return codes, each, column_sums(sums)[0]
 
@@ -163,7 +164,7 @@ def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Va
     )
     widest = WIDEST // DTYPES[dtype].itemsize
     for columns in sorted({1024, 2048, 4096, widest}) if every else (widest,):
-        held, warps = _held(columns)
+        held, warps, most = _held(columns, DTYPES[dtype])
         yield Variant(
             activation_grad_int8_kernel,
             {**signature, "codes": "*i8", "code_scale": "*fp32", "sums": "*fp32", **SHAPE},
@@ -171,6 +172,7 @@ def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Va
             warps,
             1,
             f"activation_grad_int8 {columns} {label}",
+            most_registers=most,
         )
 
 

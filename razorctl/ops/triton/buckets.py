@@ -40,10 +40,11 @@ def to_buckets_kernel(
             s = i * first_width(BITS) + plane
             inside = (u < strip) & (s * strip + u < count)
             values = tl.load(x + s * strip + u, mask=inside, other=0.0).to(tl.float32)
-            number = tl.zeros((U,), tl.int32)
+            # In single precision: LLVM makes integers of three bits, for which it takes a stack.
+            number = tl.zeros((U,), tl.float32)
             for j in tl.static_range(2**BITS - 1):
-                number += tl.where(values <= ENDS[j], 0, 1)
-            number = tl.where(inside, number, 0)
+                number += tl.where(values <= ENDS[j], 0.0, 1.0)
+            number = tl.where(inside, number, 0.0).to(tl.int32)
             word |= placed(number, i, s, BITS)
         tl.store(packed + plane * strip + u, word.to(tl.uint8), mask=u < strip)
         word &= -256

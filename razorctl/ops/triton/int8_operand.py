@@ -172,30 +172,33 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     some = [(None, 5), ("gelu", 5)]
     for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
-        lowest = None if function is None else FUNCTIONS[function].lowest
-        chosen = {"BITS": bits, "FUNCTION": function}
-        floats = dict.fromkeys(("row_scale", "column_scale", "center", "factor", "fold"), "*fp32")
-        copy = {name: kind for name, kind in COPY.items() if name != "packed"}
+        yield from _variants(function, bits, every)
+
+
+def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]:
+    lowest = None if function is None else FUNCTIONS[function].lowest
+    chosen, label = {"BITS": bits, "FUNCTION": function}, f"{bits} bits {function}"
+    floats = dict.fromkeys(("row_scale", "center", "factor", "fold"), "*fp32")
+    shape = {"rows": "i32", "columns": "i32"}
+    scales = {"": "*bf16"}
+    if every and function is None:  # a copy that a norm shares has its weight in the scale
+        scales[" of a norm"] = "*fp32"
+    for of, scale in scales.items():
+        copy = {**COPY, "scale": scale, "bias": "*fp32"}
+        affine = {name: kind for name, kind in copy.items() if name != "packed"}
         yield Variant(
             bounds_kernel,
-            {**copy, "bias": "*fp32", **floats, "tiles": "i32", "rows": "i32", "columns": "i32"},
-            {**chosen, "LOWEST": lowest, **BOUNDS},
-            4,
-            1,
-            f"bounds {bits} bits {function}",
-            ("tiles",),
-        )
-        del floats["column_scale"]
-        sizes, warps = tile_of(128)
-        shape = {"rows": "i32", "columns": "i32", "tile_rows": "i32"}
-        yield Variant(
-            int8_operand_kernel,
-            {**COPY, "bias": "*fp32", **floats, "codes": "*i8", **shape},
-            {**chosen, **sizes},
-            warps,
-            1,
-            f"int8_operand {bits} bits {function}",
-        )
+            {**affine, **floats, "column_scale": "*fp32", "tiles": "i32", **shape},
+            {**chosen, "LOWEST": lowest, **BOUNDS}, 4, 1, f"bounds {label}{of}", ("tiles",),
+        )  # fmt: skip
+        for tile_rows in (128, 64, 32) if every else (128,):
+            sizes, warps = tile_of(tile_rows)
+            yield Variant(
+                int8_operand_kernel,
+                {**copy, **floats, "codes": "*i8", **shape, "tile_rows": "i32"},
+                {**chosen, **sizes}, warps, 1,
+                f"int8_operand {label}{of}" + f" {tile_rows} rows" * (tile_rows < 128),
+            )  # fmt: skip
 
 
 kernels.register(op.int8_operand, "cuda", int8_operand, takes)

@@ -274,55 +274,48 @@ def norm_grad_int8(
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
-    shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
     for dtype in dtypes(capability, every):
-        yield Variant(
-            statistics_kernel,
-            {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **shape, "eps": "fp32"},
-            STATISTICS,
-            4,
-            1,
-            f"statistics {dtype}",
-        )
-        for columns in (64, 1024, 2048, WIDEST) if every else (WIDEST,):
-            sizes, warps = _added(columns)
-            results = {"y": "*fp32", "mean": "*fp32", "rstd": "*fp32"}
-            strides = {"x_stride": "i32", "f_stride": "i32", "eps": "fp32"}
-            yield Variant(
-                residual_add_kernel,
-                {"x": "*fp32", "f": f"*{dtype}", **results, "rows": "i32", "columns": "i32"}
-                | strides,
-                sizes,
-                warps,
-                1,
-                f"residual_add {columns} {dtype}",
-            )
+        signature = {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **_ROWS, "stride": "i32"}
+        signature["eps"] = "fp32"
+        yield Variant(statistics_kernel, signature, STATISTICS, 4, 1, f"statistics {dtype}")
+        yield from _sums(dtype, every)
         yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
-        for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
-            held, warps = _held(columns)
-            floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
-            width = VECTOR // DTYPES[dtype].itemsize
-            for int8 in (False, True) if every else (True,):
-                copy = {"codes": "*i8", "code_scale": "*fp32"}
-                given = copy if int8 else {}
-                yield Variant(
-                    norm_grad_kernel,
-                    {
-                        "dy": f"*{dtype}",
-                        **COPY,
-                        **floats,
-                        **given,
-                        "sums": "*fp32",
-                        **shape,
-                        "tile_rows": "i32",
-                        "residual_stride": "i32",
-                    },
-                    dict.fromkeys(copy.keys() - given.keys())
-                    | {"CENTERS": True, "BITS": 5, "ROWS": ROWS, "C": held, "V": width},
-                    warps,
-                    1,
-                    f"norm_grad{'_int8' * int8} {columns} {dtype}",
-                )
+        if every and dtype != "fp32":  # of a residual stream in single precision
+            yield from quantize.quantizing("fp32", BITS, norm=True, every=True, y=dtype)
+        for bits in BITS if every else (5,):
+            yield from _gradients(dtype, bits, every)
+
+
+_ROWS = {"rows": "i32", "columns": "i32"}
+
+
+def _sums(dtype: str, every: bool) -> Iterator[Variant]:
+    for columns in (64, 1024, 2048, WIDEST) if every else (WIDEST,):
+        sizes, warps = _added(columns)
+        yield Variant(
+            residual_add_kernel,
+            {"x": "*fp32", "f": f"*{dtype}", "y": "*fp32", "mean": "*fp32", "rstd": "*fp32"}
+            | _ROWS | {"x_stride": "i32", "f_stride": "i32", "eps": "fp32"},
+            sizes, warps, 1, f"residual_add {columns} {dtype}",
+        )  # fmt: skip
+
+
+def _gradients(dtype: str, bits: int, every: bool) -> Iterator[Variant]:
+    floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
+    copy = {"codes": "*i8", "code_scale": "*fp32"}
+    shape = _ROWS | dict.fromkeys(("stride", "tile_rows", "residual_stride"), "i32")
+    width, of = VECTOR // DTYPES[dtype].itemsize, f" {bits} bits" * (bits != 5)
+    for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
+        held, warps = _held(columns)
+        sizes = {"CENTERS": True, "BITS": bits, "ROWS": ROWS, "C": held, "V": width}
+        for int8 in (False, True) if every else (True,):
+            given = copy if int8 else {}
+            yield Variant(
+                norm_grad_kernel,
+                {"dy": f"*{dtype}", **COPY, **floats, **given, "sums": "*fp32", **shape},
+                dict.fromkeys(copy.keys() - given.keys()) | sizes, warps, 1,
+                f"norm_grad{'_int8' * int8} {columns} {dtype}{of}",
+            )  # fmt: skip
 
 
 def takes_grad(

@@ -1,6 +1,7 @@
 """Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from triton.language import constexpr
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import all_registers, launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import (
     STRIPS,
@@ -33,7 +34,7 @@ TWO = constexpr(2)
 COLUMNS = 16  # of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
-LONG = 64  # rows of a longer tile that it holds at a time
+LONG, LONG_WARPS = 32, 4  # rows of a longer tile that it holds at a time
 OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
 REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
 
@@ -145,7 +146,7 @@ def quantize_tile(
             column = s * strip + u
             values = _values(x, first, row, column, wide, stride, centers, factors)
             at = local[:, None] * columns + column[None, :]
-            if y is not None:
+            if y is not None and FUNCTION is None:
                 own = y + first * columns
                 _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
             low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
@@ -159,6 +160,9 @@ def quantize_tile(
             position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
             code = _code(values, zero, factor, seed, position, BITS)
             word |= placed(code, i, s, BITS)
+            if FUNCTION is not None:  # here f takes fewer registers than before, a norm more
+                own = y + first * columns
+                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
         tl.store(packed + (to + plane * strip), word.to(tl.uint8), mask=inside)
         word &= -256
     store_others(packed + to, word, strip, inside, BITS)
@@ -247,7 +251,7 @@ def takes(x: Tensor, *others: Any) -> bool:
 
 def config(
     tile_rows: int, bits: int, norm: bool, random: bool
-) -> tuple[Any, dict[str, int], int, int | None]:
+) -> tuple[Any, dict[str, int], int, int]:
     """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
 
     A thread has 64 elements of a tile, half as many where a norm's few bits take more registers.
@@ -256,7 +260,7 @@ def config(
     tight = norm and bits < 4
     most = 0 if random else HELD[-2] if tight else HELD[-1]
     if tile_rows > most:
-        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG // 8, None
+        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG_WARPS, all_registers(LONG_WARPS)
     rows = next(held for held in HELD if tile_rows <= held)
     return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if tight else 16), REGISTERS
 
@@ -339,11 +343,12 @@ def quantizing(
     norm: bool = False,
     random: bool = False,
     every: bool = False,
+    y: str | None = None,
 ) -> Iterator[Variant]:
     """What `run` compiles to for x of a dtype, with tiles of every length.
 
     norm: for mean, rstd, weight and bias. random: for a seed. every: or only the longest tile that
-    is held at once.
+    is held at once. y: its dtype, None for that of x.
     """
     given = {"x": f"*{dtype}"}
     if norm:
@@ -351,40 +356,37 @@ def quantizing(
     if random:
         given["seed"] = "*i64"
     if norm or function is not None:
-        given["y"] = f"*{dtype}"
+        given["y"] = f"*{y or dtype}"
+    label = f"{dtype} to {y}" if y else dtype
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
             kernel, sizes, warps, most = config(tile_rows, number, norm, random)
             yield Variant(
-                kernel,
-                signature,
+                kernel, signature,
                 dict.fromkeys(name for name in OPTIONAL if name not in given)
                 | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
-                | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes},
-                warps,
-                1,
-                f"{kernel.__name__} {number} bits {dtype} {sizes} {function} {norm=} {random=}",
+                | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes}, warps, 1,
+                f"{kernel.__name__} {number} bits {label} {sizes} {function} {norm=} {random=}",
                 most_registers=most,
-            )
+            )  # fmt: skip
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     for dtype in dtypes(capability, every):
         yield from quantizing(dtype, BITS if every else (5, 2), every=every)
-        yield from quantizing(dtype, (5, 2) if every else (5,), random=True)
-        for bits in BITS if every else (5,):
-            sizes, warps = block(DTYPES[dtype])
-            shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
+        yield from quantizing(dtype, BITS if every else (5,), random=True)
+        sizes, warps = block(DTYPES[dtype])
+        shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
+        # A copy that a norm shares has its weight in the scale.
+        scales = {"": "*bf16", " of a norm": "*fp32"} if every else {"": "*bf16"}
+        for bits, (of, scale) in product(BITS if every else (5,), scales.items()):
             yield Variant(
                 dequantize_kernel,
-                {**COPY, "bias": "*fp32", "y": f"*{dtype}", **shape},
-                {"BITS": bits, **sizes},
-                warps,
-                1,
-                f"dequantize {bits} bits {dtype}",
-            )
+                {**COPY, "scale": scale, "bias": "*fp32", "y": f"*{dtype}", **shape},
+                {"BITS": bits, **sizes}, warps, 1, f"dequantize {bits} bits {dtype}{of}",
+            )  # fmt: skip
 
 
 kernels.register(op.quantize, "cuda", quantize, takes)
