@@ -47,6 +47,17 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
 
 
+def unreachable() -> str | None:
+    """Why the hub cannot be reached; None if it answers."""
+    from huggingface_hub import constants, errors, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+        return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__})"
+    return None
+
+
 @contextmanager
 def reading(name: str, folder: Path) -> Iterator[None]:
     """Turns any error of the block, which reads files in `folder`, into a DataError about `name`.

@@ -99,6 +99,8 @@ def server(hub, tmp_path, monkeypatch):
             kind = parts.pop(0) if parts[0] == "datasets" else "models"
             repo, file = parts[:2], Path(*parts[4:])
             path = there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT / file
+            if not path.is_file():
+                return self.answer(404, b"")
             content = path.read_bytes()
             etag = hashlib.sha256(content).hexdigest()
             return self.answer(200, content, {"X-Repo-Commit": local_hub.COMMIT, "ETag": etag})
@@ -152,3 +154,9 @@ def test_what_the_hub_does_not_have_is_missing(server, hub):
     next(folder.glob("snapshots/*/rte/train-*")).unlink()
     with pytest.raises(MissingError, match=r"nyu-mll/glue on the hub lacks some of rte/train"):
         data.find("rte").load()
+
+
+def test_whether_the_hub_answers(server, monkeypatch):
+    assert razor_hub.unreachable() is None
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "cannot be reached (ConnectError)" in razor_hub.unreachable()

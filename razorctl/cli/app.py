@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from razorctl import __version__
 from razorctl.cli import effects, settings
 from razorctl.cli.compare import compare
+from razorctl.cli.doctor import doctor
 from razorctl.cli.finetune import finetune
 from razorctl.cli.list import list_names
 from razorctl.cli.options import option
@@ -81,7 +82,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
-for command in (plan, finetune, profile, compare):
+for command in (plan, finetune, profile, compare, doctor):
     app.command(context_settings=CONTEXT)(command)
 app.command("list", context_settings=CONTEXT)(list_names)
 

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 SETTING = "RAZORCTL_KERNELS"
 CHOICES = ("auto", "torch")
 
+_ran: set[tuple[str, str]] = set()  # (op, kind of device), as below
 _failed: dict[tuple[str, str], str] = {}
 
 
@@ -98,6 +99,12 @@ def failures() -> dict[tuple[str, str], str]:
     return dict(_failed)
 
 
+def outcomes(device: torch.device) -> dict[str, str | None]:
+    """Op whose kernel was called in this process -> why it failed, or None."""
+    called = sorted(op for op, where in {*_ran, *_failed} if where == device.type)
+    return {op: _failed.get((op, device.type)) for op in called}
+
+
 def state(device: torch.device) -> str:
     """What ops run as on a device, and why, in a phrase."""
     if not wanted():
@@ -106,7 +113,7 @@ def state(device: torch.device) -> str:
         return str(import_module("razorctl.ops.cpu.library").state())
     if device.type != "cuda" or find_spec("triton") is None:
         return "PyTorch operations: no Triton here"
-    failed = sorted(op.partition("::")[2] for op, where in _failed if where == device.type)
+    failed = sorted(op for op, where in _failed if where == device.type)
     but = f", but PyTorch operations for {', '.join(failed)}" if failed else ""
     return f"fused kernels, by Triton{but}"
 
@@ -135,7 +142,9 @@ def register(
         if wanted() and key not in _failed and takes(*args):
             try:
                 with on_device_of(args[0]):
-                    return kernel(*args)
+                    result = kernel(*args)
+                _ran.add(key)
+                return result
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -63,6 +63,18 @@ def detect() -> tuple[Detected, ...]:
             pynvml.nvmlShutdown()
 
 
+def driver() -> str:
+    """The version of the driver; empty without one. Never raises."""
+    try:
+        pynvml.nvmlInit()
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return ""
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
 def preset_for(detected: Detected) -> Gpu | None:
     """The preset with a detected card's name and memory, the user's own first; None if none has."""
     for file in presets.files("gpus").values():

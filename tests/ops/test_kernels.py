@@ -20,6 +20,7 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
         events.append("left")
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(kernels, "_ran", set())
     op = SimpleNamespace(
         _name="op",
         _init_fn=None,
@@ -39,3 +40,13 @@ def test_tensors_need_not_be_on_the_current_device():
     got, want = (dequantize(*c, None, 5, 130, 64, x.dtype) for c in (copy, want))
     torch.testing.assert_close(got, want, atol=0.3, rtol=0)
     assert torch.cuda.current_device() == 0
+
+
+def test_a_failed_kernel_is_named(monkeypatch):
+    monkeypatch.setattr(kernels, "_ran", {("draw", "cuda"), ("topk_pack", "cuda")})
+    monkeypatch.setitem(kernels._failed, ("topk_pack", "cuda"), "why")
+    monkeypatch.setattr(kernels, "find_spec", lambda name: True)
+    state, outcomes = kernels.state(torch.device("cuda")), kernels.outcomes(torch.device("cuda"))
+    kernels._failed.clear()
+    assert state == "fused kernels, by Triton, but PyTorch operations for topk_pack"
+    assert outcomes == {"draw": None, "topk_pack": "why"}

@@ -1,0 +1,255 @@
+"""doctor: what this machine has, and whether the parts of razorctl work on it.
+
+Kernels and attention run forward and backward on small tensors, and folders are written to, since
+what a version or a capability promises is not always so.
+"""
+
+import copy
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import razorctl
+from razorctl import hub
+from razorctl.job import settle_precision
+from razorctl.ops import kernels
+from razorctl.ops.cpu import build
+from razorctl.planning import detect
+from razorctl.recipe import Recipe
+from razorctl.surgery.sparsify import sparsify
+
+State = Literal["ok", "note", "problem"]
+PACKAGES = ("torch", "triton", "timm", "transformers", "datasets", "peft", "accelerate", "torchao")
+# Together they call the ops of every rule; the first has a gradient close to the exact one.
+TRIED = (
+    Recipe("razor", 0.5),
+    Recipe("razor", 0.9),
+    Recipe("razor", 0.9, int8_forward=True),
+    Recipe("backrazor", 0.9),
+    Recipe("prebackrazor", 0.9),
+    Recipe("int2"),
+)
+BATCH = 64  # images of the trial, so that its GEMMs are large enough for int8
+CLOSE = 0.95  # least cosine of that gradient to the exact one
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+ROOM = 5 * 2**30  # free bytes below which models and runs may not find room
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found about one part of the machine.
+
+    state: "note" for what works, but not as well as it could. mend: what would change that.
+    """
+
+    group: str
+    name: str
+    state: State
+    found: str
+    mend: str | None = None
+
+
+def diagnose() -> Iterator[Check]:
+    """Every check, in groups; the slow ones last."""
+    yield from _software()
+    yield from _cpu()
+    yield from _gpus()
+    yield from _files()
+    yield from _hub()
+    for device in _places():
+        yield _attention(device)
+        yield from _kernels(device)
+
+
+def _places() -> list[torch.device]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(count))]
+
+
+def _software() -> Iterator[Check]:
+    yield Check("software", "razorctl", "ok", razorctl.__version__)
+    yield Check("software", "python", "ok", platform.python_version())
+    for name in PACKAGES:
+        if find_spec(name) is not None:
+            yield Check("software", name, "ok", version(name))
+
+
+def _cpu() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check("cpu", "cores", "ok", f"{cores} of {platform.machine()}")
+    if torch.cpu._is_vnni_supported():
+        yield Check("cpu", "int8 GEMMs", "ok", "by VNNI")
+    else:
+        yield Check("cpu", "int8 GEMMs", "note", "no VNNI: they run in single precision")
+    if not kernels.wanted():
+        yield _turned_off("cpu")
+        return
+    built = build.built()
+    mend = None if built.path else "install gcc or clang, or name a compiler with CC"
+    yield Check("cpu", "C compiler", "ok" if built.path else "note", built.why, mend)
+
+
+def _turned_off(group: str) -> Check:
+    found = f"fused kernels are off, as {kernels.SETTING}=torch says"
+    return Check(group, "kernels", "note", found, f"unset {kernels.SETTING}")
+
+
+def _gpus() -> Iterator[Check]:
+    cards = detect.detect()
+    if not cards:
+        yield Check("gpu", "card", "note", "none that a driver shows: training runs on the CPU")
+        return
+    yield Check("gpu", "driver", "ok", detect.driver())
+    for number, card in enumerate(cards):
+        gib = card.memory_bytes / 2**30, card.free_bytes / 2**30
+        others = f", {len(card.processes)} processes on it" if card.processes else ""
+        found = f"{card.name}, {gib[0]:.1f} GiB, {gib[1]:.1f} free{others}"
+        precision = settle_precision("auto", card.compute_capability)
+        found += f", compute capability {card.compute_capability}, so {precision}"
+        if detect.preset_for(card) is None:
+            mend = "name a similar one with --gpu, or write a preset file"
+            yield Check("gpu", f"card {number}", "note", f"{found}; it has no preset", mend)
+        else:
+            yield Check("gpu", f"card {number}", "ok", found)
+    yield _cuda(len(cards))
+
+
+def _cuda(cards: int) -> Check:
+    """Whether torch can compute on as many cards as the driver shows."""
+    if torch.version.cuda is None:
+        mend = "install a torch that is built with CUDA"
+        return Check("gpu", "CUDA", "problem", "torch is built without it", mend)
+    try:
+        for index in range(cards):
+            torch.ones(2, device=f"cuda:{index}").sum().item()
+    except (RuntimeError, AssertionError) as error:
+        mend = f"update the driver, or install a torch for it; this one is for {torch.version.cuda}"
+        return Check("gpu", "CUDA", "problem", _line(error), mend)
+    return Check("gpu", "CUDA", "ok", f"{torch.version.cuda}, computes on {cards}")
+
+
+def _files() -> Iterator[Check]:
+    from huggingface_hub import constants
+
+    places = {
+        "model cache": Path(constants.HF_HUB_CACHE),
+        "kernel cache": Path(platformdirs.user_cache_dir("razorctl")),
+        "this directory": Path.cwd(),
+    }
+    for name, folder in places.items():
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        found = f"{folder}, {free / 2**30:,.1f} GiB free"
+        try:
+            with tempfile.TemporaryFile(dir=there) as file:
+                file.write(bytes(1))
+        except OSError as error:
+            mend = "change its permissions, or name another folder"
+            yield Check("files", name, "problem", f"{found}, not writable: {error.strerror}", mend)
+        else:
+            if free < ROOM:
+                yield Check("files", name, "note", found, "free some space, or take another disk")
+            else:
+                yield Check("files", name, "ok", found)
+
+
+def _hub() -> Iterator[Check]:
+    from huggingface_hub import constants, get_token
+
+    cached = "only cached models and data sets can be used"
+    if constants.HF_HUB_OFFLINE:
+        found = f"HF_HUB_OFFLINE is set: {cached}"
+        yield Check("hub", "network", "note", found, "unset HF_HUB_OFFLINE")
+    elif why := hub.unreachable():
+        mend = "check the network, or name a mirror with HF_ENDPOINT"
+        yield Check("hub", "network", "note", f"{why}: {cached}", mend)
+    else:
+        yield Check("hub", "network", "ok", f"{constants.ENDPOINT} answers")
+    yield Check("hub", "login", "ok", "logged in" if get_token() else "not logged in")
+
+
+def _attention(device: torch.device) -> Check:
+    """Which of SDPA's kernels run forward and backward on a device."""
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    runs = []
+    for name, backend in BACKENDS.items():
+        x = torch.randn(2, 2, 32, 32, device=device, dtype=dtype, requires_grad=True)
+        try:
+            with sdpa_kernel(backend):
+                F.scaled_dot_product_attention(x, x, x).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            continue
+        runs.append(name)
+    state: State = "ok" if runs[:1] != ["math"] and runs else "note"
+    return Check("attention", str(device), state, ", ".join(runs) or "none")
+
+
+def _kernels(device: torch.device) -> Iterator[Check]:
+    """Trains a small ViT by every rule, and says of each op's kernel whether it ran."""
+    if not kernels.wanted():
+        if device.type == "cuda":
+            yield _turned_off(f"kernels, {device}")
+        return
+    group = f"kernels, {device}"
+    torch.manual_seed(0)
+    model, images = _small_vit().to(device), torch.randn(BATCH, 3, 32, 32, device=device)
+    exact, *gradients = (_gradient(model, images, recipe) for recipe in (None, *TRIED))
+    cosine = F.cosine_similarity(exact, gradients[0], 0).item()
+    found = f"cosine {cosine:.4f} to the exact one, {TRIED[0].method} at {TRIED[0].ratio:g}"
+    mend = f"set {kernels.SETTING}=torch, which runs PyTorch operations in their place"
+    if cosine >= CLOSE:
+        yield Check(group, "gradient", "ok", found)
+    else:
+        yield Check(group, "gradient", "problem", found, mend)
+    for op, why in kernels.outcomes(device).items():
+        yield (
+            Check(group, op, "problem", _line(why), mend) if why else Check(group, op, "ok", "ran")
+        )
+
+
+def _small_vit() -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    model: nn.Module = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=256, depth=2, num_heads=4, num_classes=10
+    )
+    return model
+
+
+def _gradient(model: nn.Module, images: Tensor, recipe: Recipe | None) -> Tensor:
+    """The gradient of all parameters by a recipe, in 16 bits where a card computes in them."""
+    device = images.device
+    model = copy.deepcopy(model).train()
+    if recipe is not None:
+        sparsify(model, recipe)
+    narrow = torch.bfloat16
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        narrow = torch.float16
+    with torch.autocast(device.type, dtype=narrow, enabled=device.type == "cuda"):
+        logits = model(images)
+    labels = torch.arange(len(images), device=device) % logits.shape[1]
+    F.cross_entropy(logits.float(), labels).backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def _line(error: Exception | str) -> str:
+    """The first line of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

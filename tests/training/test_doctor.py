@@ -1,0 +1,109 @@
+"""What doctor finds, on machines that are well and on others that a fake stands in for."""
+
+import json
+from pathlib import Path
+
+import platformdirs
+import pytest
+import torch
+
+from razorctl.ops import kernels
+from razorctl.ops.cpu import build
+from razorctl.planning import detect
+from razorctl.planning.detect import Detected
+from razorctl.training import doctor
+from tests.cli.commands import razorctl
+
+CARD = Detected("NVIDIA GeForce RTX 2080 Ti", 11 << 30, 10 << 30, "7.5", ())
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch, hub):
+    """One without cards, whose kernels have not run, with a cache of its own."""
+    monkeypatch.setattr(detect, "detect", lambda: ())
+    monkeypatch.setattr(kernels, "_ran", set())
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda app: str(tmp_path / app))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without the trial of kernels, which takes seconds."""
+    monkeypatch.setattr(doctor, "_kernels", lambda device: iter(()))
+
+
+def found(group, name):
+    return next(c for c in doctor.diagnose() if (c.group, c.name) == (group, name))
+
+
+def test_a_machine_that_is_well():
+    result = razorctl("doctor", "--json")
+    document = json.loads(result.stdout)
+    states = {(c["group"], c["name"]): c["state"] for c in document["checks"]}
+    assert (result.exit_code, document["problems"]) == (0, 0)
+    assert states["kernels, cpu", "gradient"] == "ok"
+    if build.built().path is not None:
+        for op in ("quantize", "norm_grad", "topk_pack", "scaled_gemm", "int8_operand"):
+            assert states["kernels, cpu", op] == "ok"
+    assert states["gpu", "card"] == states["hub", "network"] == "note"
+
+
+def test_a_kernel_that_fails_is_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "_gradient", lambda *args: torch.ones(3))
+    monkeypatch.setattr(kernels, "_ran", {("quantize", "cpu"), ("balance", "cuda")})
+    monkeypatch.setitem(kernels._failed, ("topk_pack", "cpu"), "RuntimeError: no\nway")
+    result = razorctl("doctor")
+    kernels._failed.clear()
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert result.exit_code == 1
+    assert ["ok", "kernels,", "cpu", "quantize"] in rows
+    assert any(
+        row[:6] == ["bad", "kernels,", "cpu:", "topk_pack", "RuntimeError:", "no;"] for row in rows
+    )
+
+
+def test_a_gradient_that_is_wrong_is_a_problem(monkeypatch):
+    gradients = iter([torch.tensor([1.0, 0.0]), *[torch.tensor([0.0, 1.0])] * len(doctor.TRIED)])
+    monkeypatch.setattr(doctor, "_gradient", lambda *args: next(gradients))
+    assert found("kernels, cpu", "gradient").state == "problem"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("card", "state", "words"),
+    [
+        (CARD, "ok", ("11.0 GiB, 10.0 free", "compute capability 7.5, so fp16")),
+        (
+            Detected("Card of tomorrow", 80 << 30, 1 << 30, "13.0", (detect.Process(7, None),)),
+            "note",
+            ("1 processes on it", "so bf16", "it has no preset"),
+        ),
+    ],
+)
+def test_cards(card, state, words, monkeypatch):
+    monkeypatch.setattr(detect, "detect", lambda: (card,))
+    check = found("gpu", "card 0")
+    assert check.state == state
+    for each in words:
+        assert each in check.found
+    if not torch.cuda.is_available():  # so no torch here computes on the fake
+        assert found("gpu", "CUDA").state == "problem"
+
+
+@pytest.mark.usefixtures("quick")
+def test_folders_and_switches(monkeypatch, tmp_path):
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(kernels, "_wanted", False)
+    check = found("files", "this directory")
+    assert (check.state, str(Path.cwd()) in check.found) == ("problem", True)
+    assert "RAZORCTL_KERNELS=torch" in found("cpu", "kernels").found
+    monkeypatch.undo()
+
+
+def test_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(build, "built", lambda: build.Built(None, "no C compiler"))
+    check = next(c for c in doctor._cpu() if c.name == "C compiler")
+    assert (check.state, check.found) == ("note", "no C compiler")
