@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from razorctl.rules.base import Rule
     from razorctl.surgery.byte_budget import saved_bytes
     from razorctl.surgery.sparsify import recipe_of, restore, sparsify
+    from razorctl.training.callback import RazorCallback
     from razorctl.training.profiler import Profile, profile
     from razorctl.training.run import Step, finetune
 
@@ -22,6 +23,7 @@ _HOMES = {
     "Job": "job",
     "Plan": "planning.plan",
     "Profile": "training.profiler",
+    "RazorCallback": "training.callback",
     "Recipe": "recipe",
     "Rule": "rules.base",
     "Step": "training.run",
@@ -38,6 +40,7 @@ __all__ = [
     "Job",
     "Plan",
     "Profile",
+    "RazorCallback",
     "Recipe",
     "Rule",
     "Step",

@@ -1,0 +1,91 @@
+"""razorctl inside transformers.Trainer."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from razorctl.recipe import Recipe
+from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
+from razorctl.surgery.sparsify import restore, sparsify
+
+log = logging.getLogger(__name__)
+
+
+class RazorCallback(TrainerCallback):  # type: ignore[misc]
+    """Makes transformers.Trainer train by a recipe: `Trainer(..., callbacks=[RazorCallback()])`.
+
+    The model is sparsified when training begins and stock again when it has ended; its weights,
+    checkpoints and optimizer are those of the stock model all along. With a data set that has rows
+    by number, the byte budget is met for its first batch, and `saved_bytes` and `full_saved_bytes`
+    of that batch are set and join the logs of losses. Raises what `sparsify_within` raises.
+    """
+
+    def __init__(self, recipe: Recipe | None = None) -> None:
+        self.recipe = recipe or Recipe()
+        self.saved_bytes: int | None = None
+        self.full_saved_bytes: int | None = None
+        self._model: nn.Module | None = None  # that is sparsified
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        train_dataloader: DataLoader[Any],
+        **_: Any,
+    ) -> None:
+        if self._model is not None:  # training has failed before its end
+            restore(self._model)
+        self._model = model
+        batch = _first_batch(train_dataloader, args.train_batch_size)
+        if batch is None:
+            sparsify(model, self.recipe)
+            return
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        self.full_saved_bytes = saved_bytes(model, batch, autocast=dtype)
+        sparsify_within(model, self.recipe, batch, autocast=dtype)
+        self.saved_bytes = saved_bytes(model, batch, autocast=dtype)
+        share = self.saved_bytes / self.full_saved_bytes
+        log.info("saves %s bytes for backward, %.1f %%", f"{self.saved_bytes:,}", 100 * share)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **_: Any,
+    ) -> None:
+        if "loss" in logs and self.saved_bytes is not None:
+            logs["saved_bytes"] = self.saved_bytes
+            logs["full_saved_bytes"] = self.full_saved_bytes
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **_: Any,
+    ) -> None:
+        restore(model)
+        self._model = None
+
+
+def _first_batch(loader: DataLoader[Any], size: int) -> Mapping[str, Any] | None:
+    """The first rows of a data set as a batch, drawn without the loader; None if it only streams.
+
+    So the order of the loader's rows is what it is without this.
+    """
+    rows: Any = loader.dataset
+    if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__"):
+        return None
+    with torch.random.fork_rng():
+        batch = loader.collate_fn([rows[number] for number in range(min(size, len(rows)))])
+    return batch if isinstance(batch, Mapping) else None

@@ -1,0 +1,122 @@
+"""Training inside transformers.Trainer, which nobody here wrote."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+from transformers import BertForSequenceClassification, Trainer, TrainingArguments
+
+import razorctl
+from razorctl.errors import UsageError
+from tests.models import bert
+
+ROWS = 16
+HALF = razorctl.Recipe("razor", 0.5)
+
+
+def row(number):
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(0, 40, (12,), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": number % 2}
+
+
+class Numbered(Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, number):
+        return row(number)
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return map(row, range(ROWS))
+
+
+def train(out, rows, *callbacks, **settings):
+    torch.manual_seed(0)
+    model = bert()
+    arguments = TrainingArguments(
+        str(out),
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        use_cpu=True,
+        report_to=[],
+        logging_steps=1,
+        disable_tqdm=True,
+        **{"max_steps": 4, "save_strategy": "no"} | settings,
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[*callbacks])
+    trainer.train()
+    return trainer
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_it_trains_and_gives_the_stock_model_back(tmp_path):
+    full = train(tmp_path / "full", Numbered())
+    callback = razorctl.RazorCallback(HALF)
+    razor = train(tmp_path / "razor", Numbered(), callback, save_strategy="steps", save_steps=4)
+    assert callback.saved_bytes <= 0.5 * callback.full_saved_bytes
+    assert {type(module) for module in razor.model.modules()} == {
+        type(module) for module in full.model.modules()
+    }
+    # The first loss is of an exact forward pass, with the same rows and dropout masks.
+    assert losses(razor)[0] == losses(full)[0]
+    torch.testing.assert_close(
+        torch.tensor(losses(razor)), torch.tensor(losses(full)), atol=0.02, rtol=0
+    )
+    saved = load_file(tmp_path / "razor" / "checkpoint-4" / "model.safetensors")
+    assert saved.keys() == full.model.state_dict().keys()
+    BertForSequenceClassification.from_pretrained(tmp_path / "razor" / "checkpoint-4")
+
+
+def test_logs_have_the_bytes(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "transformers.trainer_callback.PrinterCallback.on_log",
+        lambda self, args, state, control, logs=None, **_: seen.append(dict(logs)),
+    )
+    callback = razorctl.RazorCallback(HALF)
+    train(tmp_path, Numbered(), callback, max_steps=1)
+    assert seen[0]["saved_bytes"] == callback.saved_bytes
+    assert seen[0]["full_saved_bytes"] == callback.full_saved_bytes
+
+
+def test_streamed_rows_and_a_second_training(tmp_path):
+    callback = razorctl.RazorCallback(HALF)
+    trainer = train(tmp_path, Streamed(), callback)
+    assert callback.saved_bytes is None
+    assert len(losses(trainer)) == 4
+    trainer.train()
+
+
+def test_training_that_failed_can_begin_again(tmp_path):
+    class Failing(Numbered):
+        fails = True
+
+        def __getitem__(self, number):
+            if self.fails and number > 4:
+                raise OSError("a disk is gone")
+            return super().__getitem__(number)
+
+    rows, callback = Failing(), razorctl.RazorCallback(HALF)
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    trainer = Trainer(bert(), arguments, train_dataset=rows, callbacks=[callback])
+    with pytest.raises(OSError, match="a disk is gone"):
+        trainer.train()
+    rows.fails = False
+    trainer.train()
+    assert type(trainer.model.classifier) is nn.Linear
+    assert razorctl.recipe_of(trainer.model) is None
+
+
+def test_a_ratio_that_cannot_be_met_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="cannot be met"):
+        train(tmp_path, Numbered(), razorctl.RazorCallback(razorctl.Recipe("razor", 0.97)))
