@@ -3,6 +3,8 @@
 import hashlib
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,6 +57,57 @@ def test_feeds_and_trains(entry):
     assert logits.shape == (4, 7)
     logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+# Run where razorctl cannot be imported: loads each folder by its own library alone.
+STOCK = """
+import json, sys
+sys.modules["razorctl"] = None
+import timm, torch
+from timm.data import create_transform, resolve_model_data_config
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+for folder, size in json.loads(sys.argv[1]).items():
+    config = json.load(open(f"{folder}/config.json"))
+    if "architecture" in config:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        inputs = torch.load(f"{folder}/inputs.pt")
+        data = resolve_model_data_config(model)
+        assert data["input_size"] == tuple(inputs.shape[1:]), data
+        create_transform(**data)
+        logits, names = model(inputs), model.pretrained_cfg["label_names"]
+    else:
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.model_max_length == size
+        settings = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        texts = tokenizer(["a cat", "dog"], **settings)
+        logits, names = model(**texts).logits, [model.config.id2label[i] for i in range(2)]
+    assert names == ["cat", "dog"], names
+    torch.testing.assert_close(logits, torch.load(f"{folder}/logits.pt"))
+"""
+
+
+def test_what_is_saved_loads_without_razorctl(hub, tmp_path):
+    sizes = {"vit-micro": 28, "vit-b16": 32, "bert-base": 24}
+    for name, entry in LOADABLE.items():
+        if name in local_hub.ENTRIES:
+            local_hub.cache_model(hub, name)
+        folder, size = tmp_path / name, None if name == "vit-micro" else sizes[name]
+        model = entry.build(2, size).eval()
+        entry.save(model, ("cat", "dog"), size, folder)
+        if entry.modality == "image":
+            inputs = torch.randn_like(entry.example(model, 2, size))
+            torch.save(inputs, folder / "inputs.pt")
+        else:
+            rows = {"text": ["a cat", "dog"], "label": [0, 1]}
+            inputs = stack(entry.transform(model, size)(rows)["inputs"])
+        with torch.no_grad():
+            torch.save(entry.logits(model, inputs), folder / "logits.pt")
+    folders = {str(tmp_path / name): size for name, size in sizes.items()}
+    command = [sys.executable, "-c", STOCK, json.dumps(folders)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def test_bare_is_the_same_with_fresh_weights(entry):

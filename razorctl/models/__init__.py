@@ -4,8 +4,9 @@ Every module of this package is imported, is for one library, and defines `MODEL
 `Model` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl.config import registry
@@ -31,6 +32,8 @@ class Model:
         "labels": [...]}.
     example: (model, batch size, input size) -> inputs of the shape of a batch of transformed rows.
     logits: (model, batched inputs) -> logits [batch, classes].
+    save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
+        own library, its configuration with these names and how its inputs are prepared.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
     """
@@ -43,6 +46,7 @@ class Model:
     transform: Callable[["nn.Module", int | None], Callable[[Rows], Rows]]
     example: Callable[["nn.Module", int, int | None], Any]
     logits: Callable[["nn.Module", Any], "Tensor"]
+    save: Callable[["nn.Module", Sequence[str], int | None, Path], None]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,6 +1,6 @@
 """Vision models built by timm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,9 @@ def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
     model = VisionTransformer(num_classes=num_classes, **VIT_MICRO)
     size = VIT_MICRO["img_size"]
     model.pretrained_cfg = {
+        "architecture": "vit_tiny_patch16_224",  # whose arguments VIT_MICRO replaces
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
         "input_size": (1, size, size),
         "mean": (0.5,),
         "std": (0.5,),
@@ -94,6 +97,29 @@ def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
     return output
 
 
+def save(
+    args: Mapping[str, Any],
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    """Writes what `timm.create_model("local-dir:FOLDER", pretrained=True)` loads.
+
+    args: those with which timm builds the model, beside the number of classes.
+    """
+    from timm.models import save_for_hf
+
+    size = {} if input_size is None or "img_size" in args else {"img_size": input_size}
+    save_for_hf(
+        model,
+        folder,
+        model_config={"label_names": list(classes)},
+        model_args={**args, **size},
+        safe_serialization=True,
+    )
+
+
 def from_hub(
     name: str, summary: str, timm_name: str, patch: int, defaults: Mapping[str, Any]
 ) -> Model:
@@ -128,7 +154,18 @@ def from_hub(
         model: nn.Module = create_model(timm_name, **settings(classes, input_size))
         return model
 
-    return Model(name, summary, "image", build, bare, transform, example, logits, defaults)
+    return Model(
+        name,
+        summary,
+        "image",
+        build,
+        bare,
+        transform,
+        example,
+        logits,
+        partial(save, {}),
+        defaults,
+    )
 
 
 # SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
@@ -149,6 +186,7 @@ MODELS = (
         transform,
         example,
         logits,
+        partial(save, VIT_MICRO),
         {
             "batch_size": 64,
             "steps": 300,

@@ -1,8 +1,9 @@
 """Text models built by transformers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
@@ -106,20 +107,36 @@ def from_hub(
                 raise ValueError(f"{absent[0]} is not among its weights")
         return model
 
+    def read_tokenizer() -> Any:
+        from transformers import AutoTokenizer
+
+        folder = hub.fetch(name, repo, FILES, "model")
+        with hub.reading(name, folder):
+            return AutoTokenizer.from_pretrained(folder)
+
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         """A function from rows of texts or text pairs to the model's inputs of `input_size` tokens.
 
         Raises MissingError if the tokenizer cannot be found, and DataError if it cannot be read.
         """
-        from transformers import AutoTokenizer
+        return partial(_tokenized, read_tokenizer(), input_size or TOKENS)
 
-        folder = hub.fetch(name, repo, FILES, "model")
-        with hub.reading(name, folder):
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+    def save(
+        model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
+    ) -> None:
+        """Writes what `from_pretrained(folder)` of the model and of its tokenizer load."""
+        from transformers import PreTrainedModel
 
-        return partial(_tokenized, tokenizer, input_size or TOKENS)
+        assert isinstance(model, PreTrainedModel)
+        tokenizer = read_tokenizer()
+        tokenizer.model_max_length = input_size or TOKENS
+        model.config.id2label = dict(enumerate(classes))
+        model.config.label2id = {label: number for number, label in enumerate(classes)}
+        with _quiet():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
 
-    return Model(name, summary, "text", build, bare, transform, example, logits, defaults)
+    return Model(name, summary, "text", build, bare, transform, example, logits, save, defaults)
 
 
 BERT_BASE = {
