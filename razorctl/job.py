@@ -10,13 +10,14 @@ from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-OptimizerName = Literal["sgd", "adamw"]
+OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
 }
+OPTIMIZERS["adamw8bit"] = OPTIMIZERS["adamw"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Job:
     accumulate: number of equal micro-batches over which a step accumulates its gradient.
     precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
         best that the device supports.
-    optimizer: `sgd`, with momentum, or `adamw`.
+    optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
     learning_rate: highest learning rate.
+    weight_decay: of weights; biases and norms have none.
+    layer_decay: factor of the learning rate from each layer to the one below.
     warmup_steps: steps in which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
     evaluate_every: steps between evaluations on the test split; the last step has one as well.
@@ -52,6 +55,7 @@ class Job:
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float | None = None
+    layer_decay: float = 1.0
     warmup_steps: int | None = None
     clip_norm: float = 1.0
     evaluate_every: int | None = None
@@ -82,6 +86,7 @@ class Job:
             "steps",
             "epochs",
             "learning_rate",
+            "layer_decay",
             "clip_norm",
             "evaluate_every",
         ):
@@ -90,6 +95,8 @@ class Job:
                 raise UsageError(
                     f"{name.replace('_', ' ')} {value} is not a positive number; give one."
                 )
+        if self.layer_decay > 1:
+            raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
         for name in ("momentum", "weight_decay", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -105,7 +112,7 @@ class Job:
         equal micro-batches.
         """
         own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
-        by_optimizer = defaults.get(self.optimizer, {})
+        by_optimizer = defaults.get(self.optimizer.removesuffix("8bit"), {})
         settings = {**GENERAL, **OPTIMIZERS[self.optimizer], **own, **by_optimizer}
         if self.epochs is not None or "epochs" in defaults:
             del settings["steps"]

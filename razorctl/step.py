@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision, settle_precision
@@ -28,23 +28,6 @@ def precision(job: Job, device: torch.device) -> Precision:
         return "fp32" if job.precision == "auto" else job.precision
     major, minor = torch.cuda.get_device_capability(device)
     return settle_precision(job.precision, f"{major}.{minor}")
-
-
-def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
-    """The optimizer of a resolved job, over the trainable parameters of `model`."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    assert job.learning_rate is not None
-    assert job.weight_decay is not None
-    if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
-        return AdamW(parameters, job.learning_rate, weight_decay=job.weight_decay, fused=True)
-    # Not fused: fused SGD cannot skip the weights that a joint budget has not drawn.
-    return SGD(
-        parameters,
-        job.learning_rate,
-        momentum=job.momentum,
-        weight_decay=job.weight_decay,
-        foreach=True,
-    )
 
 
 def train_step(

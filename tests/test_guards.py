@@ -16,7 +16,7 @@ FLOORS = (
     ("errors", "methods", "ops", "spans"),
     ("config", "devices", "hub", "sampling"),
     ("job", "rules"),
-    ("recipe", "step"),
+    ("optimizer", "recipe", "step"),
     ("layers", "models"),
     ("data", "memory"),
     ("surgery",),

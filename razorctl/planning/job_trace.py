@@ -19,8 +19,9 @@ from razorctl.job import Job
 from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
+from razorctl.optimizer import Traced8bit, build_optimizer
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, build_optimizer, train_step
+from razorctl.step import DTYPES, autocast, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 
 # Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
@@ -126,7 +127,8 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
             family.logits(model, batch[0])
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
-    optimizer = partial(build_optimizer, job=job)
+    built = Traced8bit if job.optimizer == "adamw8bit" else build_optimizer
+    optimizer = partial(built, job=job)
     with torch.random.fork_rng(devices=[]), ExitStack() as card:
         if device != "cpu":
             card.enter_context(assumed(dot))

@@ -25,10 +25,11 @@ from razorctl.memory import measured
 from razorctl.memory.saved import saved_by_module
 from razorctl.models import Model
 from razorctl.ops import kernels
+from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
-from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.step import DTYPES, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training.compiled import Compiled, refuse

@@ -26,8 +26,9 @@ from razorctl import data, devices
 from razorctl.errors import RazorError
 from razorctl.job import Job
 from razorctl.memory.saved import saved_bytes
+from razorctl.optimizer import build_optimizer, check_library
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, build_optimizer, precision, train_step
+from razorctl.step import DTYPES, autocast, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.sparsify import restore
 from razorctl.training.compiled import Trial, refuse
@@ -123,7 +124,7 @@ class Run(Iterator[Step]):
             for step in range(1, job.steps + 1):
                 start = time.perf_counter()
                 self._reset_peak()
-                rate = optimizer.param_groups[0]["lr"]
+                rate = max(float(group["lr"]) for group in optimizer.param_groups)
                 batch: Iterable[tuple[Any, Tensor]] = next(batches)
                 if self.trial.works:
                     batch = list(batch)  # a step that cannot be compiled is taken again
@@ -270,6 +271,7 @@ def finetune(
     Raises RazorError, and leaves no directory behind, if the run cannot be prepared.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
+    check_library(job)
     refuse(job, recipe, place)
     out = choose(out, job.model, job.dataset, recipe.method)
     with claimed(out):

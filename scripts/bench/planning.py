@@ -36,11 +36,12 @@ from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
 from razorctl.ops import chunks, gemm, kernels, topk
+from razorctl.optimizer import build_optimizer
 from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, build_optimizer, train_step
+from razorctl.step import DTYPES, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, CLASSES = 0.9, 100

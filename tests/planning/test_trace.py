@@ -11,11 +11,12 @@ from razorctl import models, saved_bytes
 from razorctl.job import Job
 from razorctl.layers.linear import RazorLinear
 from razorctl.memory.trace_cache import Kernel, Trace
+from razorctl.optimizer import build_optimizer
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import LAUNCH, seconds
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, build_optimizer, train_step
+from razorctl.step import DTYPES, autocast, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench import planning
 from tests.models import TEXT, entry, registered

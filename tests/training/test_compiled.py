@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.step import build_optimizer, train_step
+from razorctl.optimizer import build_optimizer
+from razorctl.step import train_step
 from razorctl.training.compiled import JUDGED, Compiled, Payoff, Trial, payoff
 from razorctl.training.grid import Grid
 from razorctl.training.profiler import profile

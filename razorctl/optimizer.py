@@ -1,0 +1,122 @@
+"""The optimizer of a job, with the learning rate and weight decay of each parameter."""
+
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from razorctl.errors import UsageError
+from razorctl.job import Job
+
+
+def check_library(job: Job) -> None:
+    """Raises UsageError for an optimizer whose library is not installed."""
+    if job.optimizer == "adamw8bit" and find_spec("torchao") is None:
+        raise UsageError(
+            "adamw8bit needs torchao, which is not installed; run pip install torchao, or choose "
+            "adamw."
+        )
+
+
+def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
+    """The optimizer of a resolved job, over the trainable parameters of `model`.
+
+    Raises UsageError as `check_library` does.
+    """
+    groups = parameter_groups(model, job)
+    assert job.learning_rate is not None
+    if job.optimizer == "adamw8bit":
+        check_library(job)
+        from torchao.optim import AdamW8bit
+
+        eight: Optimizer = AdamW8bit(groups, job.learning_rate)
+        return eight
+    if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
+        return AdamW(groups, job.learning_rate, fused=True)
+    # Not fused: fused SGD cannot skip the weights that a joint budget has not drawn.
+    return SGD(groups, job.learning_rate, momentum=job.momentum, foreach=True)
+
+
+class Traced8bit(Optimizer):
+    """Allocates what `AdamW8bit` does, whose compiled step fake tensors cannot take.
+
+    A state has a byte for each element and a scale for BLOCK of them, in single precision where it
+    is small or does not come out even. A step restores both states of one parameter at a time.
+    """
+
+    BLOCK, SMALLEST, LEVELS = 256, 4096, 256
+
+    def __init__(self, model: nn.Module, job: Job) -> None:
+        super().__init__(parameter_groups(model, job), {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter)
+
+    def _update(self, parameter: Tensor) -> None:
+        state, count = self.state[parameter], parameter.numel()
+        if not state:
+            for name in ("exp_avg", "exp_avg_sq"):
+                if count < self.SMALLEST or count % self.BLOCK:
+                    state[name] = torch.zeros_like(parameter)
+                    continue
+                state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
+                state[f"{name} scale"] = parameter.new_zeros(count // self.BLOCK)
+                state[f"{name} levels"] = parameter.new_zeros(self.LEVELS)
+        first, second = (state[name].float() for name in ("exp_avg", "exp_avg_sq"))
+        state["exp_avg"].copy_(first.lerp_(parameter.grad, 0.1))
+        state["exp_avg_sq"].copy_(second.lerp_(parameter.grad, 0.1))
+        parameter.addcdiv_(first, second)
+
+
+def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:
+    """The trainable parameters by learning rate and weight decay, as optimizers take them.
+
+    Biases, norms and what the model's `no_weight_decay` names get no weight decay. With a layer
+    decay d, a parameter k layers below the last has a learning rate d^k times the highest.
+    """
+    assert job.learning_rate is not None
+    assert job.weight_decay is not None
+    layers = {} if job.layer_decay == 1 else layer_numbers(model)
+    last = max(layers.values(), default=0)
+    named: Any = getattr(model, "no_weight_decay", set)  # timm's models have it
+    spared = named()
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        spare = parameter.ndim < 2 or name.endswith(".bias") or name in spared
+        rate = job.learning_rate * job.layer_decay ** (last - layers.get(name, last))
+        groups.setdefault((rate, 0.0 if spare else job.weight_decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
+    ]
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """Parameter name -> number of its layer, counted from the input.
+
+    timm's models say so themselves. In others each numbered part is a layer; what comes before all
+    of these is one, and so is what comes after.
+    """
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is not None:
+        from timm.models import group_parameters
+
+        numbers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+        return numbers
+    found: dict[str, int] = {}
+    number, part = 0, None
+    for name, _ in model.named_parameters():
+        match = re.match(r".*?\.\d+(?=\.)", name)
+        if (own := match and match[0]) != part:
+            number, part = number + 1, own
+        found[name] = number
+    return found

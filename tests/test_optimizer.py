@@ -1,0 +1,115 @@
+"""Which learning rate and weight decay each parameter gets."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from razorctl import optimizer
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.optimizer import Traced8bit, build_optimizer, layer_numbers, parameter_groups
+from razorctl.recipe import Recipe
+from razorctl.surgery.sparsify import sparsify
+from tests.models import bert, vit
+
+JOB = Job("m", "d", batch_size=1, steps=1, learning_rate=0.5, weight_decay=0.1)
+
+
+def settings(model, **changes):
+    """Parameter name -> its learning rate and weight decay."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, replace(JOB, **changes))
+    found = {names[p]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert len(found) == sum(len(group["params"]) for group in groups)  # each once
+    return found
+
+
+def test_biases_norms_and_positions_do_not_decay():
+    found = settings(vit())
+    assert found["blocks.0.mlp.fc1.weight"] == found["patch_embed.proj.weight"] == (0.5, 0.1)
+    for name in ("blocks.0.mlp.fc1.bias", "norm.weight", "cls_token", "pos_embed"):
+        assert found[name] == (0.5, 0)
+    assert found.keys() == dict(vit().named_parameters()).keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "block", "last"),
+    [
+        (vit, "patch_embed.proj.weight", "blocks.{}.attn.qkv.weight", "head.weight"),
+        (
+            bert,
+            "bert.embeddings.word_embeddings.weight",
+            "bert.encoder.layer.{}.attention.self.query.weight",
+            "classifier.weight",
+        ),
+    ],
+)
+def test_layer_decay_goes_down_from_the_last_layer(model, first, block, last):
+    found = settings(model(), layer_decay=0.5)
+    rates = [found[name][0] for name in (last, block.format(1), block.format(0), first)]
+    assert rates == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_frozen_parameters_are_left_out():
+    model = vit()
+    sparsify(model, Recipe("lora"))
+    found = settings(model, layer_decay=0.5)
+    assert "patch_embed.proj.weight" not in found
+    assert found["blocks.1.attn.qkv.lora_A.default.weight"] == (0.25, 0.1)
+
+
+def test_numbered_parts_are_layers():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    names = {name: number for name, number in layer_numbers(model).items() if "weight" in name}
+    assert [*names.values()] == sorted(names.values())
+    assert len({*layer_numbers(timm.create_model("resnet10t", num_classes=3)).values()}) > 2
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_step_at_the_groups_rates(name):
+    torch.manual_seed(0)
+    model = vit()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    job = replace(JOB, optimizer=name, layer_decay=0.5, weight_decay=0.0)
+    updates = build_optimizer(model, job)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    updates.step()
+    change = {n: (before[n] - p).mean().item() for n, p in model.named_parameters()}
+    assert change["head.weight"] == pytest.approx(0.5, rel=1e-4)
+    assert change["patch_embed.proj.weight"] == pytest.approx(0.0625, rel=1e-4)
+
+
+def test_8_bits_need_torchao(monkeypatch):
+    monkeypatch.setattr(optimizer, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs torchao"):
+        optimizer.check_library(Job("m", "d", optimizer="adamw8bit"))
+    optimizer.check_library(Job("m", "d", optimizer="adamw"))
+
+
+def bytes_of(state):
+    parts = [getattr(state, name) for name in ("codes", "scale", "qmap")] if is8(state) else [state]
+    return sum(part.nbytes for part in parts)
+
+
+def is8(state):
+    return hasattr(state, "qmap")
+
+
+def test_the_trace_of_8_bits_has_the_state_of_torchao():
+    adam = pytest.importorskip("torchao.optim").AdamW8bit
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 3), nn.Linear(3, 1365))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    job = replace(JOB, optimizer="adamw8bit")
+    traced, real = Traced8bit(model, job), build_optimizer(model, job)
+    assert type(real) is adam
+    traced.step()
+    for parameter in model.parameters():  # its first step would compile for half a minute
+        own = [real._new_buffer(parameter, signed) for signed in (True, False)]
+        theirs = [state for name, state in traced.state[parameter].items() if name != "step"]
+        assert sum(map(bytes_of, own)) == sum(map(bytes_of, theirs))
+        assert is8(own[0]) == (len(theirs) > 2)
