@@ -1,5 +1,9 @@
 """LoRA (Hu et al., 2021) through PEFT: adapters put beside linear layers, and merged into them."""
 
+from copy import copy
+from pathlib import Path
+from typing import Any
+
 from torch import nn
 
 from razorctl.errors import UsageError
@@ -36,6 +40,32 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
     inject_adapter_in_model(config, model)
     model.get_submodule(classifier).requires_grad_(True)
     setattr(model, MARK, trainable)
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Writes the adapters and the classifier as `peft.PeftModel.from_pretrained` loads them.
+
+    model: one to which they are attached. It loads them onto the pretrained model.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    configs: Any = model.peft_config
+    config = copy(configs["default"])
+    classifier = next(
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module.weight.requires_grad and "lora_" not in name
+    )
+    config.modules_to_save = [classifier]
+    config.save_pretrained(str(folder))
+    weights = get_peft_model_state_dict(model)
+    weights |= {
+        f"{classifier}.{name}": parameter
+        for name, parameter in model.get_submodule(classifier).named_parameters()
+    }
+    prefixed = {f"base_model.model.{name}": w.contiguous() for name, w in weights.items()}
+    save_file(prefixed, folder / "adapter_model.safetensors")
 
 
 def attached(module: nn.Module) -> bool:

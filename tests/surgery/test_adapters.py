@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import nn
 
 from razorctl import Recipe, models, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning.job_trace import trace
+from razorctl.surgery import adapters
 from tests.models import SMALL
 from tests.surgery.test_methods import step
 
@@ -59,6 +61,22 @@ def test_restore_merges_into_the_stock_model(kind):
     )
     stock.load_state_dict(net.state_dict())
     torch.testing.assert_close(step(stock, x)[0], want, rtol=1e-4, atol=1e-5)
+
+
+@every_model
+def test_saved_adapters_load_by_peft_alone(kind, tmp_path):
+    net, x = build(kind)
+    pretrained = copy.deepcopy(net)
+    sparsify(net, Recipe("lora"))
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+    for _ in range(2):
+        step(net, x)
+        optimizer.step()
+    adapters.save(net, tmp_path)
+    loaded = PeftModel.from_pretrained(pretrained, str(tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(x), net.eval()(x))
+    step(net.train(), x)  # and training can go on
 
 
 @pytest.mark.parametrize("attention", ["stored", "flash"])

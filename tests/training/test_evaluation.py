@@ -1,0 +1,49 @@
+"""The figures of an evaluation, against ones counted by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl.job import Job
+from razorctl.training.evaluation import evaluate
+
+JOB = Job("m", "d", precision="fp32")
+
+
+def of(output, labels, *, size=3):
+    """The figures of a model that puts out `output`, over batches of `size` rows."""
+    rows = torch.arange(len(labels))
+    batches = [(part, labels[part]) for part in rows.split(size)]
+    model = nn.Dropout()
+    found = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
+    assert not model.training
+    return found
+
+
+def test_by_hand():
+    # Of class 0 three of four are right, of class 1 one of two, of class 2 none of one.
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    guesses = torch.tensor([0, 0, 0, 1, 1, 0, 0])
+    output = 9.0 * nn.functional.one_hot(guesses, 3)
+    found = of(output, labels)
+    assert found["accuracy"] == pytest.approx(4 / 7)
+    assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+    f1 = (2 * 3 / (2 * 3 + 2 + 1), 2 * 1 / (2 * 1 + 1 + 1), 0)  # 2 tp / (2 tp + fp + fn)
+    assert found["f1"] == pytest.approx(sum(f1) / 3)
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(output, labels).item())
+    assert "top5_accuracy" not in found
+
+
+def test_correlation_of_two_classes():
+    labels, guesses = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
+    tp, tn, fp, fn = 3, 1, 1, 1
+    want = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert of(1.0 * nn.functional.one_hot(guesses), labels)["matthews"] == pytest.approx(want)
+
+
+def test_top5():
+    output = torch.arange(8.0).expand(4, 8)  # its guesses are 7, 6, 5, 4, 3
+    found = of(output, torch.tensor([7, 3, 2, 0]))
+    assert (found["top5_accuracy"], found["accuracy"]) == (0.5, 0.25)
