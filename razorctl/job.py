@@ -10,9 +10,10 @@ from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+AUGMENT = ("none", "crop", "rand")
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
-GENERAL = {"batch_size": 64, "steps": 1000}
+GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
@@ -33,6 +34,9 @@ class Job:
     precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
         best that the device supports.
     optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
+    augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment too.
+    mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of another.
+    label_smoothing: share of each label that is spread over all classes.
     learning_rate: highest learning rate.
     weight_decay: of weights; biases and norms have none.
     layer_decay: factor of the learning rate from each layer to the one below.
@@ -52,6 +56,10 @@ class Job:
     precision: Precision = "auto"
     optimizer: OptimizerName = "sgd"
     input_size: int | None = None
+    augment: str | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
     learning_rate: float | None = None
     momentum: float = 0.9
     weight_decay: float | None = None
@@ -76,6 +84,7 @@ class Job:
         for name, choices in (
             ("precision", get_args(Precision)),
             ("optimizer", get_args(OptimizerName)),
+            *([] if self.augment is None else [("augment", AUGMENT)]),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
@@ -97,7 +106,19 @@ class Job:
                 )
         if self.layer_decay > 1:
             raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
-        for name in ("momentum", "weight_decay", "warmup_steps"):
+        if self.label_smoothing >= 1:
+            raise UsageError(
+                f"label smoothing {self.label_smoothing:g} leaves nothing of a label; give less "
+                "than 1."
+            )
+        for name in (
+            "momentum",
+            "weight_decay",
+            "warmup_steps",
+            "mixup",
+            "cutmix",
+            "label_smoothing",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(

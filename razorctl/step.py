@@ -44,15 +44,17 @@ def train_step(
     Returns the mean loss and the norm of the gradient before clipping, without waiting for the
     device.
 
-    micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows], all
-        of one size; each is taken when it is needed.
+    micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows] or
+        their shares [rows, classes], all of one size; each is taken when it is needed.
     scaler: enabled only if `job.precision` is fp16.
     phase: the context for each of "forward", "backward" and "optimizer".
     """
     losses = []
     for inputs, labels in micro_batches:
         with phase("forward"), autocast(labels.device, job):
-            loss = F.cross_entropy(logits(model, inputs), labels) / job.accumulate
+            output = logits(model, inputs)
+            loss = F.cross_entropy(output, labels, label_smoothing=job.label_smoothing)
+            loss = loss / job.accumulate
         with phase("backward"):
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import pickle
+import random
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -35,6 +37,12 @@ def entry(request, hub):
     if request.param in local_hub.ENTRIES:
         local_hub.cache_model(hub, request.param)
     return LOADABLE[request.param]
+
+
+def seed_everything(seed):
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def stack(inputs):
@@ -108,6 +116,26 @@ def test_what_is_saved_loads_without_razorctl(hub, tmp_path):
     command = [sys.executable, "-c", STOCK, json.dumps(folders)]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("augment", ["crop", "rand"])
+@pytest.mark.parametrize("name", ["vit-micro", "vit-b16"])
+def test_augmented_images_differ_and_can_be_repeated(name, augment):
+    entry = LOADABLE[name]
+    model, size = entry.bare(7), None if name == "vit-micro" else 32
+    plain = entry.transform(model, size)
+    changed = pickle.loads(pickle.dumps(entry.augmented(model, size, augment)))
+    noise = torch.randint(256, (40, 40, 3), dtype=torch.uint8)
+    rows = {"image": [Image.fromarray(noise.numpy())] * 12, "label": [0] * 12}
+
+    def take(transform):
+        seed_everything(3)
+        return torch.stack(transform(rows)["inputs"])
+
+    assert take(changed).shape == take(plain).shape
+    assert torch.equal(take(changed), take(changed))
+    assert len({image.numpy().tobytes() for image in take(changed)}) == 12
+    assert len({image.numpy().tobytes() for image in take(plain)}) == 1
 
 
 def test_bare_is_the_same_with_fresh_weights(entry):

@@ -34,6 +34,8 @@ class Model:
     logits: (model, batched inputs) -> logits [batch, classes].
     save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
         own library, its configuration with these names and how its inputs are prepared.
+    augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws its
+        changes from the default generators; None if its inputs are never augmented.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
     """
@@ -48,6 +50,7 @@ class Model:
     logits: Callable[["nn.Module", Any], "Tensor"]
     save: Callable[["nn.Module", Sequence[str], int | None, Path], None]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
 
 
 _MODELS: dict[str, Model] = {

@@ -21,6 +21,7 @@ VIT_MICRO = {
     "depth": 6,
     "num_heads": 4,
 }
+RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
 VIT_MICRO_WEIGHTS = Path(__file__).parent / "vit_micro" / "model.safetensors"
 
 
@@ -78,6 +79,17 @@ def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Ro
     config = _data_config(model, input_size)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
     return partial(_prepared, create_transform(**config, is_training=False), mode)
+
+
+def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
+    """As `transform`, with timm's changes for training: see `Job.augment`."""
+    from timm.data import create_transform
+
+    config = _data_config(model, input_size)
+    mode = "L" if config["input_size"][0] == 1 else "RGB"
+    drawn = RAND if augment == "rand" else None
+    train = create_transform(**config, is_training=True, color_jitter=None, auto_augment=drawn)
+    return partial(_prepared, train, mode)
 
 
 def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
@@ -165,6 +177,7 @@ def from_hub(
         logits,
         partial(save, {}),
         defaults,
+        augmented,
     )
 
 
@@ -173,6 +186,7 @@ VIT_DEFAULTS = {
     "batch_size": 128,
     "steps": 20_000,
     "evaluate_every": 1000,
+    "augment": "crop",
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
 }
@@ -193,6 +207,7 @@ MODELS = (
             "sgd": {"learning_rate": 0.2},
             "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
         },
+        augmented,
     ),
     from_hub(
         "vit-b16",
