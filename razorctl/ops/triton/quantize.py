@@ -15,14 +15,7 @@ from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
 from razorctl.ops.triton.launch import all_registers, launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
-from razorctl.ops.triton.packing import (
-    STRIPS,
-    first_width,
-    in_byte,
-    placed,
-    store_others,
-    unpacked,
-)
+from razorctl.ops.triton.packing import STRIPS, first_width, in_byte, placed, store_others, unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -245,24 +238,25 @@ def dequantize_kernel(
 
 def takes(x: Tensor, *others: Any) -> bool:
     """Whether the kernels take such an activation."""
-    fits = x.shape[1] % GROUP == 0 and x.stride(1) == 1
-    return x.numel() > 0 and x.dtype in DTYPES.values() and fits
+    known = x.numel() > 0 and x.dtype in DTYPES.values()
+    return known and x.shape[1] % GROUP == 0 and x.stride(1) == 1
 
 
 def config(
-    tile_rows: int, bits: int, norm: bool, random: bool
+    dtype: torch.dtype, tile_rows: int, bits: int, norm: bool, function: str | None, random: bool
 ) -> tuple[Any, dict[str, int], int, int]:
     """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
 
-    A thread has 64 elements of a tile, half as many where a norm's few bits take more registers.
-    What would take more than there are is left to the kernel of long tiles.
+    A thread has 64 elements of a tile, half as many where a norm's few bits, or a function in
+    single precision, take more registers; what takes too many is left to the kernel of long tiles.
     """
     tight = norm and bits < 4
     most = 0 if random else HELD[-2] if tight else HELD[-1]
     if tile_rows > most:
         return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG_WARPS, all_registers(LONG_WARPS)
     rows = next(held for held in HELD if tile_rows <= held)
-    return quantize_tile, {"R": rows, "U": COLUMNS}, rows // (8 if tight else 16), REGISTERS
+    columns = COLUMNS // (2 if function is not None and dtype == torch.float32 else 1)
+    return quantize_tile, {"R": rows, "U": columns}, rows // (8 if tight else 16), REGISTERS
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -289,8 +283,9 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    kernel, sizes, warps, most = config(tile_rows, bits, rstd is not None, seed is not None)
-    kernel[(len(zero_point) * triton.cdiv(columns // 8, COLUMNS),)](
+    chosen = x.dtype, tile_rows, bits, rstd is not None, function, seed is not None
+    kernel, sizes, warps, most = config(*chosen)
+    kernel[(len(zero_point) * triton.cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
@@ -347,8 +342,8 @@ def quantizing(
 ) -> Iterator[Variant]:
     """What `run` compiles to for x of a dtype, with tiles of every length.
 
-    norm: for mean, rstd, weight and bias. random: for a seed. every: or only the longest tile that
-    is held at once. y: its dtype, None for that of x.
+    norm: for mean, rstd, weight and bias. random: for a seed. y: its dtype, None for that of x.
+    every: or only the longest tile that is held at once.
     """
     given = {"x": f"*{dtype}"}
     if norm:
@@ -361,7 +356,8 @@ def quantizing(
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
-            kernel, sizes, warps, most = config(tile_rows, number, norm, random)
+            chosen = DTYPES[dtype], tile_rows, number, norm, function, random
+            kernel, sizes, warps, most = config(*chosen)
             yield Variant(
                 kernel, signature,
                 dict.fromkeys(name for name in OPTIONAL if name not in given)
