@@ -152,6 +152,11 @@ class Job:
                 f"batch size {job.batch_size} cannot be split into {job.accumulate} equal "
                 "micro-batches; accumulate over a number that divides it."
             )
+        if (job.mixup or job.cutmix) and job.batch_size // job.accumulate % 2:
+            raise UsageError(
+                f"mixup and cutmix mix pairs, and a micro-batch has "
+                f"{job.batch_size // job.accumulate} images; give an even number."
+            )
         if job.epochs is not None:
             job = replace(
                 job, epochs=None, steps=math.ceil(job.epochs * (examples // job.batch_size))
