@@ -256,7 +256,9 @@ def config(
         return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG_WARPS, all_registers(LONG_WARPS)
     rows = next(held for held in HELD if tile_rows <= held)
     columns = COLUMNS // (2 if function is not None and dtype == torch.float32 else 1)
-    return quantize_tile, {"R": rows, "U": columns}, rows // (8 if tight else 16), REGISTERS
+    warps = rows // (8 if tight else 16)
+    registers = REGISTERS if rows > HELD[0] else all_registers(warps)
+    return quantize_tile, {"R": rows, "U": columns}, warps, registers
 
 
 def limit(dtype: torch.dtype) -> float:
