@@ -1,5 +1,8 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache."""
 
+import glob
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +48,58 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     except (errors.HTTPError, errors.LocalEntryNotFoundError):
         pass
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
+
+
+def listing(name: str, repo: str) -> list[str]:
+    """The paths of all files of a data set's repository; without the hub, as they were last seen.
+
+    Raises MissingError, which contains `name`, if they are not known.
+    """
+    from huggingface_hub import HfApi, constants, errors
+
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
+    known = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
+    problem = "the hub cannot be reached"
+    try:
+        info = HfApi().repo_info(repo, repo_type="dataset", timeout=TIMEOUT)
+        files = sorted(file.rfilename for file in info.siblings or ())
+        folder.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps(files))
+        return files
+    except errors.HfHubHTTPError as error:
+        problem = f"the hub answers {error.response.status_code} for {repo}"
+    except (errors.HTTPError, errors.OfflineModeIsEnabled):
+        pass
+    if known.exists():
+        return list(json.loads(known.read_text()))
+    snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
+    if not snapshots:
+        raise MissingError(
+            f"{name} is not in the local cache and {problem}; run once with a network, or point "
+            "HF_HOME at a cache that has it."
+        )
+    newest = snapshots[-1]
+    return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
+
+
+def literally(files: Iterator[str] | list[str]) -> tuple[str, ...]:
+    """The patterns that match just these files, for `fetch`."""
+    return tuple(glob.escape(file) for file in files)
+
+
+@contextmanager
+def quiet_without_terminal() -> Iterator[None]:
+    """Hides the progress bars of `datasets` inside it, unless a terminal shows them."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    silence = not (are_progress_bars_disabled() or sys.stderr.isatty())
+    if silence:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if silence:
+            enable_progress_bars()
 
 
 @contextmanager

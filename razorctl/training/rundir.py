@@ -12,6 +12,7 @@ from razorctl.errors import UsageError
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
+SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
 
 
 def choose(out: Path | str | None, *words: str) -> Path:

@@ -5,6 +5,7 @@ from datasets import ClassLabel
 
 from razorctl.data import DATASETS, find, pair
 from razorctl.errors import DataError, MissingError, UsageError
+from razorctl.job import Job
 from tests import local_hub
 
 HUB = sorted(set(DATASETS) - {"digits"})
@@ -115,10 +116,10 @@ def test_unknown_data_set_gets_the_nearest():
 
 
 def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
-    assert [entry.name for entry in pair("vit-micro", "digits")] == ["vit-micro", "digits"]
+    assert [entry.name for entry in pair(Job("vit-micro", "digits"))] == ["vit-micro", "digits"]
     with pytest.raises(
         UsageError, match="bert-base takes texts, and cifar100 has images; choose one of"
     ):
-        pair("bert-base", "cifar100")
+        pair(Job("bert-base", "cifar100"))
     with pytest.raises(UsageError, match="vit-b16 takes images, and rte has texts; choose one of "):
-        pair("vit-b16", "rte")
+        pair(Job("vit-b16", "rte"))
