@@ -1,6 +1,7 @@
 """Shared by `plan` and `finetune`: planning for the given card, or for the card of this machine."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def say_data(job: Job) -> None:
     """
     from razorctl import data
 
-    with views.waiting(f"reading {job.dataset}"):
+    registered = job.dataset in data.DATASETS  # which is known without reading anything
+    with nullcontext() if registered else views.waiting(f"reading {job.dataset}"):
         source = data.check(job)
     for line in source.told:
         views.say(line)

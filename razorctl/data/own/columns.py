@@ -151,9 +151,10 @@ def _one(name: str, sample: Sample, found: Sequence[str], role: str, flag: str) 
 
 
 def _text_values(sample: Sample, column: str) -> list[str]:
-    """The values of a column of text that are not empty; none if it has other values."""
+    """The values of a column of text that are not empty; none if most have another type."""
     values = [value for value in sample.values[column] if value not in (None, "")]
-    return values if all(isinstance(value, str) for value in values) else []
+    texts = [value for value in values if isinstance(value, str)]
+    return texts if 2 * len(texts) > len(values) else []
 
 
 def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,11 @@ def _hidden(rows: "Dataset", label: str) -> bool:
 
 def _origin(name: str, repo: str, config: str | None) -> Origin:
     """How `datasets` reads a repository, found by the names of its files and by its card."""
-    from datasets import load_dataset_builder
+    from datasets import (
+        get_dataset_config_names,
+        get_dataset_default_config_name,
+        load_dataset_builder,
+    )
 
     files = hub.listing(name, repo)
     card = hub.fetch(name, repo, (CARD,), "dataset") / CARD if CARD in files else None
@@ -116,7 +119,15 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
             (here / file).touch()
         if card is not None:
             (here / CARD).write_bytes(card.read_bytes())
-        with _resolving(name, files, config):
+        with _resolving(name, files):
+            known = get_dataset_config_names(str(here))
+            default = get_dataset_default_config_name(str(here))
+            if config is not None and config not in known:
+                raise unknown(f"config of {PREFIX}{repo}", config, known)
+            if config is None and default is None:
+                raise UsageError(
+                    f"{name} has several configs, {', '.join(known)}; name one as {name}:{known[0]}."
+                )
             builder = load_dataset_builder(str(here), config)
             found = builder.config.data_files or {}
             parts = {
@@ -143,8 +154,8 @@ def _settings(builder: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _resolving(name: str, files: list[str], config: str | None) -> Iterator[None]:
-    """Says which config to choose, and which data sets need code or cannot be read."""
+def _resolving(name: str, files: list[str]) -> Iterator[None]:
+    """Says which data sets need code and which have no files that `datasets` knows."""
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
     try:
@@ -156,17 +167,6 @@ def _resolving(name: str, files: list[str], config: str | None) -> Iterator[None
                 "files, or convert it to Parquet."
             ) from None
         raise DataError(
-            f"{name} has no files that can be read ({', '.join(islice(files, 5))}); choose another "
+            f"{name} has no files that can be read, only {', '.join(files[:5])}; choose another "
             "data set."
         ) from None
-    except ValueError as error:
-        known = re.findall(
-            r"'([^']+)'", str(error).split("available configs:")[-1].split("Available:")[-1]
-        )
-        if config is not None:
-            raise unknown(f"config of {name.rsplit(':', 1)[0]}", config, known) from None
-        if known:
-            raise UsageError(
-                f"{name} has several configs, {', '.join(known)}; name one as {name}:{known[0]}."
-            ) from None
-        raise DataError(f"{name} cannot be read ({error}); choose another data set.") from None

@@ -40,7 +40,7 @@ def chosen(name: str, found: Collection[str], job: Job) -> dict[str, str]:
             f"none of the splits of {name} is called train, only {', '.join(found)}; name those to "
             "use with --split train,validation,test."
         )
-    return splits
+    return {split: splits[split] for split in KNOWN if split in splits}
 
 
 def _given(name: str, found: Collection[str], given: str) -> dict[str, str]:
