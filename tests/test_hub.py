@@ -194,9 +194,7 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
     assert splits.classes == ("bad", "good")
     assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
     assert splits.test[3] == {"text": "raw test film 3", "label": 1}
-    with pytest.raises(
-        UsageError, match="several configs, plain, raw; name one as hf:films/reviews"
-    ):
+    with pytest.raises(UsageError, match="several configs, plain, raw; name one, as in hf:films"):
         data.of(Job("bert-base", "hf:films/reviews"))
     with pytest.raises(UsageError, match="unknown config of hf:films/reviews 'row'; did you mean"):
         data.of(Job("bert-base", "hf:films/reviews:row"))

@@ -126,7 +126,8 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
                 raise unknown(f"config of {PREFIX}{repo}", config, known)
             if config is None and default is None:
                 raise UsageError(
-                    f"{name} has several configs, {', '.join(known)}; name one as {name}:{known[0]}."
+                    f"{name} has several configs, {', '.join(known)}; name one, as in "
+                    f"{name}:{known[0]}."
                 )
             builder = load_dataset_builder(str(here), config)
             found = builder.config.data_files or {}
