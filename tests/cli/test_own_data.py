@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,12 @@ BAD = {
         lambda: table(Path("a.csv"), [f"a text,{i}" for i in range(9)]),
         *("a.csv", 5, "each training row of a.csv has a label of its own"),
     ),
+    "lists of labels in Parquet": (
+        lambda: Dataset.from_dict({"text": ["a b"] * 4, "label": [[1]] * 4}).to_parquet(
+            "a.parquet"
+        ),
+        *("a.parquet", 5, "labels of a.parquet are no single values but list"),
+    ),
     "no JSON": (lambda: json_lines("{'text': 1}"), "a.jsonl", 5, "a.jsonl, line 13 (not JSON)"),
     "a number for a text": (
         lambda: json_lines('{"text": 1, "label": "a"}'),
@@ -382,6 +390,30 @@ def test_plan_and_compare_take_ones_own_data():
     assert result.exit_code == 0, result.stderr
     assert "6 rows to train on, 6 put aside" in result.stderr
     assert json.loads(result.stdout)["rows"][0]["accuracy"] is not None
+
+
+def test_ones_own_data_are_settled_without_torch():
+    photos(Path("d"))
+    texts(Path("a.csv"))
+    code = (
+        "import sys; from razorctl.cli.app import app\n"
+        "for words in ('finetune vit-micro d --batch-size 99', 'plan bert-base a.csv --gpu t5'):\n"
+        "    try: app(words.split())\n"
+        "    except SystemExit as stop: assert stop.code == 2\n"
+        "    assert not {'torch', 'timm', 'transformers'} & set(sys.modules), words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_directory_is_named_by_the_last_part_of_a_path():
+    photos(Path("some/where"))
+    args = ["--device", "cpu", "--steps", "1", "--batch-size", "4"]
+    assert (
+        razorctl("finetune", "vit-micro", str(Path("some/where").resolve()), *args).exit_code == 0
+    )
+    (run,) = Path("runs").iterdir()
+    assert run.name.startswith("vit-micro-where-razor-")
 
 
 def test_registered_names_win_unless_a_separator_is_typed():

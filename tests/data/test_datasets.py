@@ -75,6 +75,28 @@ def test_rte_is_tested_on_the_split_with_labels(hub):
     assert row == {"text": "a cat sat", "text_pair": "a dog sat a dog sat ", "label": 0}
 
 
+GLUE = {
+    "cola": "sentence",
+    "sst2": "sentence",
+    "mrpc": "sentence1 sentence2",
+    "rte": "sentence1 sentence2",
+    "wnli": "sentence1 sentence2",
+    "qqp": "question1 question2",
+    "qnli": "question sentence",
+    "mnli": "premise hypothesis",
+}
+
+
+@pytest.mark.parametrize("task", GLUE)
+def test_tasks_of_glue_have_their_texts_in_order(task):
+    origin = local_hub.repository(find(task))
+    texts = {own: theirs for theirs, own in origin["columns"].items() if own != "label"}
+    assert " ".join(texts[own] for own in sorted(texts)) == GLUE[task]
+    split = "validation_matched" if task == "mnli" else "validation"
+    assert origin["test"] == (f"{task}/{split}-*.parquet",)
+    assert find(task).classes == (3 if task == "mnli" else 2)
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_what_is_not_cached_is_missing(name, hub):
     sentence = f"{name} is not in the local cache and the hub cannot be reached; run once with"

@@ -44,7 +44,7 @@ def _checked(raw: Raw, job: Job) -> Checked:
             raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
     classes, numbers = numbered(raw)
     checked = Checked(raw, job, classes, numbers, faults(raw, numbers))
-    if any(checked.faults.values()) or raw.nowhere:
+    if not job.skip_bad and (any(checked.faults.values()) or raw.nowhere):
         checked.refuse(lambda _: None)
     return checked
 
@@ -56,22 +56,25 @@ def _local(job: Job) -> Raw:
         if any(separator in name for separator in SEPARATORS):
             raise UsageError(f"{name} does not exist; name a file or a folder that does.")
         raise unknown("data set", name, DATASETS, ", and no such file exists")
+    try:
+        return _read(name, path, job)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(
+            f"{error.filename or name} cannot be read ({reason}); correct that."
+        ) from None
+
+
+def _read(name: str, path: Path, job: Job) -> Raw:
     if path.is_dir():
-        return _folder(name, path, job)
+        found = tables.in_folder(path)
+        return tables.read(name, found, job) if found else folder.read(name, path, job)
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if not tables.is_table(path):
         kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
     return tables.read(name, {path.stem: [path]}, job, single=True)
-
-
-def _folder(name: str, path: Path, job: Job) -> Raw:
-    try:
-        found = tables.in_folder(path)
-        return tables.read(name, found, job) if found else folder.read(name, path, job)
-    except PermissionError as error:
-        raise DataError(f"{error.filename} cannot be read; change its permissions.") from None
 
 
 def _told(checked: Checked, counts: dict[str, int]) -> tuple[str, ...]:

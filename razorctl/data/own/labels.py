@@ -32,6 +32,12 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
             f"labels of {raw.name} are of mixed type, {' and '.join(sorted(map(str, kinds)))}; "
             "give all splits one type."
         )
+    kind = kinds.pop()
+    if pa.types.is_nested(kind):
+        raise DataError(
+            f"labels of {raw.name} are no single values but {kind}; choose another column with "
+            "--label-column."
+        )
     values = {value for column in found.values() for value in column.unique().to_pylist()}
     if raw.class_names is None:
         known = _ordered(raw, {value for value in values if not _missing(value)})
@@ -39,7 +45,7 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     else:
         classes = raw.class_names
         known = list(range(len(classes)))
-    order = pa.array(known, kinds.pop())
+    order = pa.array(known, kind)
     return classes, {split: _numbers(column, order) for split, column in found.items()}
 
 
