@@ -215,6 +215,20 @@ def test_the_code_of_a_data_set_is_never_run(hub, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("train.pkl", "no files that can be read, only train.pkl"),
+        ("train.txt", "files of the kind text, which razorctl does not read"),
+        ("train.tar", "files of the kind webdataset, which razorctl does not read"),
+    ],
+)
+def test_files_that_are_no_tables_are_not_read(file, message, hub):
+    local_hub.cache(hub, "dataset", "films/odd", lambda s: (s / file).write_bytes(b"cos\n"))
+    with pytest.raises(DataError, match=message):
+        data.of(Job("bert-base", "hf:films/odd"))
+
+
 def test_images_of_a_repository(hub):
     local_hub.cache(hub, "dataset", "films/stills", lambda s: own.photos(s / "train"))
     source = data.of(Job("vit-micro", "hf:films/stills"))

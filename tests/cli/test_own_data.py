@@ -119,7 +119,7 @@ BAD = {
     ),
     "a damaged image": (
         lambda: (photos(Path("d")), damage(picture(Path("d/car/0.png"), size=(90, 90)))),
-        *("d", 5, "car/0.png (damaged: broken PNG file"),
+        *("d", 5, "car/0.png (damaged: broken"),
     ),
     "a huge image": (huge, "d", 5, "car/huge.png (201 x 1 pixels, more than PIL's limit of 200)"),
     "a dead link": (

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
+# The readers of `datasets` that unpack no objects of Python and no archives.
+BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ def _raw(
 
 def _hidden(rows: "Dataset", label: str) -> bool:
     """Whether no row has a label, as in the test split of a contest."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(rows.data.schema.field(label).type):
+        return False
     return set(rows.data.column(label).unique().to_pylist()) <= {None, -1, ""}
 
 
@@ -115,6 +121,8 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
     with TemporaryDirectory() as folder:
         here = Path(folder).resolve()
         for file in files:
+            if ".." in Path(file).parts or Path(file).is_absolute():
+                raise DataError(f"{name} has a file named {file}; choose another data set.")
             (here / file).parent.mkdir(parents=True, exist_ok=True)
             (here / file).touch()
         if card is not None:
@@ -136,6 +144,11 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
                 for split, listed in found.items()
             }
             kind = type(builder).__module__.rsplit(".", 1)[-1]
+        if kind not in BUILDERS:
+            raise DataError(
+                f"{name} has files of the kind {kind}, which razorctl does not read; choose a data "
+                f"set of {', '.join(BUILDERS)}."
+            )
         return Origin(repo, kind, parts, _settings(builder))
 
 

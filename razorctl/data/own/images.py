@@ -83,10 +83,12 @@ def fault(root: Path | None, image: str | bytes | None) -> str | None:
         return "no image"
     if isinstance(image, bytes):
         return _undecodable(image)
-    if root is not None and not Path(os.path.realpath(image)).is_relative_to(
-        os.path.realpath(root)
-    ):
-        return OUTSIDE
+    if "\0" in image:
+        return "no path"
+    if root is not None:
+        there, folder = Path(os.path.realpath(image)), os.path.realpath(root)
+        if not there.is_relative_to(folder):
+            return OUTSIDE
     return _unreadable(image) or _undecodable(image)
 
 
@@ -97,8 +99,8 @@ def _unreadable(image: str) -> str | None:
         size = os.stat(image).st_size  # noqa: PTH116
     except FileNotFoundError:
         return "missing"
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", None) or error)
+    except OSError as error:
+        return error.strerror or str(error)
     if Path(image).is_dir():
         return "a folder"
     return None if size else "zero bytes"
@@ -133,15 +135,15 @@ def _verdicts(raw: Raw, known: Faults) -> Path | None:
     """The file of what was found in these very images; None if they cannot be told from others."""
     from platformdirs import user_cache_dir
 
-    files: list[Path] = []
+    files: list[Iterator[Any]] = []
     for split, rows in raw.splits.items():
         if isinstance(next((image for _, image in _items(raw, split)), b""), str):
-            files += [Path(image) for _, image in _items(raw, split)]
+            files.append(image for _, image in _items(raw, split) if isinstance(image, str))
         elif rows.cache_files:
-            files += [Path(file["filename"]) for file in rows.cache_files]
+            files.append(iter([file["filename"] for file in rows.cache_files]))
         else:
             return None
     sizes: Mapping[str, int] = {split: len(rows) for split, rows in raw.splits.items()}
     bad = {split: sorted(rows) for split, rows in known.items()}
-    digest = stamp(files, sizes, bad, [str(raw.root)])
+    digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root)])
     return Path(user_cache_dir("razorctl")) / "images" / f"{digest}.json"

@@ -158,4 +158,5 @@ def image(root: Path, value: str | None, fault: str | None = None) -> dict[str, 
         fault = fault or "no image path"
     elif path.is_absolute() or ".." in path.parts:
         fault = OUTSIDE
-    return {"image": str(root / path), "fault": fault}
+    # Absolute, since the rows may be kept and used from another directory.
+    return {"image": str(root.absolute() / path), "fault": fault}

@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import __version__
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
@@ -17,8 +19,8 @@ BATCH = 1000  # rows
 
 
 def stamp(files: Iterable[Path], *more: Any) -> str:
-    """A digest of `more` and of the files' paths, and of their sizes and times if they exist."""
-    digest = sha256(repr(more).encode())
+    """A digest of `more`, of razorctl's version, and of the files' paths, sizes and times."""
+    digest = sha256(repr((__version__, *more)).encode())
     for file in files:
         digest.update(os.fsencode(file.absolute()) + b"\0")
         with suppress(OSError, ValueError):

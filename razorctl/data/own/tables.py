@@ -59,9 +59,14 @@ def read(name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bo
     of_parquet = kinds == {".parquet"}
     sample = parquet.sample if of_parquet else lines.sample
     first = sample(every[0])
+    if not first.images and not any(map(len, first.values.values())):
+        raise DataError(f"{every[0]} has no rows; give a file with rows.")
     used = columns.detect(name, first, job, root)
     for file in every[1:]:
         _check(file, sample(file), used)
+    class_names = [_class_names(file, used) if of_parquet else None for file in every]
+    if len(set(class_names)) > 1:
+        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
     rows = parquet.rows if of_parquet else _of_lines
     return Raw(
         name,
@@ -69,7 +74,7 @@ def read(name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bo
         {split: rows(part, used) for split, part in files.items()},
         {split: part[0].name for split, part in files.items()},
         used.told,
-        class_names=_class_names(every[0], used) if of_parquet else None,
+        class_names=class_names[0],
         untyped=kinds <= {".csv", ".tsv"},
         root=root,
     )

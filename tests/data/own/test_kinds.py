@@ -149,6 +149,23 @@ def test_classes_of_parquet_have_names():
     assert load("a.parquet").classes == ("zebra", "ant")
 
 
+def test_tables_that_number_their_classes_otherwise_are_refused():
+    rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
+    for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
+        rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
+    with pytest.raises(DataError, match="the tables of d number their classes otherwise"):
+        data.of(Job("any", "d"))
+
+
+def test_a_large_table_of_images_is_found_from_another_folder(monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 0)
+    photos(Path("d"))
+    table(Path("d/a.csv"), [f"{c}/{i}.jpg,{c}" for c in CLASSES for i in range(4)], "image,label")
+    assert sizes(load("d/a.csv")) == [11, 1, None]
+    monkeypatch.chdir("d")
+    assert load("a.csv").train[0]["image"].size == (12, 9)
+
+
 def test_categories_of_pandas():
     rows = {"text": [f"a text {i}" for i in range(8)], "label": ["x", "y"] * 4}
     pandas.DataFrame(rows).astype({"label": "category"}).to_parquet("a.parquet")
