@@ -1,6 +1,6 @@
 """Errors that a user can mend: each is one sentence and has the exit code of the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,9 +31,16 @@ class NoFitError(RazorError):
 
 
 class DataError(RazorError):
-    """A file of weights or data that cannot be read or has unexpected contents."""
+    """A file of weights or data that cannot be read or has unexpected contents.
+
+    details: a line for each bad file or row, where the message cannot name all of them.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.details = tuple(details)
 
 
 class MissingError(RazorError):

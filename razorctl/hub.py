@@ -1,9 +1,12 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache."""
 
-from collections.abc import Iterator
+import glob
+import json
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from razorctl.errors import DataError, MissingError, RazorError
 
@@ -18,19 +21,10 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     file is neither in the cache nor on the hub.
     """
     # Imported here since it is slow to import and only fetching needs it.
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
-    problem = "the hub cannot be reached"
-    mend = "run once with a network, or point HF_HOME at a cache that has it."
-    offline = False
-    try:
-        # Checked first, since snapshot_download has no timeout on a network that drops packets.
-        HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT)
-    except errors.HfHubHTTPError as error:
-        offline, problem = True, f"the hub answers {error.response.status_code} for {repo}"
-        mend = "try again later, or run `hf auth login` if it needs access rights."
-    except (errors.HTTPError, errors.OfflineModeIsEnabled):
-        offline = True
+    info, problem, mend = _ask(repo, kind)
+    offline = info is None
     try:
         folder = Path(
             snapshot_download(
@@ -56,6 +50,67 @@ def unreachable() -> str | None:
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
         return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__})"
     return None
+
+
+def _ask(repo: str, kind: Literal["model", "dataset"]) -> tuple[Any, str, str]:
+    """What the hub says of a repository; else None, the problem, and what to do about it."""
+    from huggingface_hub import HfApi, errors
+
+    problem = "the hub cannot be reached"
+    mend = "run once with a network, or point HF_HOME at a cache that has it."
+    try:
+        # Asked first, since snapshot_download has no timeout on a network that drops packets.
+        return HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT), problem, mend
+    except errors.HfHubHTTPError as error:
+        problem = f"the hub answers {error.response.status_code} for {repo}"
+        mend = "try again later, or run `hf auth login` if it needs access rights."
+    except (errors.HTTPError, errors.OfflineModeIsEnabled):
+        pass
+    return None, problem, mend
+
+
+def listing(name: str, repo: str) -> list[str]:
+    """The paths of all files of a data set's repository; without the hub, as they were last seen.
+
+    Raises MissingError, which contains `name`, if they are not known.
+    """
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
+    known = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
+    info, problem, mend = _ask(repo, "dataset")
+    if info is not None:
+        files = sorted(file.rfilename for file in info.siblings or ())
+        folder.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps(files))
+        return files
+    if known.exists():
+        return list(json.loads(known.read_text()))
+    snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
+    if not snapshots:
+        raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
+    newest = snapshots[-1]
+    return sorted(f.relative_to(newest).as_posix() for f in newest.rglob("*") if f.is_file())
+
+
+def literally(files: Iterable[str]) -> tuple[str, ...]:
+    """The patterns that match just these files, for `fetch`."""
+    return tuple(glob.escape(file) for file in files)
+
+
+@contextmanager
+def quiet_without_terminal() -> Iterator[None]:
+    """Hides the progress bars of `datasets` inside it, unless a terminal shows them."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    silence = not (are_progress_bars_disabled() or sys.stderr.isatty())
+    if silence:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if silence:
+            enable_progress_bars()
 
 
 @contextmanager

@@ -42,9 +42,18 @@ class Job:
     layer_decay: factor of the learning rate from each layer to the one below.
     warmup_steps: steps in which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
-    evaluate_every: steps between evaluations on the test split; the last step has one as well.
+    evaluate_every: steps between evaluations, on the validation split or, without one, on the test
+        split; the last step has one as well.
     compile: whether training steps run through torch.compile.
     cuda_graphs: whether compiled forward and backward passes are captured as CUDA graphs.
+
+    The rest is for data sets of one's own; registered ones have their columns and splits.
+    image_column, text_column, label_column: the columns that are used; None detects them. A pair of
+        texts is in two columns, `a,b`.
+    split: the names of the splits that are used, `train,validation,test`. One that is left out at
+        the end, or is empty, is not used; None detects them.
+    validation: share of the training rows that is put aside if there is no validation split.
+    skip_bad: whether bad rows are left out; otherwise they are refused.
     """
 
     model: str
@@ -69,6 +78,12 @@ class Job:
     evaluate_every: int | None = None
     compile: bool = False
     cuda_graphs: bool = False
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    split: str | None = None
+    validation: float | None = None
+    skip_bad: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -124,6 +139,12 @@ class Job:
                 raise UsageError(
                     f"{name.replace('_', ' ')} {value} is negative or not finite; give 0 or more."
                 )
+        if self.validation is not None and not 0 <= self.validation < 1:
+            raise UsageError(
+                f"validation {self.validation} is outside [0, 1); give a share such as 0.1."
+            )
+        if self.image_column is not None and self.text_column is not None:
+            raise UsageError("a model takes images or texts; give an image or a text column.")
 
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.

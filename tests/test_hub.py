@@ -12,14 +12,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from razorctl import data, models
 from razorctl import hub as razor_hub
 from razorctl.cli.app import app
-from razorctl.errors import MissingError
-from tests import local_hub
+from razorctl.errors import DataError, MissingError, UsageError
+from razorctl.job import Job
+from tests import local_hub, own
 
 QUICK = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--ratio", "0.5", "--json"]
 RUNS = {"vit-b16": ("cifar100", 32), "bert-base": ("rte", 24)}
@@ -94,7 +96,11 @@ def server(hub, tmp_path, monkeypatch):
                 if not folder.exists():
                     return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
                 if len(parts) == 4 or parts[4] == "revision":
-                    return self.answer(200, {"id": "/".join(repo), "sha": local_hub.COMMIT})
+                    names = [file.relative_to(folder).as_posix() for file in files(folder)]
+                    known = {"siblings": [{"rfilename": name} for name in names]}
+                    return self.answer(
+                        200, {"id": "/".join(repo), "sha": local_hub.COMMIT, **known}
+                    )
                 return self.answer(200, [self.entry(folder, f) for f in files(folder)])
             kind = parts.pop(0) if parts[0] == "datasets" else "models"
             repo, file = parts[:2], Path(*parts[4:])
@@ -160,3 +166,118 @@ def test_whether_the_hub_answers(server, monkeypatch):
     assert razor_hub.unreachable() is None
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "cannot be reached (ConnectError)" in razor_hub.unreachable()
+
+
+def write_films(snapshot):
+    for config in ("plain", "raw"):
+        for split in ("train", "test", "unsupervised"):
+            rows = {"text": [f"{config} {split} film {i}" for i in range(20)]}
+            kinds = ClassLabel(names=["bad", "good"])
+            rows = Dataset.from_dict({**rows, "label": [i % 2 for i in range(20)]})
+            (snapshot / config).mkdir(exist_ok=True)
+            rows.cast_column("label", kinds).to_parquet(
+                snapshot / config / f"{split}-00000-of-00001.parquet"
+            )
+    lines = ["---", "configs:"]
+    for config in ("plain", "raw"):
+        lines += [f"- config_name: {config}", "  data_files:"]
+        for split in ("train", "test", "unsupervised"):
+            lines += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+    (snapshot / "README.md").write_text("\n".join([*lines, "---", ""]))
+
+
+def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, monkeypatch):
+    local_hub.cache(server, "dataset", "films/reviews", write_films)
+    job = Job("bert-base", "hf:films/reviews:raw")
+    source = data.of(job)
+    assert (source.modality, source.classes, source.train_examples) == ("text", 2, 18)
+    (snapshot,) = hub.glob("datasets--films--reviews/snapshots/*")
+    assert sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.*")) == [
+        "README.md",
+        "raw/test-00000-of-00001.parquet",
+        "raw/train-00000-of-00001.parquet",
+    ]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    splits = data.of(job).load()
+    assert splits.classes == ("bad", "good")
+    assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
+    assert splits.test[3] == {"text": "raw test film 3", "label": 1}
+    with pytest.raises(UsageError, match="several configs, plain, raw; name one, as in hf:films"):
+        data.of(Job("bert-base", "hf:films/reviews"))
+    with pytest.raises(UsageError, match="unknown config of hf:films/reviews 'row'; did you mean"):
+        data.of(Job("bert-base", "hf:films/reviews:row"))
+    with pytest.raises(MissingError, match="is not in the local cache and the hub cannot be reach"):
+        data.of(Job("bert-base", "hf:films/reviews:plain"))
+
+
+def test_a_data_set_that_the_hub_does_not_have(server, hub):
+    with pytest.raises(MissingError, match="the hub answers 404 for films/none; try again later"):
+        data.of(Job("bert-base", "hf:films/none"))
+
+
+def test_the_code_of_a_data_set_is_never_run(hub, tmp_path):
+    code = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
+    local_hub.cache(hub, "dataset", "films/code", lambda s: (s / "code.py").write_text(code))
+    with pytest.raises(DataError, match="needs code of its own, which razorctl never runs"):
+        data.of(Job("bert-base", "hf:films/code"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("train.pkl", "no files that can be read, only train.pkl"),
+        ("train.txt", "files of the kind text, which razorctl does not read"),
+        ("train.tar", "files of the kind webdataset, which razorctl does not read"),
+    ],
+)
+def test_files_that_are_no_tables_are_not_read(file, message, hub):
+    local_hub.cache(hub, "dataset", "films/odd", lambda s: (s / file).write_bytes(b"cos\n"))
+    with pytest.raises(DataError, match=message):
+        data.of(Job("bert-base", "hf:films/odd"))
+
+
+def test_images_of_a_repository(hub):
+    local_hub.cache(hub, "dataset", "films/stills", lambda s: own.photos(s / "train"))
+    source = data.of(Job("vit-micro", "hf:films/stills"))
+    splits = source.load()
+    assert splits.classes == own.CLASSES
+    assert splits.train[0]["image"].size == (12, 9)
+    with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
+        data.pair(Job("bert-base", "hf:films/stills"))
+
+
+PATHS = {"elsewhere": "/etc/passwd", "remote": "https://example.com/a.png"}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_repository_cannot_name_other_files(path, hub):
+    def write(snapshot):
+        image = {"bytes": None, "path": path}
+        rows = Dataset.from_dict({"image": [image] * 4, "label": [0, 1] * 2})
+        rows.to_parquet(snapshot / "train.parquet")
+
+    local_hub.cache(hub, "dataset", "films/paths", write)
+    with pytest.raises(
+        DataError, match=r"hf:films/paths has 4 bad rows: train, row 0 .outside the"
+    ):
+        data.of(Job("vit-micro", "hf:films/paths", skip_bad=True)).load()
+
+
+def test_splits_without_labels_are_not_used(hub):
+    def write(snapshot):
+        for split, labels in {"train": [0, 1] * 5, "validation": [1, 0], "test": [-1, -1]}.items():
+            rows = Dataset.from_dict({"sentence": ["a b"] * len(labels), "label": labels})
+            kinds = ClassLabel(names=["no", "yes"])
+            rows.cast_column("label", kinds).to_parquet(snapshot / f"{split}.parquet")
+
+    local_hub.cache(hub, "dataset", "films/contest", write)
+    source = data.of(Job("bert-base", "hf:films/contest"))
+    assert source.told[0].endswith(
+        "text in sentence, label in label, without test, which has no labels"
+    )
+    assert source.load().test is None
+    with pytest.raises(
+        DataError, match=r"2 bad rows: test, row 0 .no label., test, row 1 .no label"
+    ):
+        data.of(Job("bert-base", "hf:films/contest", split="train,validation,test"))

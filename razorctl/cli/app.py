@@ -43,6 +43,8 @@ class Group(TyperGroup):
             if ctx.params.get("debug") or _stdout_closed(error):
                 raise
             views.error(_sentence(error))
+            for line in getattr(error, "details", ()):
+                views.say(f"  {line}")
             raise typer.Exit(_exit_code(error)) from None
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli import effects
-from razorctl.cli.options import Device, Json, option, takes
+from razorctl.cli import effects, planning
+from razorctl.cli.options import OF_DATA, Device, Json, option, takes
 from razorctl.cli.settings import Settings, read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
@@ -29,6 +29,7 @@ OF_JOB = (
     "evaluate_every",
     "compile",
     "cuda_graphs",
+    *OF_DATA,
 )
 OF_VIEW = {"what", "target", "json", "csv"}  # parameters that also apply to finished runs
 
@@ -114,6 +115,7 @@ def _run(
 ) -> "Comparison":
     """Runs the methods on the job of `settings`; `options` are arguments of `Grid`."""
     job = settings.job
+    planning.say_data(job)
     build.start(options["device"])
     with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress

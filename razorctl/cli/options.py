@@ -28,6 +28,7 @@ def option(*flags: str, help: str, **settings: Any) -> Any:
 
 
 _of_job = partial(option, rich_help_panel="Job")
+_of_data = partial(option, rich_help_panel="Data of one's own")
 _of_recipe = partial(option, rich_help_panel="Recipe")
 of_plan = partial(option, rich_help_panel="Planning")
 
@@ -49,7 +50,10 @@ MODEL = typer.Argument(
 JOB = _typed(
     Job,
     model=MODEL,
-    dataset=typer.Argument(help="Name of a data set.", autocompletion=completes("data sets")),
+    dataset=typer.Argument(
+        help="Name of a data set, hf:ORG/NAME, or a folder or table of one's own.",
+        autocompletion=completes("data sets"),
+    ),
     steps=_of_job(help="Optimizer steps."),
     epochs=_of_job(help="Passes over the data, instead of --steps."),
     input_size=_of_job(help="Pixels of an image's side, or tokens. [default: the model's]"),
@@ -70,8 +74,17 @@ JOB = _typed(
     evaluate_every=_of_job(help="Steps between evaluations."),
     compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
     cuda_graphs=_of_job(help="Capture compiled steps as CUDA graphs. [default: no]"),
+    image_column=_of_data(help="Column of image paths. [default: detected]"),
+    text_column=_of_data(help="Column of texts, or two: a,b. [default: detected]"),
+    label_column=_of_data(help="Column of labels. [default: detected]"),
+    split=_of_data(help="Splits to use: train,validation,test. [default: detected]"),
+    validation=_of_data(
+        help="Share put aside of the training rows, if there is no validation. [default: 0.1]"
+    ),
+    skip_bad=_of_data(help="Leave bad rows out instead of refusing them. [default: no]"),
     seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
+OF_DATA = ("image_column", "text_column", "label_column", "split", "validation", "skip_bad")
 RECIPE = _typed(
     Recipe,
     method=_of_recipe(

@@ -1,6 +1,7 @@
 """Shared by `plan` and `finetune`: planning for the given card, or for the card of this machine."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,20 @@ def _check_place(precision: str, place: "torch.device | None", plan: str) -> Non
         )
 
 
+def say_data(job: Job) -> None:
+    """Checks a job and says on stderr what was detected in a data set of one's own.
+
+    Raises what `data.check` raises.
+    """
+    from razorctl import data
+
+    registered = job.dataset in data.DATASETS  # which is known without reading anything
+    with nullcontext() if registered else views.waiting(f"reading {job.dataset}"):
+        source = data.check(job)
+    for line in source.told:
+        views.say(line)
+
+
 def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Settled:
     """The job, the recipe and, if they were planned, the document of the plan.
 
@@ -68,10 +83,9 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
     if not {"model", "dataset"} <= given.keys():
         raise UsageError("no model or data set is given; name both: finetune vit-micro digits.")
     job, recipe = settings.job, settings.recipe
-    from razorctl import data
     from razorctl.planning import detect
 
-    data.check(job)  # before torch is loaded, which takes seconds
+    say_data(job)  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
         found = () if device == "cpu" else detect.detect()
         if settings.orders or not found:
@@ -107,6 +121,7 @@ def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> 
         raise UsageError(
             f"{file} already sets {other[0].replace('_', ' ')}; leave it out, or plan again."
         )
+    say_data(job)
     from razorctl import devices
 
     _check_place(job.precision, devices.find(device), str(file))

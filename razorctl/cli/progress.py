@@ -19,7 +19,7 @@ from razorctl.cli.views.common import Pulse, duration
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import left
+from razorctl.training.rundir import SPLIT, left
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +49,9 @@ def train(
             run = prepare(at)
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
+        if run.skipped:
+            bad = "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
+            views.note(f"{bad} left out; {out / SPLIT} has their numbers.")
         view.settled(run, job, device, devices.name(run.device))
         (_bar if views.err.is_interactive else _lines)(run)
     except (KeyboardInterrupt, Terminated) as stop:

@@ -30,10 +30,11 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     return entries[name]
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> UsageError:
     """The error for an unknown name, which suggests the nearest known one, or lists all of them.
 
     A known name is near if it begins or ends with `name`, or if only a few letters differ.
+    more: what else is wrong with the name, as in ", and so on".
     """
     names = sorted(known)
 
@@ -45,7 +46,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     nearest = max(names, key=likeness, default=None)
     near = nearest is not None and likeness(nearest) >= NEAR
     mend = f"did you mean {nearest!r}?" if near else f"known: {', '.join(names)}."
-    return UsageError(f"unknown {what} {name!r}; {mend}")
+    return UsageError(f"unknown {what} {name!r}{more}; {mend}")
 
 
 def starred(name: str) -> str:

@@ -1,11 +1,12 @@
-"""Data sets by name.
+"""Data sets by name, and one's own.
 
-Every module of this package is imported and defines `DATASETS`, a tuple of `Source` entries.
+Every module of this package is imported and defines `DATASETS`, a tuple of `Source` entries. The
+package `own` is for what has no entry: files and folders of a user, and any set of the hub.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from razorctl import models
 from razorctl.config import registry
@@ -15,26 +16,45 @@ from razorctl.job import Job
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Progress = Callable[[str], None]  # is called with what is being done
+SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
+
 
 @dataclass(frozen=True)
 class Splits:
-    """Train and test rows, and the class names.
+    """The rows of each split, and the class names; a validation or a test split is there.
 
     A row has a `label`, which is an index into `classes`, and an `image`, or a `text` and
     sometimes a `text_pair`.
+
+    skipped: a line for each bad row that is left out. record: what was put aside and skipped, a
+    JSON value from which the splits can be repeated; None if all rows are used as they are.
     """
 
     train: "Dataset"
-    test: "Dataset"
+    validation: "Dataset | None"
+    test: "Dataset | None"
     classes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    record: Mapping[str, Any] | None = None
+
+    @property
+    def evaluated(self) -> tuple[str, "Dataset"]:
+        """The name and the rows of the split that is evaluated during training."""
+        if self.validation is not None:
+            return "validation", self.validation
+        assert self.test is not None
+        return "test", self.test
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name, with what is known before it is loaded.
+    """A data set, with what is known before it is loaded.
 
-    load: returns the splits. Raises MissingError if the files cannot be found, and DataError if
-        they cannot be read.
+    test_examples: rows of the split that is evaluated at the end.
+    load: returns the splits; it may be given a `Progress`. Raises MissingError if the files cannot
+        be found, and DataError if they cannot be read.
+    told: lines on what was detected.
     """
 
     name: str
@@ -43,17 +63,42 @@ class Source:
     classes: int
     train_examples: int
     test_examples: int
-    load: Callable[[], Splits]
+    load: Callable[..., Splits]
+    told: tuple[str, ...] = ()
 
 
 DATASETS: dict[str, Source] = {
-    source.name: source for file in registry.modules(__name__, __path__) for source in file.DATASETS
+    source.name: source
+    for file in registry.modules(__name__, __path__, skip=("own",))
+    for source in file.DATASETS
 }
 
 
 def find(name: str) -> Source:
-    """The data set of that name; raises UsageError, with the nearest name, if there is none."""
+    """The registered data set of that name.
+
+    Raises UsageError, with the nearest name, if there is none.
+    """
     return registry.find("data set", name, DATASETS)
+
+
+def of(job: Job) -> Source:
+    """The data set of a job: a registered one, or else one's own.
+
+    Loads no torch. Raises UsageError if there is none or a setting does not apply to it, DataError
+    if its files cannot be read, and MissingError if it is not on the hub.
+    """
+    if job.dataset not in DATASETS:
+        from razorctl.data import own  # which needs the definitions above
+
+        return own.find(job)
+    for name in SETTINGS:
+        if getattr(job, name) is not None:
+            raise UsageError(
+                f"{job.dataset} has its own columns and splits; leave --{name.replace('_', '-')} "
+                "out."
+            )
+    return DATASETS[job.dataset]
 
 
 def usual(model: str) -> str:
@@ -61,22 +106,29 @@ def usual(model: str) -> str:
     return {"image": "cifar100", "text": "rte"}[models.find(model).modality]
 
 
-def pair(model: str, dataset: str) -> tuple[models.Model, Source]:
-    """The model and the data set of those names.
+def pair(job: Job) -> tuple[models.Model, Source]:
+    """The model and the data set of a job.
 
-    Raises UsageError for an unknown name, and if the model cannot take the data set.
+    Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
+    data set.
     """
-    family, source = models.find(model), find(dataset)
+    family = models.find(job.model)
+    source = of(job)
     if family.modality != source.modality:
         fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
         raise UsageError(
-            f"{model} takes {family.modality}s, and {dataset} has {source.modality}s; choose one "
-            f"of {', '.join(fitting)}."
+            f"{job.model} takes {family.modality}s, and {job.dataset} has {source.modality}s; "
+            f"choose one of {', '.join(fitting)}."
         )
     return family, source
 
 
-def check(job: Job) -> None:
-    """Raises UsageError for every mistake in a job that can be found before loading anything."""
-    family, source = pair(job.model, job.dataset)
+def check(job: Job) -> Source:
+    """The data set of a job.
+
+    Raises what `pair` raises, and UsageError for every mistake in the job that can be found before
+    a model is loaded.
+    """
+    family, source = pair(job)
     job.resolved(family.defaults, source.train_examples)
+    return source

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.data import Source, Splits
+from razorctl.data import Progress, Source, Splits
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,10 +20,10 @@ def _read(file: Path) -> "Dataset":
     return Dataset(pyarrow.parquet.read_table(file))
 
 
-def digits() -> Splits:
+def digits(_: Progress | None = None) -> Splits:
     """1,797 handwritten digits of 8 x 8 gray pixels; every fifth is in the test split."""
     train, test = _read(DIGITS / "train.parquet"), _read(DIGITS / "test.parquet")
-    return Splits(train, test, tuple(train.features["label"].names))
+    return Splits(train, None, test, tuple(train.features["label"].names))
 
 
 DATASETS = (

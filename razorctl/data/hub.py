@@ -1,13 +1,11 @@
 """Data sets on the Hugging Face hub, read from the Parquet files of their repositories."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from razorctl import hub
-from razorctl.data import Source, Splits
+from razorctl.data import Progress, Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Modality
 
@@ -22,6 +20,7 @@ def load(
     test: tuple[str, ...],
     columns: Mapping[str, str],
     classes: int,
+    _: Progress | None = None,
 ) -> Splits:
     """Reads the splits of a data set from Parquet files of its repository.
 
@@ -38,26 +37,12 @@ def load(
         for split, patterns in (("train", train), ("test", test))
     }
     with hub.reading(name, folder):
-        with _quiet_without_terminal():
+        with hub.quiet_without_terminal():
             found = load_dataset("parquet", data_files=files)
         train_split, test_split = (
             _renamed(name, found[split], columns) for split in ("train", "test")
         )
         return _numbered(name, train_split, test_split, classes)
-
-
-@contextmanager
-def _quiet_without_terminal() -> Iterator[None]:
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    silence = not (are_progress_bars_disabled() or sys.stderr.isatty())
-    if silence:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if silence:
-            enable_progress_bars()
 
 
 def _renamed(name: str, split: "Dataset", columns: Mapping[str, str]) -> "Dataset":
@@ -96,7 +81,7 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
             f"{name} has {len(names)} classes, not {classes}; it may have changed on the hub, so "
             "choose another data set."
         )
-    return Splits(train, test, tuple(names))
+    return Splits(train, None, test, tuple(names))
 
 
 def from_hub(
@@ -116,6 +101,34 @@ def from_hub(
     read = partial(load, name, repo, train, test, columns, classes)
     return Source(
         name, f"{summary}; from the hub", modality, classes, train_examples, test_examples, read
+    )
+
+
+def glue(
+    name: str,
+    summary: str,
+    columns: tuple[str, ...],
+    *,
+    classes: int = 2,
+    train_examples: int,
+    test_examples: int,
+    test: str = "validation",
+) -> Source:
+    """The `Source` of a task of GLUE; `columns` are those of its text or of its two texts.
+
+    It is tested on a validation split: the labels of GLUE's test splits are not public.
+    """
+    return from_hub(
+        name,
+        f"{summary} (GLUE)",
+        "text",
+        "nyu-mll/glue",
+        {**dict(zip(columns, ("text", "text_pair"), strict=False)), "label": "label"},
+        classes=classes,
+        train_examples=train_examples,
+        test_examples=test_examples,
+        train=(f"{name}/train-*.parquet",),
+        test=(f"{name}/{test}-*.parquet",),
     )
 
 
@@ -166,16 +179,62 @@ DATASETS = (
         train_examples=5_994,
         test_examples=5_794,
     ),
-    from_hub(
+    glue(
         "rte",
-        "2,767 pairs of texts: does the first entail the second? (GLUE)",
-        "text",
-        "nyu-mll/glue",
-        {"sentence1": "text", "sentence2": "text_pair", "label": "label"},
-        classes=2,
+        "2,767 pairs of texts: does the first entail the second?",
+        ("sentence1", "sentence2"),
         train_examples=2_490,
         test_examples=277,
-        train=("rte/train-*.parquet",),
-        test=("rte/validation-*.parquet",),  # the labels of GLUE's test split are not public
+    ),
+    glue(
+        "cola",
+        "9,594 sentences: is it grammatical?",
+        ("sentence",),
+        train_examples=8_551,
+        test_examples=1_043,
+    ),
+    glue(
+        "sst2",
+        "68,221 phrases of film reviews: positive or negative?",
+        ("sentence",),
+        train_examples=67_349,
+        test_examples=872,
+    ),
+    glue(
+        "mrpc",
+        "4,076 pairs of sentences: do they mean the same?",
+        ("sentence1", "sentence2"),
+        train_examples=3_668,
+        test_examples=408,
+    ),
+    glue(
+        "qqp",
+        "404,276 pairs of questions: do they ask the same?",
+        ("question1", "question2"),
+        train_examples=363_846,
+        test_examples=40_430,
+    ),
+    glue(
+        "mnli",
+        "402,517 pairs of texts: entailment, neutral or contradiction?",
+        ("premise", "hypothesis"),
+        classes=3,
+        train_examples=392_702,
+        test_examples=9_815,
+        test="validation_matched",
+    ),
+    glue(
+        "qnli",
+        "110,206 questions and sentences: is the answer in it?",
+        ("question", "sentence"),
+        train_examples=104_743,
+        test_examples=5_463,
+    ),
+    glue(
+        "wnli",
+        "706 pairs of texts: does the first entail the second?",
+        ("sentence1", "sentence2"),
+        train_examples=635,
+        test_examples=71,
     ),
 )

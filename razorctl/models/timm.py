@@ -10,6 +10,7 @@ from razorctl.errors import UsageError
 from razorctl.models import Model, Rows
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from timm.models.vision_transformer import VisionTransformer
     from torch import Tensor, nn
 
@@ -92,8 +93,28 @@ def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Calla
     return partial(_prepared, train, mode)
 
 
+def converted(image: "Image") -> "Image":
+    """An image that can be converted to 8 bits as it looks: on white, and not cut off at 255.
+
+    Integers of more bits have the range of 16, and numbers up to 1 are shares of white.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith(("I", "F")):
+        values = np.asarray(image, np.float32)
+        highest = values.max()
+        white = 65535 if image.mode.startswith("I;16") or highest > 255 else 255
+        white = 1 if image.mode == "F" and highest <= 1 else white
+        return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
+    if image.has_transparency_data:
+        white_page = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white_page, image.convert("RGBA"))
+    return image
+
+
 def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
-    inputs = [prepare(image.convert(mode)) for image in rows["image"]]
+    inputs = [prepare(converted(image).convert(mode)) for image in rows["image"]]
     return {"inputs": inputs, "labels": rows["label"]}
 
 

@@ -1,7 +1,7 @@
 """The search for ways to run a job on a card, and the choice of each preference."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -35,24 +35,21 @@ ADAPTERS = Recipe("lora")
 SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
 
 
-def facts(job: Job, cache: traces.Cache) -> dict[str, Any]:
+def facts(job: Job) -> dict[str, Any]:
     """What planning needs to know about a job's model and data set.
 
     Returns `defaults`, the model's settings of a Job, and the numbers of `classes` and
-    `train_examples`. Raises UsageError for unknown names and for a data set the model cannot take.
+    `train_examples`. Raises UsageError for unknown names and for a data set the model cannot take,
+    and DataError for a data set that cannot be used.
     """
-    known: dict[str, Any] | None = cache.get("facts", job.model, job.dataset)
-    if known is None:
-        from razorctl import data
+    from razorctl import data
 
-        family, source = data.pair(job.model, job.dataset)
-        known = {
-            "defaults": dict(family.defaults),
-            "classes": source.classes,
-            "train_examples": source.train_examples,
-        }
-        cache.put(known, "facts", job.model, job.dataset)
-    return known
+    family, source = data.pair(job)
+    return {
+        "defaults": dict(family.defaults),
+        "classes": source.classes,
+        "train_examples": source.train_examples,
+    }
 
 
 def traced(
@@ -102,9 +99,11 @@ class Search:
         max_ratio: float,
         cache: traces.Cache | None = None,
         report: Callable[[str], object] = lambda _: None,
+        known: Mapping[str, Any] | None = None,
     ) -> None:
+        """Settles the job. known: its `facts`; None looks them up."""
         self.cache, self.report = cache or traces.Cache(), report
-        known = facts(job, self.cache)
+        self.known = known = facts(job) if known is None else known
         self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
@@ -323,10 +322,7 @@ class Search:
     def _closest(self, prefer: Prefer) -> str:
         """The smallest change of recipe, preference or job that fits, as the end of a sentence."""
         if self.recipe is not None:
-            free = Search(
-                self.job, self.gpu, self.budget, None, self.max_ratio, self.cache, self.report
-            )
-            if free._finds("balanced"):
+            if self._like(self.job, None)._finds("balanced"):
                 return "fits with another recipe; leave the settings of this one out"
         else:
             for other in WIDER[prefer]:
@@ -339,16 +335,18 @@ class Search:
             flags |= dict.fromkeys(change, flag)
             if "input_size" not in so_far and self._floor > self.budget:
                 continue  # the weights alone do not fit, so no trace is needed
-            job = replace(self.job, **so_far)
-            search = Search(
-                job, self.gpu, self.budget, self.recipe, self.max_ratio, self.cache, self.report
-            )
+            search = self._like(replace(self.job, **so_far), self.recipe)
             with suppress(UsageError):  # a size that the model cannot take
                 if search._finds(prefer):
                     return f"fits with {' and '.join(flags.values())}"
         if self.recipe is None and self._fastest([ADAPTERS]):
             return f"only --method {ADAPTERS.method} fits, which trains only adapters"
         return "no way to train all of this model fits; choose a smaller one"
+
+    def _like(self, job: Job, recipe: Recipe | None) -> "Search":
+        """The search on the same card for a job that has the same data set and model."""
+        rest = self.max_ratio, self.cache, self.report, self.known
+        return Search(job, self.gpu, self.budget, recipe, *rest)
 
     @property
     def _floor(self) -> int:

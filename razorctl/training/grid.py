@@ -98,7 +98,7 @@ class Grid:
         self.job, self.ratio, self.device = job, ratio, device
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
-        self.facts = search.facts(job, self.cache)
+        self.facts = search.facts(job)
         self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
         self.recipes = {name: recipe_of(name, ratio) for name in self.methods}
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)

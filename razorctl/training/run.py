@@ -32,12 +32,24 @@ from razorctl.step import DTYPES, autocast, precision, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.surgery.sparsify import restore
 from razorctl.training.compiled import Trial, refuse
-from razorctl.training.rundir import CONFIG, METRICS, RESULT, WEIGHTS, choose, claimed, whole
+from razorctl.training.rundir import (
+    CONFIG,
+    METRICS,
+    RESULT,
+    SPLIT,
+    WEIGHTS,
+    choose,
+    claimed,
+    whole,
+)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step; `accuracy` and `test_loss` are None unless the step was evaluated."""
+    """One optimizer step; `accuracy` and `test_loss` are None unless the step was evaluated.
+
+    They are those of the validation split if there is one, else of the test split.
+    """
 
     step: int
     epoch: float
@@ -66,8 +78,9 @@ class Run(Iterator[Step]):
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         progress(f"loading {job.dataset}")
-        family, source = data.pair(job.model, job.dataset)
-        splits = source.load()
+        family, source = data.pair(job)
+        splits = source.load(progress)
+        self.skipped = splits.skipped
         job = replace(job, precision=precision(job, device))
         self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
@@ -93,7 +106,12 @@ class Run(Iterator[Step]):
             generator=self.order,
             **loading,
         )
-        self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
+        self.split, rows = splits.evaluated
+        self.evaluated = DataLoader(rows.with_transform(transform), **loading)
+        self.test_data: DataLoader[Any] | None = None
+        self.tested: dict[str, float] | None = None
+        if self.split != "test" and splits.test is not None:
+            self.test_data = DataLoader(splits.test.with_transform(transform), **loading)
         progress("tracing what a step saves")
         example, _ = self._to_device(next(iter(self.train_data)))
         dtype = DTYPES[job.precision]
@@ -106,6 +124,8 @@ class Run(Iterator[Step]):
         self.history: list[Step] = []
         self.peak_bytes: int | None = None
         self._steps = self._train()
+        if splits.record is not None:
+            (out / SPLIT).write_text(json.dumps(splits.record) + "\n")
         (out / CONFIG).write_text(self._config())
 
     def __next__(self) -> Step:
@@ -153,19 +173,25 @@ class Run(Iterator[Step]):
                 metrics.flush()
                 yield self.history[-1]
         restore(model)
+        if self.test_data is not None:
+            self.tested = self.evaluate(self.test_data)
         self._save()
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """The `accuracy` and the mean cross-entropy `test_loss` on the test split."""
+    def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
+        """The `accuracy` and the mean cross-entropy `test_loss` of rows.
+
+        None is the split that is evaluated during training: validation, or else test.
+        """
+        rows = self.evaluated if rows is None else rows
         self.model.eval()
         hits = loss = 0.0
-        for inputs, labels in map(self._to_device, self.test_data):
+        for inputs, labels in map(self._to_device, rows):
             with autocast(self.device, self.job):
                 logits = self.logits(self.model, inputs).float()
             hits += (logits.argmax(1) == labels).sum().item()
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
-        count = len(self.test_data.dataset)  # type: ignore[arg-type]
+        count = len(rows.dataset)  # type: ignore[arg-type]
         return {"accuracy": hits / count, "test_loss": loss / count}
 
     def result(self) -> dict[str, Any]:
@@ -173,7 +199,7 @@ class Run(Iterator[Step]):
 
         The time of compiling is in `payoff`, not in `epoch_seconds`.
         """
-        last, payoff = self.history[-1], self.trial.payoff
+        payoff = self.trial.payoff
         seconds = [step.seconds for step in self.history]
         compiling = 0.0 if payoff is None else payoff.compile_seconds / len(seconds)
         return {
@@ -183,8 +209,7 @@ class Run(Iterator[Step]):
             "recipe": asdict(self.recipe),
             "job": asdict(self.job),
             "steps": len(self.history),
-            "accuracy": last.accuracy,
-            "loss": last.test_loss,
+            **self._scores(),
             "saved_bytes": self.saved_bytes,
             "full_saved_bytes": self.full_saved_bytes,
             "peak_bytes": self.peak_bytes,
@@ -195,6 +220,19 @@ class Run(Iterator[Step]):
             "predicted": self.predicted,
             "compiled": self.trial.done,
             "payoff": payoff and asdict(payoff),
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        """The last evaluation, and the test at the end if it was on another split."""
+        last = self.history[-1]
+        if self.tested is None:
+            return {"accuracy": last.accuracy, "loss": last.test_loss, "split": self.split}
+        return {
+            "accuracy": self.tested["accuracy"],
+            "loss": self.tested["test_loss"],
+            "split": "test",
+            "validation_accuracy": last.accuracy,
+            "validation_loss": last.test_loss,
         }
 
     def _batches(self) -> Iterator[Iterator[tuple[Any, Tensor]]]:

@@ -12,16 +12,21 @@ from razorctl.errors import UsageError
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
+SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
 
 
 def choose(out: Path | str | None, *words: str) -> Path:
     """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
 
+    Of a word that is a path only the last part is taken.
+
     Raises UsageError if the path exists or cannot be made.
     """
     if out is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        out = Path("runs") / re.sub(r"[^\w.+-]+", "-", "-".join([*words, stamp]))
+        out = Path("runs") / re.sub(
+            r"[^\w.+-]+", "-", "-".join([*(Path(w).name for w in words), stamp])
+        )
     out = Path(out)
     if out.exists():
         raise _taken(out)

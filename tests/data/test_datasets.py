@@ -5,6 +5,7 @@ from datasets import ClassLabel
 
 from razorctl.data import DATASETS, find, pair
 from razorctl.errors import DataError, MissingError, UsageError
+from razorctl.job import Job
 from tests import local_hub
 
 HUB = sorted(set(DATASETS) - {"digits"})
@@ -74,6 +75,28 @@ def test_rte_is_tested_on_the_split_with_labels(hub):
     assert row == {"text": "a cat sat", "text_pair": "a dog sat a dog sat ", "label": 0}
 
 
+GLUE = {
+    "cola": "sentence",
+    "sst2": "sentence",
+    "mrpc": "sentence1 sentence2",
+    "rte": "sentence1 sentence2",
+    "wnli": "sentence1 sentence2",
+    "qqp": "question1 question2",
+    "qnli": "question sentence",
+    "mnli": "premise hypothesis",
+}
+
+
+@pytest.mark.parametrize("task", GLUE)
+def test_tasks_of_glue_have_their_texts_in_order(task):
+    origin = local_hub.repository(find(task))
+    texts = {own: theirs for theirs, own in origin["columns"].items() if own != "label"}
+    assert " ".join(texts[own] for own in sorted(texts)) == GLUE[task]
+    split = "validation_matched" if task == "mnli" else "validation"
+    assert origin["test"] == (f"{task}/{split}-*.parquet",)
+    assert find(task).classes == (3 if task == "mnli" else 2)
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_what_is_not_cached_is_missing(name, hub):
     sentence = f"{name} is not in the local cache and the hub cannot be reached; run once with"
@@ -115,10 +138,10 @@ def test_unknown_data_set_gets_the_nearest():
 
 
 def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub):
-    assert [entry.name for entry in pair("vit-micro", "digits")] == ["vit-micro", "digits"]
+    assert [entry.name for entry in pair(Job("vit-micro", "digits"))] == ["vit-micro", "digits"]
     with pytest.raises(
         UsageError, match="bert-base takes texts, and cifar100 has images; choose one of"
     ):
-        pair("bert-base", "cifar100")
+        pair(Job("bert-base", "cifar100"))
     with pytest.raises(UsageError, match="vit-b16 takes images, and rte has texts; choose one of "):
-        pair("vit-b16", "rte")
+        pair(Job("vit-b16", "rte"))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from razorctl import data
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, Kernel, Trace, dump, load
@@ -136,7 +135,6 @@ def test_every_step_is_explained(cache):
 def test_what_is_cached_is_not_traced_again(cache, monkeypatch):
     before = planned(cache)
     monkeypatch.setattr(tracing, "trace", None)
-    monkeypatch.setattr(data, "pair", None)
     again = plan(JOB, gpus.load("h200"), budget=4 * GIB, cache=Cache(cache.file.parent))
     assert again == before
 

@@ -30,6 +30,7 @@ KEYS = [
     "steps",
     "accuracy",
     "loss",
+    "split",
     "saved_bytes",
     "full_saved_bytes",
     "peak_bytes",

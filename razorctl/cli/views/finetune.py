@@ -79,6 +79,10 @@ def show(result: dict[str, Any]) -> None:
     if predicted:
         table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
     table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
-    table.add_row("test accuracy", f"{result['accuracy']:.4f}", f"loss {result['loss']:.4f}")
+    if "validation_accuracy" in result:
+        loss = f"loss {result['validation_loss']:.4f}"
+        table.add_row("validation accuracy", f"{result['validation_accuracy']:.4f}", loss)
+    loss = f"loss {result['loss']:.4f}"
+    table.add_row(f"{result['split']} accuracy", f"{result['accuracy']:.4f}", loss)
     views.out.print(table)
     views.out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,218 @@
+"""The columns of a table that hold its images or texts and its labels: given, or detected."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.models import Modality
+
+LABELS = frozenset({"label", "labels", "class", "target", "category"})
+IMAGES = frozenset(
+    {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
+    | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
+)
+TEXTS = frozenset({"text", "sentence", "review"})
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("text1", "text2"),
+    ("text", "text_pair"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+SUFFIXES = frozenset(
+    f".{ending}"
+    for ending in (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", "tga"),
+        *("ppm", "pgm", "pbm", "pnm", "jp2"),
+    )
+)
+SAMPLE = 1000  # rows that columns are detected from
+LOOKED_UP = 50  # values of a column that are looked up as files
+CLASSES = 100  # more values than that are no classes, unless the column is called so
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a table: column -> values, and the columns whose type says what they are.
+
+    images: columns of images, whose values may be left out. classes: columns of numbered classes.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    images: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are used: of an image or of one or two texts, and of the label."""
+
+    label: str
+    image: str | None = None
+    texts: tuple[str, ...] = ()
+
+    @property
+    def modality(self) -> Modality:
+        return "text" if self.image is None else "image"
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Column -> its name in `Raw`."""
+        own = {} if self.image is None else {self.image: "image"}
+        return {
+            **own,
+            **dict(zip(self.texts, ("text", "text_pair"), strict=False)),
+            self.label: "label",
+        }
+
+    @property
+    def told(self) -> str:
+        """The columns, as the end of a sentence."""
+        what = f"image in {self.image}" if self.image else f"text in {' and '.join(self.texts)}"
+        return f"{what}, label in {self.label}"
+
+
+def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Columns:
+    """The columns of a table that a job uses.
+
+    root: the folder that image paths are relative to. Raises UsageError, which lists the columns,
+    for a given column that is not there, and if it is not clear which one to use.
+    """
+    image = _given(name, sample, job.image_column, "image")
+    texts = _given_texts(name, sample, job.text_column)
+    label = _given(name, sample, job.label_column, "label")
+    taken = {column for column in (image, label, *texts) if column is not None}
+    if image is None and not texts:
+        image = _image(name, sample, taken, root)
+        texts = _texts(name, sample, taken, image)
+        if image is not None and texts:
+            raise UsageError(
+                f"{name} has images in column {image} and text in {' and '.join(texts)}, of "
+                f"{_listed(sample.values)}; choose with --image-column or --text-column."
+            )
+    if image is None and not texts:
+        images, plain = "--image-column", "--text-column"
+        raise UsageError(
+            f"none of the columns of {name} is clearly an image or a text: "
+            f"{_listed(sample.values)}; name one with {images} or {plain}."
+        )
+    used = [column for column in (image, *texts) if column is not None]
+    label = label or _label(name, sample, used)
+    if len({*used, label}) <= len(used):
+        raise UsageError(
+            f"column {label} of {name} cannot be used twice; name others of "
+            f"{_listed(sample.values)}."
+        )
+    return Columns(label, image, texts)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(map(str, columns))
+
+
+def _given(name: str, sample: Sample, column: str | None, what: str) -> str | None:
+    if column is not None and column not in sample.values:
+        raise UsageError(
+            f"{name} has no column {column}, only {_listed(sample.values)}; name one of them with "
+            f"--{what}-column."
+        )
+    return column
+
+
+def _given_texts(name: str, sample: Sample, given: str | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    # The name of a column may have a comma in it.
+    parts = [given] if given in sample.values else [part.strip() for part in given.split(",")]
+    if len(parts) > 2 or len(set(parts)) < len(parts):
+        raise UsageError(f"text column {given!r} does not name one or two columns; give a or a,b.")
+    for part in parts:
+        _given(name, sample, part, "text")
+    return tuple(parts)
+
+
+def _plain(column: str) -> str:
+    return column.strip().casefold().replace("-", "_").replace(" ", "_")
+
+
+def _one(name: str, sample: Sample, found: Sequence[str], role: str, flag: str) -> str | None:
+    """The only one of the found columns; None if there is none."""
+    if len(found) > 1:
+        raise UsageError(
+            f"{name} has several columns that may be the {role}, {_listed(found)}, of "
+            f"{_listed(sample.values)}; choose with --{flag}."
+        )
+    return found[0] if found else None
+
+
+def _text_values(sample: Sample, column: str) -> list[str]:
+    """The values of a column of text that are not empty; none if most have another type."""
+    values = [value for value in sample.values[column] if value not in (None, "")]
+    texts = [value for value in values if isinstance(value, str)]
+    return texts if 2 * len(texts) > len(values) else []
+
+
+def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:
+    def of_files(column: str) -> bool:
+        values = _text_values(sample, column)[:LOOKED_UP]
+        if root is None or not values:
+            return False
+        named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
+        if _plain(column) in IMAGES and all(named):
+            return True  # even if all of these files are missing
+        there = [
+            known and (root / value).is_file() for known, value in zip(named, values, strict=True)
+        ]
+        return 2 * sum(there) >= len(values)
+
+    free = [column for column in sample.values if column not in taken]
+    typed = [column for column in free if column in sample.images]
+    found = typed or [column for column in free if of_files(column)]
+    called = [column for column in found if _plain(column) == "image"]
+    return _one(name, sample, called or found, "image", "image-column")
+
+
+def _texts(name: str, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
+    def prose(column: str) -> bool:
+        values = _text_values(sample, column)
+        return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
+
+    taken = taken | sample.images | sample.classes | {image or ""}
+    free = {_plain(c): c for c in sample.values if c not in taken and _text_values(sample, c)}
+    pairs = [tuple(free[part] for part in pair) for pair in PAIRS if free.keys() >= set(pair)]
+    singles = [free[plain] for plain in free if plain in TEXTS]
+    if len(pairs) == 1 and set(singles) <= set(pairs[0]):
+        return pairs[0]
+    found = [column for pair in pairs for column in pair] + singles
+    if not found and image is None:
+        labels = [column for plain, column in free.items() if plain in LABELS]
+        found = [column for column in free.values() if column not in labels and prose(column)]
+    one = _one(name, sample, list(dict.fromkeys(found)), "text", "text-column")
+    return () if one is None else (one,)
+
+
+def _label(name: str, sample: Sample, used: Sequence[str]) -> str:
+    def few(column: str) -> bool:
+        values = [value for value in sample.values[column] if value not in (None, "")]
+        if not values or any(type(value) not in (str, int, bool) for value in values):
+            return False
+        return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
+
+    free = [c for c in sample.values if c not in used and c not in sample.images]
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda column: _plain(column) in LABELS,
+        lambda column: column in sample.classes,
+        few,
+    )
+    for fits in ways:
+        if one := _one(name, sample, [c for c in free if fits(c)], "label", "label-column"):
+            return one
+    raise UsageError(
+        f"none of the columns of {name} is clearly the label: {_listed(sample.values)}; name one "
+        "with --label-column."
+    )

@@ -1,0 +1,186 @@
+"""Any data set of the Hugging Face hub whose files `datasets` can read; its code is never run."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.config.registry import unknown
+from razorctl.data.own import columns, names, parquet
+from razorctl.data.own.raw import Raw
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PREFIX = "hf:"
+NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
+CARD = "README.md"
+# The readers of `datasets` that unpack no objects of Python and no archives.
+BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How `datasets` reads a repository.
+
+    builder: the name of its reader. files: split -> paths in the repository. settings: what the
+    repository says of the reader.
+    """
+
+    repo: str
+    builder: str
+    files: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Any]
+
+
+def read(job: Job) -> Raw:
+    """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
+
+    Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
+    found, UsageError if it is not clear what to use, and DataError if it cannot be read.
+    """
+    name = job.dataset
+    parts = NAME.fullmatch(name)
+    if parts is None:
+        raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
+    origin = _origin(name, parts[1], parts[2])
+    chosen = names.chosen(name, list(origin.files), job)
+    files = {split: origin.files[own] for split, own in chosen.items()}
+    wanted = hub.literally([file for split in files.values() for file in split])
+    folder = hub.fetch(name, origin.repo, wanted, "dataset")
+    with hub.reading(name, folder), hub.quiet_without_terminal():
+        from datasets import load_dataset
+
+        local = {split: [str(folder / file) for file in part] for split, part in files.items()}
+        found = load_dataset(origin.builder, data_files=local, **origin.settings)
+    return _raw(name, job, found, chosen, folder)
+
+
+def _raw(
+    name: str, job: Job, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path
+) -> Raw:
+    kinds = found["train"].features
+    images, classes, plain = parquet.typed(kinds)
+    first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
+    sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
+    used = columns.detect(name, sample, job)
+    if used.image is not None and used.image not in images:
+        raise UsageError(
+            f"column {used.image} of {name} has no images but {kinds[used.image]}; name another "
+            "with --image-column."
+        )
+    for split, own in chosen.items():
+        if missing := set(used.renamed) - set(found[split].column_names):
+            raise DataError(f"{own} of {name} has no column {missing.pop()}; name other splits.")
+    told = used.told
+    hidden = [split for split in chosen if split != "train" and _hidden(found[split], used.label)]
+    if job.split is None:
+        for split in hidden:
+            told += f", without {chosen.pop(split)}, which has no labels"
+    label = kinds[used.label]
+    return Raw(
+        name,
+        used.modality,
+        {
+            split: found[split].select_columns(list(used.renamed)).rename_columns(used.renamed)
+            for split in chosen
+        },
+        chosen,
+        told,
+        class_names=tuple(label.names) if used.label in classes else None,
+        root=folder.parents[1],  # where the links of the hub's cache lead
+    )
+
+
+def _hidden(rows: "Dataset", label: str) -> bool:
+    """Whether no row has a label, as in the test split of a contest."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(rows.data.schema.field(label).type):
+        return False
+    return set(rows.data.column(label).unique().to_pylist()) <= {None, -1, ""}
+
+
+def _origin(name: str, repo: str, config: str | None) -> Origin:
+    """How `datasets` reads a repository, found by the names of its files and by its card."""
+    from datasets import (
+        get_dataset_config_names,
+        get_dataset_default_config_name,
+        load_dataset_builder,
+    )
+
+    files = hub.listing(name, repo)
+    card = hub.fetch(name, repo, (CARD,), "dataset") / CARD if CARD in files else None
+    # datasets looks at names and at the card alone, so empty files stand in for the real ones.
+    with TemporaryDirectory() as folder:
+        here = Path(folder).resolve()
+        for file in files:
+            if ".." in Path(file).parts or Path(file).is_absolute():
+                raise DataError(f"{name} has a file named {file}; choose another data set.")
+            (here / file).parent.mkdir(parents=True, exist_ok=True)
+            (here / file).touch()
+        if card is not None:
+            (here / CARD).write_bytes(card.read_bytes())
+        with _resolving(name, files):
+            known = get_dataset_config_names(str(here))
+            default = get_dataset_default_config_name(str(here))
+            if config is not None and config not in known:
+                raise unknown(f"config of {PREFIX}{repo}", config, known)
+            if config is None and default is None:
+                raise UsageError(
+                    f"{name} has several configs, {', '.join(known)}; name one, as in "
+                    f"{name}:{known[0]}."
+                )
+            builder = load_dataset_builder(str(here), config)
+            found = builder.config.data_files or {}
+            parts = {
+                str(split): tuple(Path(file).relative_to(here).as_posix() for file in listed)
+                for split, listed in found.items()
+            }
+            kind = type(builder).__module__.rsplit(".", 1)[-1]
+        if kind not in BUILDERS:
+            raise DataError(
+                f"{name} has files of the kind {kind}, which razorctl does not read; choose a data "
+                f"set of {', '.join(BUILDERS)}."
+            )
+        return Origin(repo, kind, parts, _settings(builder))
+
+
+def _settings(builder: Any) -> dict[str, Any]:
+    """What a repository's card sets otherwise than the reader of its files has it."""
+    ours = ("name", "version", "data_dir", "data_files", "description")
+    settings = {
+        field.name: getattr(builder.config, field.name)
+        for field in fields(builder.config)
+        if field.name not in ours
+    }
+    plain = type(builder.config)()
+    settings = {key: value for key, value in settings.items() if value != getattr(plain, key)}
+    if builder.info.features is not None and type(builder).__name__ in ("Csv", "Json"):
+        settings["features"] = builder.info.features
+    return settings
+
+
+@contextmanager
+def _resolving(name: str, files: list[str]) -> Iterator[None]:
+    """Says which data sets need code and which have no files that `datasets` knows."""
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+
+    try:
+        yield
+    except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, RuntimeError):
+        if any(file.endswith(".py") for file in files):
+            raise DataError(
+                f"{name} needs code of its own, which razorctl never runs; choose a data set of "
+                "files, or convert it to Parquet."
+            ) from None
+        raise DataError(
+            f"{name} has no files that can be read, only {', '.join(files[:5])}; choose another "
+            "data set."
+        ) from None

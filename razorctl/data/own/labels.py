@@ -1,0 +1,96 @@
+"""Labels as numbers of classes."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data.own.raw import Raw
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Numbers = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the number of each row's class, or -1
+
+WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
+DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+
+
+def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
+    """The class names, and the number of each row's class; -1 is a row without a label.
+
+    The classes are those of the labels' type, or all labels in the order of numbers or letters.
+    Raises DataError if labels are not classes or not of one type.
+    """
+    import pyarrow as pa
+
+    found = {split: rows.data.column("label") for split, rows in raw.splits.items()}
+    kinds = {column.type for column in found.values()}
+    if len(kinds) > 1:
+        raise DataError(
+            f"labels of {raw.name} are of mixed type, {' and '.join(sorted(map(str, kinds)))}; "
+            "give all splits one type."
+        )
+    kind = kinds.pop()
+    if pa.types.is_nested(kind):
+        raise DataError(
+            f"labels of {raw.name} are no single values but {kind}; choose another column with "
+            "--label-column."
+        )
+    values = {value for column in found.values() for value in column.unique().to_pylist()}
+    if raw.class_names is None:
+        known = _ordered(raw, {value for value in values if not _missing(value)})
+        classes = tuple(_name(value) for value in known)
+    else:
+        classes = raw.class_names
+        known = list(range(len(classes)))
+    order = pa.array(known, kind)
+    return classes, {split: _numbers(column, order) for split, column in found.items()}
+
+
+def _missing(value: Any) -> bool:
+    # NaN is the only value that differs from itself.
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, float):
+        value = int(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _numbers(column: "pa.ChunkedArray", order: "pa.Array") -> "np.ndarray[Any, Any]":
+    import pyarrow.compute as pc
+
+    found = pc.index_in(column, value_set=order)
+    numbers: np.ndarray[Any, Any] = pc.fill_null(found, -1).to_numpy()
+    return numbers.astype("int64")
+
+
+def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
+    """The values in order; raises DataError if they are not classes."""
+    if odd := [value for value in values if type(value) not in (str, int, bool, float)]:
+        raise DataError(
+            f"labels of {raw.name} are no single values, such as {odd[0]!r}; choose another column "
+            "with --label-column."
+        )
+    texts = [value for value in values if isinstance(value, str)]
+    parts: list[Any] = [v for v in values if isinstance(v, float) and not v.is_integer()]
+    if raw.untyped:
+        whole = [text for text in texts if WHOLE.fullmatch(text)]
+        parts = [text for text in texts if DECIMAL.fullmatch(text) and text not in whole]
+        if whole and not parts and len(whole) < len(texts):
+            other = min(set(texts) - set(whole))
+            raise DataError(
+                f"labels of {raw.name} are of mixed type, numbers such as {min(whole)} and text "
+                f"such as {other!r}; give all of them one type."
+            )
+    if parts:
+        raise DataError(
+            f"labels of {raw.name} are decimal numbers, such as {min(parts)}; a classifier needs "
+            "classes, so choose another column with --label-column."
+        )
+    if texts and all(map(WHOLE.fullmatch, texts)):
+        return sorted(texts, key=lambda text: (float(text), text))
+    return sorted(values)

@@ -1,0 +1,162 @@
+"""Rows of CSV, TSV and JSON Lines files, with the lines that they are on."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from razorctl.data.own.columns import SAMPLE, Columns, Sample
+from razorctl.data.own.raw import OUTSIDE
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LONGEST = 2**31 - 1  # characters of a field
+
+
+class Line(NamedTuple):
+    """A row, the line on which it begins, and what is wrong if it cannot be read."""
+
+    number: int
+    values: Mapping[str, Any]
+    fault: str | None = None
+
+
+def _decoded(file: Path) -> Iterator[str]:
+    """The lines of a file; raises DataError, with the line, for one that is not UTF-8."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{file} is not UTF-8 in line {number}; save it as UTF-8."
+                ) from None
+
+
+def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines on which rows begin and their fields; the first row is the header."""
+    first = next(_decoded(file), "")
+    comma = "\t" if file.suffix.casefold() == ".tsv" else ","
+    if comma not in first:
+        # Spreadsheets of some countries write semicolons.
+        comma = next((other for other in ";\t" if other in first), comma)
+    csv.field_size_limit(LONGEST)  # the library's own limit is shorter than some texts
+    reader = csv.reader(_decoded(file), delimiter=comma, strict=True)
+    begin = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield begin, fields
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{file} cannot be read from line {begin} on ({error}); correct its quotes."
+        ) from None
+
+
+def delimited(file: Path) -> Iterator[Line]:
+    """The rows of a CSV or TSV file; raises DataError if it cannot be read."""
+    rows = _split(file)
+    _, header = next(rows, (1, []))
+    if not header:
+        raise DataError(f"{file} is empty; give a file with a header and rows.")
+    if twice := [column for column in header if column and header.count(column) > 1]:
+        raise DataError(f"{file} has two columns named {twice[0]}; rename one.")
+    for number, fields in rows:
+        values = dict(zip(header, fields, strict=False))
+        ragged = len(fields) != len(header)
+        fault = f"{len(fields)} fields, not {len(header)}" if ragged else None
+        yield Line(number, values, fault)
+
+
+def json_lines(file: Path) -> Iterator[Line]:
+    """The rows of a file with a JSON object on each line; raises DataError if it is not UTF-8."""
+    for number, line in enumerate(_decoded(file), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            yield Line(number, {}, "not JSON")
+            continue
+        yield Line(number, values) if isinstance(values, dict) else Line(number, {}, "no object")
+
+
+READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
+    ".csv": delimited,
+    ".tsv": delimited,
+    ".jsonl": json_lines,
+}
+
+
+def sample(file: Path) -> Sample:
+    """The first rows of a file; raises DataError if there are none."""
+    rows = [
+        line for line in islice(READERS[file.suffix.casefold()](file), SAMPLE) if not line.fault
+    ]
+    names = list(dict.fromkeys(name for row in rows for name in row.values if name))
+    if not names:
+        raise DataError(f"{file} has no rows that can be read; give a file with rows.")
+    return Sample({name: [row.values.get(name) for row in rows] for name in names})
+
+
+def schema(columns: Columns) -> "pa.Schema":
+    """The columns of `Raw`, all of text."""
+    import pyarrow as pa
+
+    names = [*columns.renamed.values(), "place", "fault"]
+    return pa.schema([(name, pa.string()) for name in names])
+
+
+def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, str | None]]:
+    """The rows of a file with the columns of `Raw`; image paths are relative to `root`.
+
+    Raises DataError for labels of several types.
+    """
+    kinds: dict[str, str] = {}
+    for line in READERS[file.suffix.casefold()](file):
+        place = f"{file.name}, line {line.number}"
+        row: dict[str, str | None] = {"place": place, "fault": line.fault}
+        for column, own in columns.renamed.items():
+            value = line.values.get(column)
+            if own == "label":
+                row[own] = _label(value, place, kinds)
+            elif value is not None and not isinstance(value, str):
+                row["fault"] = row["fault"] or f"{column} is no text"
+            elif own == "image":
+                row |= image(root, value, row["fault"])
+            else:
+                row[own] = value
+        yield row
+
+
+def _label(value: Any, place: str, kinds: dict[str, str]) -> str | None:
+    """A label as text; `kinds` has the types so far and the place of the first of each."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
+    if kind is None:
+        raise DataError(f"the label at {place} is {value!r}; labels are text or whole numbers.")
+    kinds.setdefault(kind, place)
+    if len(kinds) > 1:
+        found = " and ".join(f"{kind} ({where})" for kind, where in kinds.items())
+        raise DataError(f"labels are of mixed type, {found}; give all of them one type.")
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def image(root: Path, value: str | None, fault: str | None = None) -> dict[str, str | None]:
+    """The `image` and `fault` of a row with an image at the path `value`, relative to `root`."""
+    value = (value or "").strip()
+    path = Path(value)
+    if not value:
+        fault = fault or "no image path"
+    elif path.is_absolute() or ".." in path.parts:
+        fault = OUTSIDE
+    # Absolute, since the rows may be kept and used from another directory.
+    return {"image": str(root.absolute() / path), "fault": fault}

@@ -1,0 +1,110 @@
+"""Rows of Parquet files."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data.own.columns import SAMPLE, Columns, Sample
+from razorctl.data.own.lines import image
+from razorctl.data.own.store import BATCH, stored
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset, Features
+
+
+def _open(file: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(file, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(f"{file} cannot be read ({reason}); write it again.") from None
+
+
+def features(file: Path) -> "Features":
+    """The columns of a file and their types, as `datasets` marks them if it wrote the file."""
+    from datasets import Features
+
+    schema = _open(file).schema_arrow
+    names = schema.names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file} has two columns named {twice[0]}; rename one.")
+    return Features.from_arrow_schema(_plain(schema))
+
+
+def _plain(schema: "pa.Schema") -> "pa.Schema":
+    """The schema with categories of other libraries as what they stand for."""
+    import pyarrow as pa
+
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
+def sample(file: Path) -> Sample:
+    """The first rows of a file without its images; raises DataError if it cannot be read."""
+    kinds = features(file)
+    images, classes, plain = typed(kinds)
+    batches = _open(file).iter_batches(SAMPLE, columns=plain)
+    first = next(batches, None)
+    rows = {} if first is None else first.to_pydict()
+    return Sample({name: rows.get(name, []) for name in kinds}, images, classes)
+
+
+def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]:
+    """The columns of images, of numbered classes, and of anything but images."""
+    from datasets import ClassLabel, Image, Value
+
+    def is_image(kind: Any) -> bool:
+        if isinstance(kind, dict):  # what `datasets` has not written is not marked as an image
+            return {"bytes", "path"} == set(kind)
+        binary = isinstance(kind, Value) and kind.dtype in ("binary", "large_binary")
+        return binary or isinstance(kind, Image)
+
+    images = frozenset(name for name, kind in kinds.items() if is_image(kind))
+    classes = frozenset(name for name, kind in kinds.items() if isinstance(kind, ClassLabel))
+    return images, classes, [name for name in kinds if name not in images]
+
+
+def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
+    """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
+    import pyarrow as pa
+
+    renamed = columns.renamed
+    schema = _plain(_open(files[0]).schema_arrow)
+    fields = [schema.field(column).with_name(own) for column, own in renamed.items()]
+    paths = any(f.name == "image" and _is_text(f.type) for f in fields)
+    if paths:
+        fields = [pa.field("image", pa.string()) if f.name == "image" else f for f in fields]
+        fields.append(pa.field("fault", pa.string()))
+    own = pa.schema(fields)  # without metadata, which says how the old names are read
+
+    def batches() -> Iterator["pa.RecordBatch"]:
+        for file in files:
+            for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
+                arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+                arrays = {name: arrays[column] for column, name in renamed.items()}
+                if paths:
+                    found = [image(file.parent, value) for value in arrays["image"].to_pylist()]
+                    for name in ("image", "fault"):
+                        arrays[name] = pa.array([row[name] for row in found], pa.string())
+                cast = [arrays[field.name].cast(field.type) for field in own]
+                yield pa.RecordBatch.from_arrays(cast, schema=own)
+
+    try:
+        return stored(files, own, batches)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(f"{files[0].parent} cannot be read ({reason}); write it again.") from None
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -1,0 +1,47 @@
+"""Rows as they are stored, before any is checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from razorctl.models import Modality
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+OUTSIDE = "outside the folder of its table"  # never skipped: a table must not reach other files
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The rows of each split of a data set as they are stored.
+
+    splits: `train`, `validation` and `test`, as far as they are there. A row has a `label`, and an
+        `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes, or the struct of
+        `datasets` that has both. A row may also have a `place`, which names it, and a `fault`,
+        which says what is wrong with it.
+    names: split -> what it is called in the data.
+    told: what was detected, as the end of a sentence.
+    class_names: the names of labels that are numbers of classes; None if labels are names.
+    untyped: whether labels are text only because the file has no other type.
+    root: the folder that image paths must not leave; None if they may.
+    nowhere: lines on what is bad and is no row, such as an empty folder.
+    """
+
+    name: str
+    modality: Modality
+    splits: Mapping[str, "Dataset"]
+    names: Mapping[str, str]
+    told: str
+    class_names: tuple[str, ...] | None = None
+    untyped: bool = False
+    root: Path | None = None
+    nowhere: tuple[str, ...] = ()
+
+    def place(self, split: str, row: int) -> str:
+        """The file or the line of a row, for a sentence."""
+        rows = self.splits[split]
+        if "place" in rows.column_names:
+            return str(rows.data.column("place")[row])
+        return f"{self.names[split]}, row {row}"

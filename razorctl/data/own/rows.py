@@ -1,0 +1,127 @@
+"""What is wrong with rows, as far as it is known without reading images."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data.own.bad import line, refusal
+from razorctl.data.own.labels import Numbers
+from razorctl.data.own.names import empty
+from razorctl.data.own.raw import OUTSIDE, Raw
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong
+
+
+def faults(raw: Raw, numbers: Numbers) -> dict[str, dict[int, str]]:
+    """The bad rows: those with a fault, without a label or with an empty text."""
+    found: dict[str, dict[int, str]] = {}
+    for split, rows in raw.splits.items():
+        bad: dict[int, str] = {}
+        if "fault" in rows.column_names:
+            column = rows.data.column("fault")
+            bad |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
+        for text in ("text", "text_pair"):
+            if text in rows.column_names:
+                for row in _where(_blank(rows.data.column(text))):
+                    bad.setdefault(row, "empty text")
+        for row in _where(numbers[split] < 0):
+            bad.setdefault(row, "no label")
+        found[split] = dict(sorted(bad.items()))
+    return found
+
+
+def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
+    rows: list[int] = mask.nonzero()[0].tolist()
+    return rows
+
+
+def _blank(column: Any) -> "np.ndarray[Any, Any]":
+    """Which texts are missing or have nothing but white space."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise DataError(
+            f"a text column has values of type {column.type}; choose another with --text-column."
+        )
+    written = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
+    blank: np.ndarray[Any, Any] = ~written.to_numpy().astype(bool)
+    return blank
+
+
+def lines(raw: Raw, found: Faults) -> list[str]:
+    """A line for each bad row and for all else that is bad."""
+    rows = (
+        line(raw.place(split, row), reason)
+        for split, bad in found.items()
+        for row, reason in bad.items()
+    )
+    return [*raw.nowhere, *rows]
+
+
+def refuse(raw: Raw, found: Faults, skip_bad: bool) -> tuple[str, ...]:
+    """A line for each bad row, which are to be left out.
+
+    Raises DataError for them without `skip_bad`, and for rows that are never left out.
+    """
+    outside = {
+        split: {row: reason for row, reason in bad.items() if reason == OUTSIDE}
+        for split, bad in found.items()
+    }
+    if any(outside.values()):
+        named = lines(raw, outside)[len(raw.nowhere) :]
+        raise refusal(raw.name, named, "name images by paths inside the folder of the table")
+    bad = lines(raw, found)
+    if bad and not skip_bad:
+        raise refusal(raw.name, bad, "correct them, or leave them out with --skip-bad")
+    return tuple(bad)
+
+
+def good(numbers: Numbers, found: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Split -> the rows that are not bad."""
+    import numpy as np
+
+    return {
+        split: np.setdiff1d(np.arange(len(of)), list(found.get(split, ())))
+        for split, of in numbers.items()
+    }
+
+
+def sound(
+    raw: Raw,
+    classes: tuple[str, ...],
+    numbers: Numbers,
+    kept: Mapping[str, "np.ndarray[Any, Any]"],
+) -> None:
+    """Raises DataError if the good rows cannot be trained on and evaluated.
+
+    That is if a split is empty, if all training rows are of one class or each is of its own, or if
+    another split has a class without training rows.
+    """
+    import numpy as np
+
+    for split in raw.splits:
+        if not len(kept[split]):
+            raise empty(raw.name, split)
+    trained = np.unique(numbers["train"][kept["train"]])
+    if len(trained) < 2:
+        raise DataError(
+            f"all training rows of {raw.name} are of one class, {classes[trained[0]]}; a "
+            "classifier needs two or more."
+        )
+    if raw.modality == "text" and 2 < len(kept["train"]) == len(trained):
+        raise DataError(
+            f"each training row of {raw.name} has a label of its own; choose another column with "
+            "--label-column."
+        )
+    for split in raw.splits:
+        unknown = np.setdiff1d(numbers[split][kept[split]], trained)
+        if len(unknown):
+            few = ", ".join(classes[number] for number in unknown[:5])
+            raise DataError(
+                f"the {split} split of {raw.name} has {len(unknown):,} classes that no training "
+                f"row has, such as {few}; give all splits the same classes."
+            )

@@ -1,0 +1,65 @@
+"""Tables in memory if they are small, else in a memory-mapped Arrow file of datasets' cache."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+SMALL = 64 << 20  # bytes of files that are read into memory
+BATCH = 1000  # rows
+
+
+def stamp(files: Iterable[Path], *more: Any) -> str:
+    """A digest of `more`, of razorctl's version, and of the files' paths, sizes and times."""
+    digest = sha256(repr((__version__, *more)).encode())
+    for file in files:
+        digest.update(os.fsencode(file.absolute()) + b"\0")
+        with suppress(OSError, ValueError):
+            status = file.stat()
+            digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def packed(rows: Iterable[Mapping[str, Any]], schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+    """Rows as batches; what a row lacks is null."""
+    import pyarrow as pa
+
+    rows = iter(rows)
+    while chunk := list(islice(rows, BATCH)):
+        yield pa.RecordBatch.from_pylist(chunk, schema)
+
+
+def stored(
+    files: Sequence[Path],
+    schema: "pa.Schema",
+    batches: Callable[[], Iterator["pa.RecordBatch"]],
+    *key: Any,
+) -> "Dataset":
+    """The batches that are read from `files`, which are small or are read once for each `key`."""
+    import datasets
+    import pyarrow as pa
+
+    if sum(file.stat().st_size for file in files) <= SMALL:
+        return datasets.Dataset(pa.Table.from_batches(batches(), schema))
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "razorctl"
+    file = folder / f"{stamp(files, schema.to_string(), *key)}.arrow"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        try:
+            with pa.ipc.new_stream(str(partial), schema) as sink:
+                for batch in batches():
+                    sink.write_batch(batch)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    return datasets.Dataset.from_file(str(file))

@@ -1,0 +1,102 @@
+"""Tables: one file, or a folder with a file or several for each split."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from razorctl.data.own import columns, lines, names, parquet
+from razorctl.data.own.columns import Columns, Sample
+from razorctl.data.own.raw import Raw
+from razorctl.data.own.store import packed, stored
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SUFFIXES = (*lines.READERS, ".parquet")
+
+
+def is_table(file: Path) -> bool:
+    return file.suffix.casefold() in SUFFIXES and file.is_file()
+
+
+def split_of(file: Path) -> str:
+    """The split that a file is of: its name, without the number of a part, as in train-00000."""
+    word = file.stem.replace("_", "-").split("-")[0].split(".")[0]
+    return word if names.role(word) else file.stem
+
+
+def in_folder(folder: Path) -> dict[str, list[Path]]:
+    """Split -> its tables in a folder; empty if the folder has no table of a known split."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(filter(is_table, folder.iterdir())):
+        found.setdefault(split_of(file), []).append(file)
+    return found if any(map(names.role, found)) else {}
+
+
+def read(name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bool = False) -> Raw:
+    """The rows of tables; `found` has the tables of each split, in one folder.
+
+    single: whether it is one file, which is to be split whatever its name.
+    Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
+    cannot be read.
+    """
+    if single:
+        names.no_splits(name, job)
+        chosen = {"train": next(iter(found))}
+    else:
+        chosen = names.chosen(name, list(found), job)
+    files = {split: found[own] for split, own in chosen.items()}
+    every = [file for split in files.values() for file in split]
+    kinds = {file.suffix.casefold() for file in every}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, or "
+            "choose with --split."
+        )
+    root = every[0].parent
+    of_parquet = kinds == {".parquet"}
+    sample = parquet.sample if of_parquet else lines.sample
+    first = sample(every[0])
+    if not first.images and not any(map(len, first.values.values())):
+        raise DataError(f"{every[0]} has no rows; give a file with rows.")
+    used = columns.detect(name, first, job, root)
+    for file in every[1:]:
+        _check(file, sample(file), used)
+    class_names = [_class_names(file, used) if of_parquet else None for file in every]
+    if len(set(class_names)) > 1:
+        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
+    rows = parquet.rows if of_parquet else _of_lines
+    return Raw(
+        name,
+        used.modality,
+        {split: rows(part, used) for split, part in files.items()},
+        {split: part[0].name for split, part in files.items()},
+        used.told,
+        class_names=class_names[0],
+        untyped=kinds <= {".csv", ".tsv"},
+        root=root,
+    )
+
+
+def _check(file: Path, sample: Sample, used: Columns) -> None:
+    """Raises DataError if a table lacks a column that the first one has."""
+    for column in used.renamed:
+        if column not in sample.values:
+            raise DataError(
+                f"{file} has no column {column}, only {', '.join(sample.values)}; give all tables "
+                "the same columns."
+            )
+
+
+def _of_lines(files: Sequence[Path], used: Columns) -> "Dataset":
+    schema = lines.schema(used)
+    every = (row for file in files for row in lines.rows(file, used, file.parent))
+    return stored(files, schema, lambda: packed(every, schema), used)
+
+
+def _class_names(file: Path, used: Columns) -> tuple[str, ...] | None:
+    """The names of the classes that the label's type has."""
+    found = getattr(parquet.features(file)[used.label], "names", None)
+    return None if found is None else tuple(found)

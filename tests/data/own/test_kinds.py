@@ -1,0 +1,259 @@
+"""Folders and tables of every kind: what `Source` and `Splits` say of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from datasets import ClassLabel, Dataset
+from datasets import Image as ImageColumn
+from PIL import Image
+
+from razorctl import data
+from razorctl.data.own import images, store
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+from razorctl.models.timm import converted
+from tests.own import CLASSES, photos, picture, table, texts
+
+
+def load(dataset: str, **settings):
+    source = data.of(Job("any", dataset, **settings))
+    splits = source.load()
+    assert len(splits.train) == source.train_examples
+    assert len(splits.classes) == source.classes
+    last = splits.evaluated[1] if splits.test is None else splits.test
+    assert len(last) == source.test_examples
+    return splits
+
+
+def sizes(splits):
+    parts = splits.train, splits.validation, splits.test
+    return [None if part is None else len(part) for part in parts]
+
+
+LAYOUTS = {
+    "direct": (["."], {}, [11, 1, None]),
+    "train": (["train"], {}, [11, 1, None]),
+    "train and test": (["train", "test"], {}, [11, 1, 12]),
+    "train and val": (["train", "val"], {}, [12, 12, None]),
+    "all": (["Training", "dev", "Test"], {}, [12, 12, 12]),
+    "no validation": (["train", "test"], {"validation": 0.0}, [12, None, 12]),
+    "half": (["train", "test"], {"validation": 0.5}, [6, 6, 12]),
+    "given": (["one", "two", "three"], {"split": "two,one"}, [12, 12, None]),
+    "given without validation": (["one", "two"], {"split": "two,,one"}, [11, 1, 12]),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_folders(case):
+    folders, settings, expected = LAYOUTS[case]
+    for folder in folders:
+        photos(Path("d", folder))
+    splits = load("d", **settings)
+    assert sizes(splits) == expected
+    assert splits.classes == CLASSES
+    for row in splits.train:
+        # The shade of a picture is that of its class.
+        assert round((row["image"].getpixel((0, 0))[0] - 5) / 60) == row["label"]
+
+
+def test_a_class_called_train_is_a_class():
+    photos(Path("d"), classes=["bus", "train"])
+    assert load("d").classes == ("bus", "train")
+
+
+def test_files_beside_the_images(tmp_path):
+    photos(Path("d"))
+    for name in (".DS_Store", "Thumbs.db", "notes.txt", "car/1.xml"):
+        Path("d", name).touch()
+    picture(Path("d/car/deep/er/5.PNG"))
+    Path("d/car/9").write_bytes(Path("d/car/0.jpg").read_bytes())  # an image by its contents
+    source = data.of(Job("any", "d"))
+    assert source.told[0] == "d: a folder for each class, without its *.txt, *.xml"
+    assert source.train_examples + source.test_examples == 14
+    assert (tmp_path / "cache" / "razorctl").exists() is False  # nothing was decoded
+    source.load()
+
+
+WRITERS = {
+    "csv": lambda rows: table(
+        Path("a.csv"), [f'"{text}",{label}' for text, label in zip(*rows, strict=True)]
+    ),
+    "tsv": lambda rows: table(
+        Path("a.tsv"), [f'"{a}"\t{b}' for a, b in zip(*rows, strict=True)], "text\tlabel"
+    ),
+    "semicolons.csv": lambda rows: table(
+        Path("a.semicolons.csv"), [f'"{a}";{b}' for a, b in zip(*rows, strict=True)], "text;label"
+    ),
+    "jsonl": lambda rows: Path("a.jsonl").write_text(
+        "\n\n".join(json.dumps({"label": b, "text": a}) for a, b in zip(*rows, strict=True))
+    ),
+    "parquet": lambda rows: Dataset.from_dict(
+        dict(zip(("text", "label"), rows, strict=True))
+    ).to_parquet("a.parquet"),
+}
+TEXTS = [f"text, {i};\nof two\tlines é" for i in range(8)]
+LABELS = {
+    "numbers": ([10, 9, 10, 9, 2, 2, 2, 9], ("2", "9", "10")),
+    "words": (["b", "a", "b", "a", "B", "B", "a", "a"], ("B", "a", "b")),
+}
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_tables(kind, labels, small, monkeypatch, tmp_path):
+    if not small:
+        monkeypatch.setattr(store, "SMALL", 0)
+    given, classes = LABELS[labels]
+    WRITERS[kind]((TEXTS, given))
+    splits = load(f"a.{kind}", validation=0.3)
+    assert splits.classes == classes
+    assert sizes(splits) == [6, 2, None]
+    rows = {
+        row["text"]: classes[row["label"]]
+        for part in (splits.train, splits.validation)
+        for row in part
+    }
+    assert rows == dict(zip(TEXTS, map(str, given), strict=True))
+    assert len(list(tmp_path.glob("cache/datasets/razorctl/*.arrow"))) == (not small)
+    assert bool(splits.train.cache_files) == (not small)
+
+
+def test_a_large_table_is_read_again_when_it_changes(monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "SMALL", 0)
+    texts(Path("a.csv"), 12)
+    assert sum(sizes(load("a.csv"))[:2]) == 12
+    texts(Path("a.csv"), 16)
+    assert sum(sizes(load("a.csv"))[:2]) == 16
+    assert not list(tmp_path.glob("cache/datasets/razorctl/*.partial"))
+
+
+def test_folders_of_tables():
+    for split in ("train", "dev", "test"):
+        texts(Path("d", f"{split}.csv"))
+    table(Path("d/more.csv"), ["what,ever"])
+    assert sizes(load("d")) == [12, 12, 12]
+    assert sizes(load("d", split="train,test")) == [12, 12, None]
+    texts(Path("d/train-00001.csv"), 5)
+    assert sizes(load("d")) == [17, 12, 12]
+    assert load("d").train[4]["text"] == "good, says 4"  # train-00001 is before train
+
+
+def test_classes_of_parquet_have_names():
+    rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
+    kinds = ClassLabel(names=["zebra", "ant"])
+    rows.cast_column("label", kinds).to_parquet("a.parquet")
+    assert load("a.parquet").classes == ("zebra", "ant")
+
+
+def test_tables_that_number_their_classes_otherwise_are_refused():
+    rows = Dataset.from_dict({"text": [f"a text {i}" for i in range(8)], "label": [1, 0] * 4})
+    for split, names in {"train": ["a", "b"], "test": ["b", "a"]}.items():
+        rows.cast_column("label", ClassLabel(names=names)).to_parquet(f"d/{split}.parquet")
+    with pytest.raises(DataError, match="the tables of d number their classes otherwise"):
+        data.of(Job("any", "d"))
+
+
+def test_a_large_table_of_images_is_found_from_another_folder(monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 0)
+    photos(Path("d"))
+    table(Path("d/a.csv"), [f"{c}/{i}.jpg,{c}" for c in CLASSES for i in range(4)], "image,label")
+    assert sizes(load("d/a.csv")) == [11, 1, None]
+    monkeypatch.chdir("d")
+    assert load("a.csv").train[0]["image"].size == (12, 9)
+
+
+def test_categories_of_pandas():
+    rows = {"text": [f"a text {i}" for i in range(8)], "label": ["x", "y"] * 4}
+    pandas.DataFrame(rows).astype({"label": "category"}).to_parquet("a.parquet")
+    assert load("a.parquet").classes == ("x", "y")
+
+
+def test_images_in_parquet():
+    files = [picture(Path(f"{i}.png"), 9 * i) for i in range(8)]
+    rows = {"image": [str(file) for file in files], "label": [0, 1] * 4}
+    paths = Dataset.from_dict(rows)
+    paths.to_parquet("paths.parquet")
+    paths.cast_column("image", ImageColumn()).to_parquet("marked.parquet")
+    plain = {"image": [file.read_bytes() for file in files], "label": [0, 1] * 4}
+    pandas.DataFrame(plain).to_parquet("bytes.parquet")
+    for name in ("paths", "marked", "bytes"):
+        splits = load(f"{name}.parquet", validation=0.25)
+        shades = {row["image"].getpixel((0, 0))[0] for row in splits.train}
+        assert shades < set(range(0, 72, 9))
+        assert len(shades) == 6
+
+
+def test_no_table_of_other_files():
+    Path("a.txt").touch()
+    with pytest.raises(UsageError, match="give CSV, TSV, JSONL, PARQUET or a folder of images"):
+        data.of(Job("any", "a.txt"))
+
+
+def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 0)
+    table(texts(Path("a.csv"), 3000), [f"text {i},x" for i in range(2999)] + [",y"])
+    with pytest.raises(DataError, match=r"has 1 bad row: a.csv, line 3001 \(empty text\)"):
+        data.of(Job("any", "a.csv"))
+
+
+def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
+    photos(Path("d"))
+    looked = []
+    real = images.fault
+    monkeypatch.setattr(
+        images, "fault", lambda root, image: looked.append(image) or real(root, image)
+    )
+    told = []
+    job = Job("any", "d")
+    data.of(job).load(told.append)
+    assert told == ["checking images, 0 of 12"]
+    data.of(job).load()
+    assert len(looked) == 12
+    Path("d/car/0.jpg").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"car/0.jpg \(zero bytes\)"):
+            data.of(job).load()
+    assert len(looked) == 24
+
+
+# Mode -> the ending of a format that keeps it, and what its red is after conversion.
+MODES = {
+    "1": ("png", None),
+    "L": ("png", 138),
+    "LA": ("png", 138),
+    "P": ("png", 90),
+    "RGBA": ("png", 90),
+    "CMYK": ("jpg", 90),
+    "YCbCr": ("tif", 90),
+    "I;16": ("png", 40_000 / 257),
+    "I": ("tif", 40_000 / 257),
+    "F": ("tif", 0.6 * 255),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_images_of_every_mode_are_good_and_are_converted(mode):
+    ending, red = MODES[mode]
+    photos(Path("d"), 3)
+    file = Path("d/car") / f"x.{ending}"
+    if mode in ("I", "I;16", "F"):
+        kinds = {"I": np.int32, "I;16": np.uint16, "F": np.float32}
+        Image.fromarray(np.full((9, 12), 0.6 if mode == "F" else 40_000, kinds[mode])).save(file)
+    else:
+        picture(file, 90, mode=mode)
+    splits = load("d")
+    rows = [row["image"] for part in (splits.train, splits.validation) for row in part]
+    (image,) = (image for image in rows if image.mode == mode)
+    if red is not None:
+        assert converted(image).convert("RGB").getpixel((0, 0))[0] == pytest.approx(red, abs=20)
+
+
+def test_what_is_transparent_is_white():
+    image = Image.new("RGBA", (2, 1), (10, 20, 30, 255))
+    image.putpixel((1, 0), (0, 0, 0, 0))
+    assert converted(image).convert("RGB").getpixel((1, 0)) == (255, 255, 255)
+    assert converted(image).convert("RGB").getpixel((0, 0)) == (10, 20, 30)
