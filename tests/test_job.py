@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from razorctl import data
 from razorctl.errors import UsageError
 from razorctl.job import Job, settle_precision
 
@@ -72,11 +73,33 @@ def test_what_must_be_positive(field, value):
         Job("m", "d", **{field: value})
 
 
-@pytest.mark.parametrize("field", ["momentum", "weight_decay", "warmup_steps"])
+@pytest.mark.parametrize(
+    "field", ["momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"]
+)
 def test_what_must_not_be_negative(field):
     Job("m", "d", **{field: 0})
     with pytest.raises(UsageError, match="negative"):
         Job("m", "d", **{field: -1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_decay": 1.5}, "layer decay 1.5 is above 1"),
+        ({"label_smoothing": 1.0}, "leaves nothing of a label"),
+        ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),
+    ],
+)
+def test_what_is_beyond_its_range(settings, message):
+    with pytest.raises(UsageError, match=message):
+        Job("m", "d", **settings)
+
+
+@pytest.mark.parametrize("settings", [{"augment": "crop"}, {"mixup": 0.1}, {"cutmix": 1.0}])
+def test_texts_are_not_augmented(settings):
+    with pytest.raises(UsageError, match="bert-base takes texts, which are not augmented"):
+        data.check(Job("bert-base", "rte", **settings))
+    data.check(Job("bert-base", "rte", augment="none", label_smoothing=0.1))
 
 
 def test_steps_and_epochs_exclude_each_other():

@@ -130,5 +130,11 @@ def check(job: Job) -> Source:
     a model is loaded.
     """
     family, source = pair(job)
+    changes = job.augment not in (None, "none") or job.mixup or job.cutmix
+    if changes and family.augmented is None:
+        raise UsageError(
+            f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
+            "--mixup and --cutmix out."
+        )
     job.resolved(family.defaults, source.train_examples)
     return source
