@@ -14,6 +14,7 @@ from rich.console import Console
 from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
+from razorctl.training import rundir
 from tests.cli.commands import finetune, razorctl
 
 
@@ -122,16 +123,24 @@ class TestSignals:
                 signal.raise_signal(number)
 
         monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
-        result = finetune("--out", "run", "--json")
+        result = finetune("--out", "run", "--json", "--steps", "4")
         assert (result.exit_code, result.stdout) == (code, "")
         assert result.stderr.splitlines()[-1] == (
-            f"error: {word}: run holds config.toml and metrics.jsonl up to step 2; "
-            "no weights are saved yet."
+            f"error: {word}: step 3 of 4 is saved; go on with "
+            "`razorctl finetune --resume --out run --device cpu`."
         )
-        assert [path.name for path in sorted(Path("run").iterdir())] == [
-            "config.toml",
-            "metrics.jsonl",
-        ]
+        assert rundir.steps(Path("run")) == 3
+
+    def test_a_second_one_stops_at_once(self, number, code, word, monkeypatch):
+        def note_peak(run: trainer.Run) -> None:
+            if len(run.history) == 1:  # in the second step
+                signal.raise_signal(number)
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
+        result = finetune("--out", "run", "--steps", "4", "--save-every", "4")
+        assert result.exit_code == code
+        assert f"error: {word}: step 1 of 4 is saved; go on with" in result.stderr.splitlines()[-1]
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
         monkeypatch.setattr(trainer, "saved_bytes", lambda *_, **__: signal.raise_signal(number))
