@@ -66,6 +66,7 @@ def finetune(
             )
         begun = resuming.begun(out, told(ctx, flags, recipe), plan)
         if begun is not None and (result := resuming.finished(out)) is not None:
+            views.say(f"{out} holds a finished run")
             _show(result, json)
             return
     settings = read(ctx, flags, recipe)

@@ -8,6 +8,7 @@ from razorctl import data, models
 from razorctl.cli.options import PLANNING
 from razorctl.cli.planning import Settled
 from razorctl.cli.settings import Settings
+from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.training import checkpoints, rundir
 
@@ -20,6 +21,11 @@ def begun(out: Path, told: Settings, plan: Path | None) -> Settled | None:
     """
     found = rundir.settings(out)
     if found is None:
+        if not {"model", "dataset"} <= told.given.keys():
+            raise UsageError(
+                f"{out} holds no run to go on with; name a model and a data set, to start one "
+                "there: finetune vit-micro digits."
+            )
         return None
     job, recipe = found
     document = rundir.document(out / rundir.PLAN)
@@ -27,8 +33,8 @@ def begun(out: Path, told: Settings, plan: Path | None) -> Settled | None:
     wanted = {name: value for name, value in told.given.items() if name in known}
     if document is not None:
         wanted.pop("accumulate", None)  # the plan has chosen it
-    if "epochs" in told.given:
-        known["epochs"] = _epochs(job, told.given["epochs"])
+    if "epochs" in wanted:
+        wanted["steps"] = _steps(job, wanted.pop("epochs"))
     if wanted.get("precision") == "auto":
         del wanted["precision"]  # the run has the one that suited its device
     if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
@@ -45,12 +51,11 @@ def finished(out: Path) -> dict[str, Any] | None:
     return result
 
 
-def _epochs(job: Job, wanted: float) -> float | None:
-    """`wanted` if so many epochs are the steps of a resolved job, else None."""
+def _steps(job: Job, epochs: float) -> int | None:
+    """The steps that so many epochs of a resolved job are."""
     examples = data.find(job.dataset).train_examples
-    asked = replace(job, steps=None, epochs=wanted)
-    same = asked.resolved(models.find(job.model).defaults, examples).steps == job.steps
-    return wanted if same else None
+    asked = replace(job, steps=None, epochs=epochs)
+    return asked.resolved(models.find(job.model).defaults, examples).steps
 
 
 def _diverged(out: Path) -> bool:
