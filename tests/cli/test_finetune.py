@@ -184,7 +184,7 @@ class TestResume:
     @pytest.mark.parametrize(
         ("flags", "sentence"),
         [
-            (["--ratio", "0.9", "--steps", "5", "--lr", "0.1"], "learning rate 0.2, "),
+            (["--ratio", "0.9", "--steps", "5", "--lr", "0.1"], "learning rate 0.2; "),
             (["--epochs", "1"], "steps 4; resume it with the same"),
             (["--gpu", "t4"], "gpu left out"),
         ],

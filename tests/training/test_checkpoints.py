@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,7 +25,7 @@ from razorctl.models import timm
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
 from razorctl.training import run as trainer
-from razorctl.training import space
+from razorctl.training import rundir, space
 from razorctl.training.checkpoints import MARKER, Checkpoints
 from razorctl.training.run import Run, finetune
 
@@ -374,6 +376,33 @@ def test_a_second_process_is_refused(tmp_path):
     assert (tmp_path / "run/model.safetensors").exists()
     with pytest.raises(UsageError, match="holds a finished run"):
         resume(tmp_path / "run")
+
+
+def test_the_kernel_frees_the_directory_of_a_killed_process(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from razorctl.training import rundir\n"
+        "with rundir.claimed(Path(sys.argv[1]), resume=True):\n"
+        "    child = os.fork()\n"  # such as one that loads data
+        "    if not child:\n"
+        "        os.close(1); os.read(0, 1); os._exit(0)\n"
+        "    print('held', flush=True); os.read(0, 1); os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(UsageError, match="another process trains in"),
+            rundir.claimed(tmp_path / "run", resume=True),
+        ):
+            pass
+        holder.kill()
+        holder.wait()
+        with rundir.claimed(tmp_path / "run", resume=True):  # while the child still runs
+            pass
 
 
 def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
