@@ -58,17 +58,10 @@ def finetune(
     """
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
 
-    begun = None
-    if resume:
-        if out is None:
-            raise UsageError(
-                "there is nothing to resume; name the directory of the run with --out."
-            )
-        begun = resuming.begun(out, told(ctx, flags, recipe), plan)
-        if begun is not None and (result := resuming.finished(out)) is not None:
-            views.say(f"{out} holds a finished run")
-            _show(result, json)
-            return
+    begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
+    if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
+        views.say(f"{out} holds a finished run")
+        return _show(result, json)
     settings = read(ctx, flags, recipe)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")

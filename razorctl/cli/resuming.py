@@ -13,12 +13,14 @@ from razorctl.job import Job
 from razorctl.training import checkpoints, rundir
 
 
-def begun(out: Path, told: Settings, plan: Path | None) -> Settled | None:
+def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
     """The job, the recipe and the plan of the run in a directory; None if none is prepared there.
 
     told: the settings given now, which must be those of the run. plan: a file of `plan --json`,
-    which must be the run's. Raises UsageError that names all others.
+    which must be the run's. Raises UsageError that names all others, and for an `out` of None.
     """
+    if out is None:
+        raise UsageError("there is nothing to resume; name the directory of the run with --out.")
     found = rundir.settings(out)
     if found is None:
         if not {"model", "dataset"} <= told.given.keys():
