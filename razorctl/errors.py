@@ -30,6 +30,10 @@ class NoFitError(RazorError):
         self.needed, self.document = needed, document
 
 
+class DivergedError(RazorError):
+    """A loss or a gradient that is not finite, before the weights have changed."""
+
+
 class DataError(RazorError):
     """A file of weights or data that cannot be read or has unexpected contents.
 

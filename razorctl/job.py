@@ -44,6 +44,9 @@ class Job:
     clip_norm: largest norm of the whole gradient.
     evaluate_every: steps between evaluations, on the validation split or, without one, on the test
         split; the last step has one as well.
+    save_every: steps between checkpoints; None is with every evaluation. The last step has one as
+        well, and so has an evaluation that is the best so far.
+    keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
     compile: whether training steps run through torch.compile.
     cuda_graphs: whether compiled forward and backward passes are captured as CUDA graphs.
 
@@ -76,6 +79,8 @@ class Job:
     warmup_steps: int | None = None
     clip_norm: float = 1.0
     evaluate_every: int | None = None
+    save_every: int | None = None
+    keep_checkpoints: bool = False
     compile: bool = False
     cuda_graphs: bool = False
     image_column: str | None = None
@@ -113,6 +118,7 @@ class Job:
             "layer_decay",
             "clip_norm",
             "evaluate_every",
+            "save_every",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -149,9 +155,9 @@ class Job:
     def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.
 
-        defaults: a model's, as in `Model.defaults`. Only `input_size` may stay None, which is the
-        model's own. Raises UsageError if a batch is larger than the data, or cannot be split into
-        equal micro-batches.
+        defaults: a model's, as in `Model.defaults`. Only `save_every`, and `input_size`, which is
+        the model's own, may stay None. Raises UsageError if a batch is larger than the data, or
+        cannot be split into equal micro-batches.
         """
         own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
         by_optimizer = defaults.get(self.optimizer.removesuffix("8bit"), {})

@@ -1,5 +1,6 @@
 """One optimizer step, which training runs and planning traces."""
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from razorctl.errors import UsageError
+from razorctl.errors import DivergedError, UsageError
 from razorctl.job import Job, Precision, settle_precision
 
 # `Job.precision` -> the dtype of autocast; None is without autocast.
@@ -38,6 +39,7 @@ def train_step(
     job: Job,
     scaler: torch.amp.GradScaler,
     phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
+    check: Callable[[Tensor, Tensor], object] = lambda *_: None,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
@@ -48,6 +50,7 @@ def train_step(
         their shares [rows, classes], all of one size; each is taken when it is needed.
     scaler: enabled only if `job.precision` is fp16.
     phase: the context for each of "forward", "backward" and "optimizer".
+    check: called with what is returned before weights and optimizer change; it may raise.
     """
     losses = []
     for inputs, labels in micro_batches:
@@ -61,11 +64,25 @@ def train_step(
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
+        loss = torch.stack(losses).sum()
+        check(loss, norm)
         scaler.step(optimizer)
         scaler.update()
         # A graph's output must not become a gradient: its next replay would write over the sum.
         optimizer.zero_grad(set_to_none=not (job.cuda_graphs and job.accumulate > 1))
-    return torch.stack(losses).sum(), norm
+    return loss, norm
+
+
+def refuse_infinite(loss: Tensor, norm: Tensor, *, scaled: bool) -> None:
+    """Raises DivergedError for a loss or a gradient norm that is not finite; waits for the device.
+
+    scaled: whether there is loss scaling, under which overflowed gradients are normal: it skips
+    their steps.
+    """
+    values = torch.stack([loss, norm.to(loss.device, loss.dtype)]).tolist()
+    for what, value in zip(("loss", "norm of the gradient"), values, strict=True):
+        if not math.isfinite(value) and not (scaled and what != "loss"):
+            raise DivergedError(f"the {what} is {value}")
 
 
 def autocast(device: torch.device, job: Job) -> torch.autocast:

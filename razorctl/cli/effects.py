@@ -7,7 +7,7 @@ from dataclasses import fields
 import typer
 from typer.core import TyperGroup
 
-from razorctl.cli.settings import PREFIX
+from razorctl.cli.settings import GIVEN, PREFIX
 from razorctl.cli.views import common as views
 from razorctl.config.registry import unknown
 from razorctl.job import Job
@@ -31,7 +31,7 @@ def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
     given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
     for name in ctx.params.keys() & defaults.keys():
         source = ctx.get_parameter_source(name)
-        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+        if source is not None and source.name in GIVEN:
             given.add(name)
     first, *others = (without_effect(given, each) for each in settings)
     for sentence in first:

@@ -72,6 +72,8 @@ JOB = _typed(
     warmup_steps=_of_job(help="Steps in which the learning rate rises."),
     clip_norm=_of_job(help="Largest norm of the gradient."),
     evaluate_every=_of_job(help="Steps between evaluations."),
+    save_every=_of_job(help="Steps between checkpoints. [default: every evaluation]"),
+    keep_checkpoints=_of_job(help="Keep the checkpoints of a finished run. [default: no]"),
     compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
     cuda_graphs=_of_job(help="Capture compiled steps as CUDA graphs. [default: no]"),
     image_column=_of_data(help="Column of image paths. [default: detected]"),

@@ -19,7 +19,9 @@ from razorctl.cli.views.common import Pulse, duration
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import SPLIT, left
+from razorctl.training import rundir
+from razorctl.training.checkpoints import left
+from razorctl.training.signals import noted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +43,10 @@ def train(
     """Prepares a run, trains it to the end and returns it; prints its settings and progress.
 
     prepare: makes the run of `job` and `recipe` in `out`; it calls its argument with the name of
-    each stage.
+    each stage. The first signal while it trains ends it after a step, with a checkpoint.
     """
     view.header(job, recipe, out, device)
+    before = rundir.settings(out) is not None
     try:
         with views.waiting("loading PyTorch") as at:
             run = prepare(at)
@@ -51,11 +54,15 @@ def train(
 
         if run.skipped:
             bad = "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
-            views.note(f"{bad} left out; {out / SPLIT} has their numbers.")
+            views.note(f"{bad} left out; {out / rundir.SPLIT} has their numbers.")
         view.settled(run, job, device, devices.name(run.device))
-        (_bar if views.err.is_interactive else _lines)(run)
+        with noted() as run.stop:
+            (_bar if views.err.is_interactive else _lines)(run)
     except (KeyboardInterrupt, Terminated) as stop:
-        stop.add_note(left(out))
+        if before or rundir.settings(out) is not None:
+            stop.add_note(f"{left(out)}; go on with `{rundir.resuming(out, device)}`")
+        else:
+            stop.add_note("before the first step; nothing was written")
         raise
     return run
 
@@ -71,7 +78,8 @@ def _bar(run: "Run") -> None:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=views.err, transient=True) as bar:
-        task = bar.add_task("", total=run.job.steps, loss="-", accuracy="-", rate="-")
+        total, done = run.job.steps, len(run.history)
+        task = bar.add_task("", total=total, completed=done, loss="-", accuracy="-", rate="-")
         for step in run:
             rate = f"{step.samples_per_second:,.0f}"
             bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
@@ -84,14 +92,15 @@ def _lines(run: "Run") -> None:
 
     The line of a tenth is left out if the last one was printed less than APART seconds ago.
     """
-    steps, start, accuracy = run.job.steps or 0, time.monotonic(), ""
+    steps, start, accuracy, before = run.job.steps or 0, time.monotonic(), "", len(run.history)
     with Pulse("the first step") as pulse:
         for step in run:
             if step.accuracy is not None:
                 accuracy = f", accuracy {step.accuracy:.3f}"
             text = f"step {step.step:,} of {steps:,}: loss {step.loss:.2f}{accuracy}"
             text += f", {step.samples_per_second:,.0f}/s"
-            if rest := (time.monotonic() - start) / step.step * (steps - step.step):
+            each = (time.monotonic() - start) / (step.step - before)
+            if rest := each * (steps - step.step):
                 text += f", {duration(rest)} left"
             tenth = 10 * step.step // steps > 10 * (step.step - 1) // steps
             if step.step == steps or (tenth and pulse.silence >= APART):

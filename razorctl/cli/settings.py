@@ -21,6 +21,7 @@ from razorctl.recipe import Recipe
 
 PREFIX = "RAZORCTL"  # prefix of environment variables
 PROJECT_FILE = Path("razorctl.toml")
+GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that this call gives
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
@@ -60,6 +61,22 @@ def read(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None
     `flags` already include the environment's. Raises UsageError for an unknown or bad preset.
     """
     given = {**(ctx.obj or {}), **{k: v for k, v in flags.items() if v is not None}}
+    return Settings(given if preset is None else _over_preset(preset, given))
+
+
+def told(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
+    """The settings that this very call gives: all of `read` but what is from razorctl.toml.
+
+    A file named with --config is such a setting.
+    """
+    sources = {name: ctx.get_parameter_source(name) for name in flags}
+    own = {
+        name: value
+        for name, value in flags.items()
+        if value is not None and (source := sources[name]) is not None and source.name in GIVEN
+    }
+    named = ctx.find_root().params.get("config") is not None
+    given = {**((ctx.obj or {}) if named else {}), **own}
     return Settings(given if preset is None else _over_preset(preset, given))
 
 

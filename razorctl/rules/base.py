@@ -19,6 +19,7 @@ from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.norm import norm_grad_reference
 from razorctl.rules.allocation import largest
 from razorctl.rules.packed import Packed, PackedCodes
+from razorctl.sampling.samplers import Sampler
 
 
 class Product:
@@ -47,11 +48,12 @@ class Rule(ABC):
     """How one activation is packed for backward. The saved bytes never depend on its values.
 
     prunes: whether elements are left out. elementwise: whether the rule packs elements, so that the
-    number of columns may vary.
+    number of columns may vary. sampler: what draws columns, and learns which; None without draws.
     """
 
     prunes: bool = True
     elementwise: bool = True
+    sampler: Sampler | None = None
 
     @abstractmethod
     def pack(self, x: Tensor) -> Packed:

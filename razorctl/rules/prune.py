@@ -81,7 +81,7 @@ class Centered(Rule):
     elementwise = False
 
     def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+        self.rule, self.sampler = rule, rule.sampler
 
     def pack(self, x: Tensor) -> PackedCentered:
         # In double precision, so that the sum cannot overflow. A mean that is not finite (NaN if

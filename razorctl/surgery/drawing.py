@@ -1,4 +1,4 @@
-"""The draw of a joint budget, made before each training forward pass of a model.
+"""The draw of a joint budget, made before each training forward pass of a model, and all draws.
 
 If torch.distributed is initialized, norms are averaged over processes, so that all draw the same;
 DistributedDataParallel then needs find_unused_parameters=True.
@@ -9,8 +9,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from razorctl.layers.base import RazorLayer
 from razorctl.sampling.joint import MARK, Blocks, refuse_compilation
 from razorctl.sampling.reduction import mean_over_processes
+from razorctl.sampling.samplers import Sampler
 from razorctl.spans import packing
 
 
@@ -33,6 +35,21 @@ def detach(module: nn.Module) -> None:
         if hook is _draw:
             del module._forward_pre_hooks[number]
     delattr(module, MARK)
+
+
+def draws(model: nn.Module) -> dict[str, Blocks | Sampler]:
+    """All that draws in a sparsified model and learns from gradients, by name.
+
+    None of it is in the model's state dict.
+    """
+    found: dict[str, Blocks | Sampler] = {}
+    for name, module in model.named_modules():
+        if attached(module):
+            found[f"{name}:blocks"] = getattr(module, MARK)
+        if isinstance(module, RazorLayer) and module.rules is not None:
+            samplers = (rule.sampler for rule in module.rules.each)
+            found |= {f"{name}:{i}": each for i, each in enumerate(samplers) if each is not None}
+    return found
 
 
 def _draw(model: nn.Module, inputs: object) -> None:

@@ -4,9 +4,9 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -129,6 +129,8 @@ class Trial(Compiled):
         assert job.steps is not None
         self.steps = job.steps
         self.payoff: Payoff | None = None
+        self.compile_seconds = 0.0  # also of the processes that the run was begun in
+        self._before = False  # whether steps were compiled in these
         self._seconds: list[float] = []
         if job.compile and job.steps < JUDGED:
             log.warning("compiling does not pay off in a run of %d steps.", job.steps)
@@ -136,7 +138,20 @@ class Trial(Compiled):
     @property
     def done(self) -> bool:
         """Whether steps of this run were compiled, and still are."""
-        return self.works and len(self._seconds) > EAGER
+        return self.works and (self._before or len(self._seconds) > EAGER)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run says of steps that were taken before."""
+        return {
+            "payoff": self.payoff and asdict(self.payoff),
+            "compile_seconds": self.compile_seconds,
+            "done": self.done,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; the model is compiled again after EAGER steps."""
+        self.payoff = state["payoff"] and Payoff(**state["payoff"])
+        self.compile_seconds, self._before = state["compile_seconds"], state["done"]
 
     def step(
         self, take: Callable[Concatenate[nn.Module, P], T], *args: P.args, **kwargs: P.kwargs
@@ -152,6 +167,7 @@ class Trial(Compiled):
             return
         eager, timed = median(self._seconds[WARM_UPS:EAGER]), median(self._seconds[-TIMED:])
         self.payoff = payoff(self._seconds[EAGER], eager, timed)
+        self.compile_seconds += self.payoff.compile_seconds
         if self.payoff.steps is None:
             log.warning("%s; leave --compile out.", self.payoff)
         elif self.payoff.steps > self.steps - EAGER:

@@ -1,26 +1,41 @@
-"""The directory of a run: its name, its files, and what a run that stopped early has written."""
+"""The directory of a run: its name, its files, its lock, and the settings of the run in it."""
 
+import json
 import os
+import platform
 import re
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from razorctl.errors import UsageError
+import razorctl
+from razorctl.config.settings import read_toml
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
+PLAN = "plan.json"  # written from the start too, if the run was planned
+CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
+BEST = "best.safetensors"  # written at the end, if the last weights are not the best
 
 
-def choose(out: Path | str | None, *words: str) -> Path:
+def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
     """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
 
-    Of a word that is a path only the last part is taken.
-
-    Raises UsageError if the path exists or cannot be made.
+    Of a word that is a path only the last part is taken. Raises UsageError if the path cannot be
+    made, or exists; with `resume` a run may be in it.
     """
     if out is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
@@ -29,7 +44,11 @@ def choose(out: Path | str | None, *words: str) -> Path:
         )
     out = Path(out)
     if out.exists():
-        raise _taken(out)
+        if not resume:
+            raise _taken(out)
+        if not _resumable(out):
+            raise UsageError(f"{out} holds no run; name another directory with --out.")
+        return out
     above = next(path for path in out.parents if path.exists())
     if not above.is_dir():
         raise _unwritable(out, f"{above} is a file")
@@ -38,8 +57,17 @@ def choose(out: Path | str | None, *words: str) -> Path:
     return out
 
 
+def _resumable(out: Path) -> bool:
+    """Whether a run has begun in `out`, or nothing at all."""
+    if not out.is_dir():
+        return False
+    return (out / METRICS).exists() or {file.name for file in out.iterdir()} <= {LOCK}
+
+
 def _taken(out: Path) -> UsageError:
-    return UsageError(f"{out} exists already; name another directory with --out.")
+    begun = (out / METRICS).exists()
+    mend = "go on there with --resume, or name" if begun else "name"
+    return UsageError(f"{out} exists already; {mend} another directory with --out.")
 
 
 def _unwritable(out: Path, reason: str | None) -> UsageError:
@@ -47,46 +75,177 @@ def _unwritable(out: Path, reason: str | None) -> UsageError:
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """Makes a run directory; removes it if that or the block inside fails.
+def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
+    """Makes a run directory, and locks it; removes it if that or the block inside fails.
 
-    Raises UsageError if the directory exists already or cannot be written.
+    Yields the lock, which the kernel releases when the process ends. resume: the directory may
+    exist, and then stays whatever fails. Raises UsageError if it exists without `resume`, if it
+    cannot be written, or if another process has locked it.
     """
     missing = [path for path in out.parents if not path.exists()]
-    made = False
+    made, lock = False, None
     try:
         try:
-            out.mkdir(parents=True)
-            made = True
+            if not (resume and out.exists()):
+                out.mkdir(parents=True)
+                made = True
+            lock = _locked(out)
             (out / METRICS).touch()
         except OSError as error:
-            taken = not made and out.exists()
+            taken = not made and not resume and out.exists()
             raise _taken(out) if taken else _unwritable(out, error.strerror) from None
-        yield
+        yield lock
     except BaseException:
         if made:
             shutil.rmtree(out, ignore_errors=True)
+        if lock is not None:
+            lock.release()
         for path in missing:  # a parent that another run has used is not empty and stays
             with suppress(OSError):
                 path.rmdir()
         raise
 
 
+def _locked(out: Path) -> "BaseFileLock":
+    from filelock import FileLock, Timeout  # imported here: most commands make no directory
+
+    lock = FileLock(out / LOCK, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UsageError(
+            f"another process trains in {out}; wait until it ends, or name another directory with "
+            "--out."
+        ) from None
+    return lock
+
+
+def unlock(out: Path, lock: "BaseFileLock") -> None:
+    """Removes the lock of a finished run."""
+    with suppress(OSError):
+        (out / LOCK).unlink(missing_ok=True)  # who waits for it sees that, and locks a new file
+    lock.release()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directory
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
     """Yields a temporary path that replaces `file` if the block succeeds and is removed if not.
 
-    The file gets the permissions of a new file, whatever the writer sets.
+    What is replaced is on the disk then. The file gets the permissions of a new file, whatever the
+    writer sets.
     """
     partial = file.with_name(f"{file.name}.partial")
-    partial.touch()
-    mode = partial.stat().st_mode
+    partial.unlink(missing_ok=True)  # of a process that was killed
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)
+        sync(partial)
         partial.replace(file)
+        sync(file.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def write_settings(
+    out: Path,
+    job: Job,
+    recipe: Recipe,
+    device: str,
+    plan: Mapping[str, Any] | None,
+    split: Mapping[str, Any] | None,
+) -> None:
+    """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
+
+    plan: that of its plan. split: `Splits.record`.
+    """
+    import tomli_w  # imported here: commands that write no run do not need it
+
+    environment = {
+        "device": device,
+        "python": platform.python_version(),
+        "razorctl": razorctl.__version__,
+        **{name: version(name) for name in ("torch", "timm", "datasets")},
+    }
+    tables = {"recipe": asdict(recipe), "job": asdict(job), "environment": environment}
+    given = {t: {k: v for k, v in d.items() if v is not None} for t, d in tables.items()}
+    with whole(out / CONFIG) as file:
+        file.write_text(tomli_w.dumps(given), "utf-8")
+    for name, document in ((PLAN, plan), (SPLIT, split)):
+        if document is not None:
+            with whole(out / name) as file:
+                file.write_text(json.dumps(document), "utf-8")
+
+
+def settings(out: Path) -> tuple[Job, Recipe] | None:
+    """The resolved job and the recipe of the run in a directory; None if none is prepared there.
+
+    Raises DataError if they cannot be read.
+    """
+    if not (out / CONFIG).exists():
+        return None
+    try:
+        tables = read_toml(out / CONFIG)
+        return Job(**tables["job"]), Recipe(**tables["recipe"])
+    except (LookupError, TypeError, UsageError):
+        raise _damaged(out / CONFIG) from None
+
+
+def document(file: Path) -> dict[str, Any] | None:
+    """A JSON document in a run directory, None if it is not there; DataError if it is damaged."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise _damaged(file) from None
+    return found
+
+
+def _damaged(file: Path) -> DataError:
+    return DataError(f"{file} is damaged; name another directory with --out.")
+
+
+def merged(job: Job, recipe: Recipe) -> dict[str, Any]:
+    """The settings of a job and a recipe by name; `seed` is the job's."""
+    of_recipe = asdict(recipe)
+    return {"seed_of_draws": of_recipe.pop("seed"), **of_recipe, **asdict(job)}
+
+
+def refuse_others(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UsageError that names all settings that are not as in the run in `out`.
+
+    known: the settings of the run. Names that only one of both has do not count.
+    """
+    other = [name for name in wanted if name in known and known[name] != wanted[name]]
+    if other:
+        told = (
+            f"{name.replace('_', ' ')} {'left out' if known[name] is None else known[name]}"
+            for name in other
+        )
+        raise UsageError(
+            f"{out} was begun with {', '.join(told)}; resume it with the same, or name another "
+            "directory with --out."
+        )
+
+
+def resuming(out: Path, device: str | None = None) -> str:
+    """The command that goes on with the run in a directory, on a device if one was asked for."""
+    words = ["razorctl", "finetune", "--resume", "--out", str(out)]
+    return shlex.join([*words, *(("--device", device) if device else ())])
 
 
 def steps(out: Path) -> int:
@@ -95,13 +254,3 @@ def steps(out: Path) -> int:
         return (out / METRICS).read_bytes().count(b"\n")
     except OSError:
         return 0
-
-
-def left(out: Path) -> str:
-    """A sentence, without its period, on what a run that stopped early has written."""
-    names = [name for name in (CONFIG, METRICS, WEIGHTS, RESULT) if (out / name).exists()]
-    if CONFIG not in names:
-        return "before the first step; nothing was written"
-    told = [f"{name} up to step {steps(out):,}" if name == METRICS else name for name in names]
-    lacking = "" if WEIGHTS in names else "; no weights are saved yet"
-    return f"{out} holds {', '.join(told[:-1])} and {told[-1]}{lacking}"

@@ -1,9 +1,10 @@
-"""SIGTERM as an exception, so that a command that is ended can say what it has written."""
+"""SIGINT and SIGTERM, so that a command that is ended can save and say what it has written."""
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from razorctl.errors import Terminated
 
@@ -52,3 +53,39 @@ def sigterm_waits() -> Iterator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGTERM, before)
     check()
+
+
+@contextmanager
+def noted() -> Iterator[Callable[[], BaseException | None]]:
+    """Inside the block the first SIGINT or SIGTERM is only noted; the next is as before the block.
+
+    Yields a function that returns what the first would have raised, None as long as none came.
+    A signal that others handle or ignore is left alone.
+    """
+    came: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        hand_back()
+
+    def hand_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop() -> BaseException | None:
+        if not came:
+            return None
+        number = came[0]
+        return KeyboardInterrupt() if number == signal.SIGINT else Terminated(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler, _raise):
+                before[number] = handler
+                signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        hand_back()

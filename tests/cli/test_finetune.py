@@ -14,6 +14,7 @@ from rich.console import Console
 from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
+from razorctl.training import rundir
 from tests.cli.commands import finetune, razorctl
 
 
@@ -122,16 +123,24 @@ class TestSignals:
                 signal.raise_signal(number)
 
         monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
-        result = finetune("--out", "run", "--json")
+        result = finetune("--out", "run", "--json", "--steps", "4")
         assert (result.exit_code, result.stdout) == (code, "")
         assert result.stderr.splitlines()[-1] == (
-            f"error: {word}: run holds config.toml and metrics.jsonl up to step 2; "
-            "no weights are saved yet."
+            f"error: {word}: step 3 of 4 is saved; go on with "
+            "`razorctl finetune --resume --out run --device cpu`."
         )
-        assert [path.name for path in sorted(Path("run").iterdir())] == [
-            "config.toml",
-            "metrics.jsonl",
-        ]
+        assert rundir.steps(Path("run")) == 3
+
+    def test_a_second_one_stops_at_once(self, number, code, word, monkeypatch):
+        def note_peak(run: trainer.Run) -> None:
+            if len(run.history) == 1:  # in the second step
+                signal.raise_signal(number)
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
+        result = finetune("--out", "run", "--steps", "4", "--save-every", "4")
+        assert result.exit_code == code
+        assert f"error: {word}: step 1 of 4 is saved; go on with" in result.stderr.splitlines()[-1]
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
         monkeypatch.setattr(trainer, "saved_bytes", lambda *_, **__: signal.raise_signal(number))
@@ -140,3 +149,73 @@ class TestSignals:
         sentence = f"error: {word}: before the first step; nothing was written."
         assert result.stderr.splitlines()[-1] == sentence
         assert not list(Path().iterdir())
+
+
+class TestResume:
+    @pytest.fixture
+    def stopped(self, monkeypatch) -> None:
+        """A run in the directory `run` that was interrupted after two of four steps."""
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                trainer.Run,
+                "_note_peak",
+                lambda run: signal.raise_signal(signal.SIGINT) if len(run.history) == 1 else None,
+            )
+            assert finetune("--out", "run", "--steps", "4", "--ratio", "0.5").exit_code == 130
+
+    def test_needs_nothing_but_the_directory(self, stopped):
+        result = razorctl("finetune", "--resume", "--out", "run", "--json")
+        assert result.exit_code == 0, result.stderr
+        assert "going on from step 2 of 4" in result.stderr
+        document = json.loads(result.stdout)
+        assert (document["steps"], document["recipe"]["ratio"]) == (4, 0.5)
+        again = razorctl("finetune", "--resume", "--out", "run", "--json")
+        assert (again.exit_code, json.loads(again.stdout)) == (0, document)
+        assert "holds a finished run" in again.stderr
+        assert not Path("run/checkpoints").exists()
+
+    def test_takes_the_same_settings_again(self, stopped, monkeypatch):
+        Path("razorctl.toml").write_text("[job]\nsteps = 9\n")  # was not there at the start
+        monkeypatch.setenv("RAZORCTL_SEED", "0")
+        flags = ["--steps", "4", "--ratio", "0.5", "--precision", "auto"]
+        assert finetune("--out", "run", "--resume", *flags).exit_code == 0
+        assert Path("run/model.safetensors").exists()
+
+    @pytest.mark.parametrize(
+        ("flags", "sentence"),
+        [
+            (["--ratio", "0.9", "--steps", "5", "--lr", "0.1"], "learning rate 0.2; "),
+            (["--epochs", "1"], "steps 4; resume it with the same"),
+            (["--gpu", "t4"], "gpu left out"),
+        ],
+    )
+    def test_names_all_settings_that_differ(self, flags, sentence, stopped):
+        result = razorctl("finetune", "vit-micro", "digits", "--resume", "--out", "run", *flags)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: run was begun with ")
+        for flag in flags[::2]:
+            names = {"--lr": "learning rate", "--epochs": "steps"}
+            assert names.get(flag, flag.removeprefix("--")) in line
+        assert sentence in line
+
+    def test_without_a_run_starts_one_or_says_what_lacks(self):
+        assert razorctl("finetune", "--resume").exit_code == 2
+        result = razorctl("finetune", "--resume", "--out", "run")
+        assert result.exit_code == 2
+        assert "run holds no run to go on with; name a model" in result.stderr
+        assert finetune("--resume", "--out", "run").exit_code == 0
+        assert Path("run/result.json").exists()
+
+    def test_goes_on_with_what_a_plan_has_chosen(self, monkeypatch):
+        planned = ["--gpu", "t4", "--vram", "11GB", "--precision", "fp32", "--out", "run"]
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer.Run, "_note_peak", lambda _: signal.raise_signal(signal.SIGTERM))
+            assert finetune(*planned).exit_code == 143
+        document = json.loads(Path("run/plan.json").read_text())
+        other = finetune("--resume", *planned, "--vram", "12GB")
+        assert other.exit_code == 2
+        assert f"vram {11 * 2**30}" in other.stderr
+        result = finetune("--resume", "--json", *planned)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["predicted"] == document["chosen"]["predicted"]

@@ -24,7 +24,7 @@ class Steps(list):
     """A run of that many steps, the last of them evaluated."""
 
     def __init__(self, count: int) -> None:
-        self.job = SimpleNamespace(steps=count)
+        self.job, self.history = SimpleNamespace(steps=count), []
         super().__init__(
             SimpleNamespace(
                 step=step,

@@ -263,3 +263,19 @@ class TestPayoff:
         assert record.getMessage() == (
             f"compiling took 10 s; a step takes {after} s instead of 0.5 s, {end}"
         )
+
+
+def test_a_resumed_run_is_compiled_again(no_codegen, tmp_path):
+    job = replace(JOB, compile=True, save_every=1, steps=JUDGED + 6)
+    run = finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu")
+    for _ in range(JUDGED):
+        next(run)
+    first = run.trial.compile_seconds
+    run.lock.release()
+    again = finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu", resume=True)
+    assert again.trial.compile_seconds == first > 0
+    list(again)
+    result = again.result()
+    assert (result["steps"], result["compiled"]) == (JUDGED + 6, True)
+    assert len(again.trial._seconds) == 6  # too few to be judged, so the first payoff stands
+    assert result["payoff"]["compile_seconds"] == first

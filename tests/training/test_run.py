@@ -38,6 +38,9 @@ KEYS = [
     "epoch_seconds",
     "device",
     "weights",
+    "best_step",
+    "best_accuracy",
+    "best_weights",
     "predicted",
     "compiled",
     "payoff",
@@ -70,11 +73,13 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
     assert [line["accuracy"] is not None for line in lines] == [False, True, True]
     assert lines[-1]["accuracy"] == result["accuracy"]
     assert all(math.isfinite(line["loss"]) for line in lines)
+    last = result["accuracy"] >= lines[1]["accuracy"]
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
         "config.toml",
         "metrics.jsonl",
         "model.safetensors",
         "result.json",
+        *([] if last else ["best.safetensors"]),
     }
     assert json.loads((tmp_path / "run/result.json").read_text()) == result
 
@@ -110,9 +115,9 @@ def test_seeds_differ(tmp_path):
 def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
     job = Job("vit-micro", "digits", batch_size=479)
     run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
-    batches = run._batches()
+    batches = run.loading.batches()
     first, second = (
-        [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))[0]] for _ in "ab"
+        [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))["inputs"]] for _ in "ab"
     )
     assert first != second
     assert sorted(first) == sorted(second)
@@ -194,10 +199,11 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "keep"
 
 
-def test_directories_made_on_the_way_are_removed_again(tmp_path, monkeypatch):
-    def full_disk(self, *_, **__):
-        raise OSError(28, "No space left on device")
+def full_disk(*_, **__):
+    raise OSError(28, "No space left on device")
 
+
+def test_directories_made_on_the_way_are_removed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", full_disk)
     with pytest.raises(UsageError, match="No space left on device"):
         finetune(JOB, out=tmp_path / "new" / "run")
@@ -212,19 +218,23 @@ def test_an_unusable_device_is_refused(tmp_path):
 
 def test_divergence_stops_with_the_mend(tmp_path):
     job = Job("vit-micro", "digits", steps=50, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
+    run = finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu")
     with pytest.raises(RazorError, match="lower --lr"):
-        list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
+        list(run)
+    assert all(p.isfinite().all() for p in run.model.parameters())
+    assert run.checkpoints.newest.step == len(run.history)
     assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     run = finetune(JOB, SPARSE, out=tmp_path / "run", device="cpu")
-    monkeypatch.setattr(
-        "razorctl.training.run.save_model", lambda *_: (_ for _ in ()).throw(OSError())
-    )
-    with pytest.raises(OSError):  # noqa: PT011
+    monkeypatch.setattr("razorctl.training.tensors.write", full_disk)
+    with pytest.raises(RazorError, match=r"No space left on device\), and no step is saved"):
         list(run)
-    assert {file.name for file in (tmp_path / "run").iterdir()} == {"config.toml", "metrics.jsonl"}
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {
+        *(".lock", "checkpoints", "config.toml", "metrics.jsonl")
+    }
+    assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
 def test_accumulation_takes_the_same_steps(tmp_path):
@@ -242,7 +252,7 @@ def test_accumulation_takes_the_same_steps(tmp_path):
 def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
     job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
     run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
-    steps = [[len(labels) for _, labels in next(run._batches())] for _ in range(2)]
+    steps = [[len(rows["labels"]) for rows in next(run.loading.batches())] for _ in range(2)]
     assert run.steps_per_epoch == 14
     assert steps == [[20] * 5] * 2
 

@@ -29,6 +29,8 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
     known = _settings(job, asked)
     new = [words for words in _settings(run.job, device) if words not in known]
     views.say(", ".join([*new, f"saves {saved(run)}"]))
+    if run.history:
+        views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
 
 
 def _settings(job: Job, device: str | None) -> list[str]:
@@ -85,4 +87,9 @@ def show(result: dict[str, Any]) -> None:
     loss = f"loss {result['loss']:.4f}"
     table.add_row(f"{result['split']} accuracy", f"{result['accuracy']:.4f}", loss)
     views.out.print(table)
-    views.out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)
+    files = [f"weights: {result['weights']}"]
+    if result["best_weights"] != result["weights"]:
+        best = f"step {result['best_step']:,}, accuracy {result['best_accuracy']:.4f}"
+        files.append(f"best weights: {result['best_weights']} ({best})")
+    for line in files:
+        views.out.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,99 @@
+"""What training changes, as one thing that takes steps and can be saved between them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.errors import DivergedError
+from razorctl.job import Job
+from razorctl.optimizer import build_optimizer
+from razorctl.step import refuse_infinite, train_step
+from razorctl.training import state
+from razorctl.training.compiled import Trial
+
+PARTS = ("optimizer", "scheduler", "scaler", "trial")  # what has a state of its own
+
+
+class Learner:
+    """The model of a resolved job, its optimizer, schedule, loss scaling and trial of compiling."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        job: Job,
+        logits: Callable[[nn.Module, Any], Tensor],
+        device: torch.device,
+    ) -> None:
+        self.model, self.job, self.logits = model, job, logits
+        self.optimizer = build_optimizer(model, job)
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
+        self.trial = Trial(model, job)
+        self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate of the next step."""
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def begin(self) -> None:
+        """Called before the first step; after `load`, torch's generators and others go on here."""
+        if self._transient is not None:
+            state.load_transient(self.model, self._transient)
+            self._transient = None
+
+    def step(self, micro_batches: Iterable[tuple[Any, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Takes a step as `train_step` does.
+
+        Raises DivergedError, and is as it was before, if the loss or the gradient is not finite.
+        """
+        before = state.transient(self.model)
+        try:
+            if self.trial.works:
+                micro_batches = list(micro_batches)  # what cannot be compiled is taken again
+            self.model.train()
+            check = partial(refuse_infinite, scaled=self.scaler.is_enabled())
+            found = self.trial.step(
+                train_step,
+                self.logits,
+                micro_batches,
+                self.optimizer,
+                self.job,
+                self.scaler,
+                check=check,
+            )
+        except DivergedError:
+            self.model.zero_grad()
+            state.load_transient(self.model, before)
+            raise
+        self.scheduler.step()
+        return found
+
+    def write(self, folder: Path, more: Mapping[str, Any]) -> None:
+        """Writes the files of a checkpoint; `load` returns `more`."""
+        states = {name: getattr(self, name).state_dict() for name in PARTS}
+        transient = self._transient or state.transient(self.model)
+        state.write(folder, self.model, {**states, "transient": transient, "more": more})
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Takes back what `write` wrote; a learning rate of the job's replaces the one there."""
+        found = state.read(folder)
+        state.load_model(folder, self.model)
+        for name in PARTS:
+            getattr(self, name).load_state_dict(found[name])
+        self._transient = found["transient"]
+        self.scheduler.base_lrs = list(self._rates)
+        share = self.job.decay(self.scheduler.last_epoch)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["initial_lr"] = rate
+            if isinstance(group["lr"], Tensor):  # as torchao's optimizers have it
+                group["lr"].fill_(rate * share)
+            else:
+                group["lr"] = rate * share
+        more: Mapping[str, Any] = found["more"]
+        return more

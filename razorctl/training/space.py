@@ -1,0 +1,39 @@
+"""Whether the disk has the space that a run will take."""
+
+import shutil
+from pathlib import Path
+
+from torch import nn
+
+from razorctl.errors import RazorError
+from razorctl.job import Job
+from razorctl.training import tensors
+from razorctl.training.checkpoints import Checkpoints
+
+REST = 1 << 20  # bytes of all that is no weight: metrics, random states, draws
+
+
+def needed(model: nn.Module, job: Job) -> int:
+    """The most bytes that checkpoints and weights of a resolved job take at once.
+
+    While a checkpoint is written, there are the newest one and the best one too.
+    """
+    assert job.steps is not None
+    assert job.evaluate_every is not None
+    weights = tensors.size(model.state_dict())
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    moments = 2 if job.optimizer == "adamw" else int(job.momentum > 0)
+    checkpoint = weights + moments * trained + REST
+    kept = 1 if job.steps <= min(job.evaluate_every, job.save_every or job.steps) else 2
+    return kept * checkpoint + max(checkpoint if kept > 1 else 0, kept * weights)
+
+
+def check(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> None:
+    """Raises RazorError if the disk of a run directory has no space for all that it lacks."""
+    lacking = needed(model, job) - checkpoints.size
+    free = shutil.disk_usage(out).free
+    if lacking > free:
+        raise RazorError(
+            f"the checkpoints and weights of this run need {lacking:,} bytes, and the disk of "
+            f"{out} has {free:,} free; free some, or name a directory elsewhere with --out."
+        )

@@ -1,0 +1,123 @@
+"""What a checkpoint holds: all that the next step depends on, and the history of the run.
+
+Tensors are in safetensors and the rest is JSON, so reading a checkpoint runs no code from it.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from razorctl.surgery.drawing import draws
+from razorctl.training import tensors
+
+EIGHT_BITS = "OptimState8bit"  # torchao's class of a state in 8 bits
+MODEL, TENSORS, REST = "model.safetensors", "state.safetensors", "state.json"
+
+
+def write(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Writes a model's state dict and `state`: mappings, lists and tensors, the rest as in JSON."""
+    found: dict[str, Tensor] = {}
+    tree = _without_tensors(state, found, "")
+    for name, content in ((MODEL, model.state_dict()), (TENSORS, found)):
+        with (folder / name).open("wb") as file:
+            tensors.write(file, content)
+    with (folder / REST).open("w", encoding="utf-8") as file:
+        file.write(json.dumps(tree))
+
+
+def load_model(folder: Path, model: nn.Module) -> None:
+    """Gives a model the weights in a checkpoint."""
+    model.load_state_dict(tensors.read(folder / MODEL))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The state that `write` was given; its tensors are on the CPU, and tuples are lists."""
+    tree = json.loads((folder / REST).read_text("utf-8"))
+    state: dict[str, Any] = _with_tensors(tree, tensors.read(folder / TENSORS))
+    return state
+
+
+def transient(model: nn.Module) -> dict[str, Any]:
+    """A copy of what a forward and a backward pass change: random states, draws and buffers."""
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    changing = {
+        "draws": {name: each.state_dict() for name, each in draws(model).items()},
+        "buffers": {k: v for k, v in model.state_dict().items() if k not in weights},
+    }
+    return {"random": random_states(), **tree_map_only(Tensor, torch.clone, changing)}
+
+
+def load_transient(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Takes back what `transient` gave, or what a checkpoint has of it."""
+    for name, each in draws(model).items():
+        each.load_state_dict(state["draws"][name])
+    model.load_state_dict(state["buffers"], strict=False)
+    set_random_states(state["random"])
+
+
+def random_states() -> dict[str, Any]:
+    """The states of all default generators: torch's, on CUDA if it is in use, Python's, NumPy's."""
+    kind, keys, *rest = numpy.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state_all() if _cuda() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(keys.astype(numpy.int64)), *rest],  # type: ignore[union-attr]
+    }
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Takes back what `random_states` gave; a device that is not there any more is left out."""
+    torch.set_rng_state(states["torch"])
+    if _cuda():
+        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, device)
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = states["numpy"]
+    numpy.random.set_state((kind, keys.numpy().astype(numpy.uint32), *rest))
+
+
+def _cuda() -> bool:
+    """Whether CUDA is in use; asking for its states would begin to use it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _without_tensors(value: Any, found: dict[str, Tensor], name: str) -> Any:
+    """`value` for JSON, with the names of its tensors in their place; `found` gets the tensors."""
+    if type(value).__name__ == EIGHT_BITS:
+        parts, [signed, _] = value.__tensor_flatten__()
+        tensors = {part: getattr(value, part) for part in parts}
+        return {EIGHT_BITS: [_without_tensors(tensors, found, name), signed]}
+    if isinstance(value, Tensor):
+        found[name] = value
+        return {"tensor": name}
+    if isinstance(value, Mapping):  # as pairs, since not all keys are text
+        pairs = ([k, _without_tensors(v, found, f"{name}/{k}")] for k, v in value.items())
+        return {"pairs": list(pairs)}
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(v, found, f"{name}/{i}") for i, v in enumerate(value)]
+    return value
+
+
+def _with_tensors(value: Any, found: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return found[value["tensor"]]
+        if EIGHT_BITS in value:
+            from torchao.optim.subclass_8bit import OptimState8bit
+
+            parts, signed = value[EIGHT_BITS]
+            return OptimState8bit(**_with_tensors(parts, found), signed=signed)
+        return {key: _with_tensors(each, found) for key, each in value["pairs"]}
+    if isinstance(value, list):
+        return [_with_tensors(each, found) for each in value]
+    return value

@@ -1,0 +1,74 @@
+"""Files of named tensors in the format of safetensors, written a tensor at a time.
+
+The library itself writes a file under a name of its own choice, and gives an error of its own class
+when the disk is full. Here the file is the caller's, and the error is the OSError.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+ALIGN = 8  # of the data; the header is padded with spaces
+
+
+def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
+    """Writes `tensors` of any device to an open file; a tensor of several names is written once.
+
+    As in `safetensors.torch.save_model`, the metadata map its other names to the one written.
+    """
+    names: dict[object, str] = {}
+    metadata, header, end = {"format": "pt"}, dict[str, object](), 0
+    for name, tensor in tensors.items():
+        first = names.setdefault(_place(tensor, name), name)
+        if first != name:
+            metadata[name] = first
+            continue
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps({"__metadata__": metadata} | header).encode()
+    text += b" " * (-len(text) % ALIGN)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in header:
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU, each under all of its names."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        aliases = file.metadata() or {}
+    return tensors | {name: tensors[to] for name, to in aliases.items() if to in tensors}
+
+
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes that `write` writes of `tensors`, without the header."""
+    return sum({_place(t, name): t.nbytes for name, t in tensors.items()}.values())
+
+
+def _place(tensor: Tensor, name: str) -> object:
+    """Equal for two names of one tensor only; empty tensors have no place in memory."""
+    if not tensor.numel():
+        return name
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,0 +1,535 @@
+"""Checkpoints on a disk that fails at any call, and runs that go on as if nothing had happened."""
+
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from razorctl.errors import RazorError, UsageError
+from razorctl.job import Job
+from razorctl.models import timm
+from razorctl.recipe import Recipe
+from razorctl.surgery.drawing import draws
+from razorctl.training import run as trainer
+from razorctl.training import rundir, space
+from razorctl.training.checkpoints import MARKER, Checkpoints
+from razorctl.training.run import Run, finetune
+
+JOB = Job("vit-micro", "digits", batch_size=8, steps=4, evaluate_every=100, save_every=1)
+FULL = Recipe("full")
+JOINT = Recipe("prebackrazor++", joint_budget=0.5)
+
+pytestmark = pytest.mark.usefixtures("shallow")
+
+
+def begin(out: Path, job: Job = JOB, recipe: Recipe = FULL, steps: int = 0) -> Run:
+    """A run in `out` after some steps."""
+    run = finetune(job, recipe, out=out, device="cpu")
+    for _ in range(steps):
+        next(run)
+    return run
+
+
+def resume(out: Path, job: Job = JOB, recipe: Recipe = FULL) -> Run:
+    """As in another process: the lock is free, and nothing is left in any generator."""
+    torch.manual_seed(123)
+    random.seed(123)
+    numpy.random.seed(123)
+    return finetune(job, recipe, out=out, device="cpu", resume=True)
+
+
+def stop(run: Run) -> None:
+    assert run.lock is not None
+    run.lock.release()
+
+
+def steps(out: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in Checkpoints(out).valid]
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = load_file(one), load_file(other)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+CASES = {
+    "full, SGD": (FULL, {}),
+    "full, AdamW, dropout": (FULL, {"optimizer": "adamw"}),
+    "razor, AdamW, two micro-batches": (Recipe("razor"), {"optimizer": "adamw", "accumulate": 2}),
+    "columns of a bandit, joint budget, dropout": (JOINT, {}),
+    "lora": (Recipe("lora"), {"optimizer": "adamw"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, monkeypatch):
+    if "dropout" in case:
+        monkeypatch.setitem(timm.VIT_MICRO, "proj_drop_rate", 0.2)
+        monkeypatch.setitem(timm.VIT_MICRO, "drop_path_rate", 0.2)
+    recipe, settings = CASES[case]
+    job = replace(JOB, **settings)
+    run = begin(tmp_path / "run", job, recipe)
+    for taken in run:
+        if taken.step < 4:
+            shutil.copytree(tmp_path / "run", tmp_path / str(taken.step))
+    for step in (1, 2, 3):
+        again = resume(tmp_path / str(step), job, recipe)
+        assert [s.step for s in again.history] == list(range(1, step + 1))
+        list(again)
+        assert [s.loss for s in again.history] == [s.loss for s in run.history]
+        assert same(tmp_path / str(step) / "model.safetensors", tmp_path / "run/model.safetensors")
+        lines = (tmp_path / str(step) / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_what_a_model_draws_with_is_no_part_of_its_weights(tmp_path):
+    """Without the samplers' state a resumed run ends elsewhere, so the test above can fail."""
+    run = begin(tmp_path / "run", recipe=JOINT, steps=2)
+    stop(run)
+    again = resume(tmp_path / "run", recipe=JOINT)
+    again.learner._transient["draws"] = {
+        name: draw.state_dict() for name, draw in draws(again.model).items()
+    }
+    list(run)
+    list(again)
+    assert [s.loss for s in again.history] != [s.loss for s in run.history]
+
+
+class Disk:
+    """Fails at the call of that number; from then on at all calls, if it is `dead`."""
+
+    CALLS = ("open", "fsync", "mkdir", "rename", "replace", "chmod", "unlink", "rmdir")
+
+    def __init__(self, fails: int, dead: bool, code: int = errno.ENOSPC) -> None:
+        self.fails, self.dead, self.code, self.calls = fails, dead, code, 0
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.calls == self.fails or (self.dead and self.calls > self.fails):
+            raise OSError(self.code, os.strerror(self.code))
+
+    def plug(self, patch: pytest.MonkeyPatch) -> None:
+        for name in self.CALLS if self.dead else self.CALLS[:-2]:
+            patch.setattr(os, name, self.counted(getattr(os, name)))
+        path_open = Path.open
+
+        def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            file = path_open(path, mode, *args, **kwargs)
+            if "r" not in mode:
+                self.call()
+                file = Written(file, self)
+            return file
+
+        patch.setattr(Path, "open", opened)
+
+    def counted(self, function: Any) -> Any:
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            self.call()
+            return function(*args, **kwargs)
+
+        return calling
+
+
+class Written:
+    """A file whose writes count as calls."""
+
+    def __init__(self, file: Any, disk: Disk) -> None:
+        self.file, self.disk = file, disk
+
+    def write(self, data: Any) -> Any:
+        self.disk.call()
+        return self.file.write(data)
+
+    def __enter__(self) -> "Written":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["full", "dead"])
+def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path, caplog):
+    """A dead disk cannot even be cleaned, so what is left is what a killed process leaves."""
+    out = tmp_path / "run"
+    run = begin(out, recipe=JOINT, steps=1)
+    shutil.copytree(out / "checkpoints", tmp_path / "before")
+    run.job = replace(run.job, save_every=3)
+    next(run)
+    failed = 0
+    for fails in count(1):
+        shutil.rmtree(out / "checkpoints")
+        shutil.copytree(tmp_path / "before", out / "checkpoints")
+        run.checkpoints = Checkpoints(out)
+        caplog.clear()
+        disk = Disk(fails, dead)
+        with pytest.MonkeyPatch.context() as patch:
+            disk.plug(patch)
+            saved = run.save()
+        found = steps(out)
+        if disk.calls < fails:
+            break
+        if saved:  # what failed was not needed, such as the removal of the checkpoint before
+            assert found in ([2], [1, 2])
+            continue
+        failed += 1
+        assert "step 2 is not saved (No space left on device); step 1 stays" in caplog.text
+        if dead:
+            assert found in ([1], [1, 2])
+        else:
+            assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000001"]
+            assert found == [1]
+    assert failed > 20  # it has failed at every kind of call
+    assert found == [2]
+    stop(run)
+    again = resume(out, run.job, JOINT)
+    list(run)
+    list(again)
+    assert [s.loss for s in again.history] == [s.loss for s in run.history]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_training_goes_on_where_nothing_can_be_written(code, tmp_path, caplog):
+    run = begin(tmp_path / "run", steps=1)
+    with pytest.MonkeyPatch.context() as patch:
+        Disk(1, dead=True, code=code).plug(patch)
+        patch.setattr(run.metrics, "_file", FullFile(run.metrics._file, code))
+        next(run)
+        next(run)
+        with pytest.raises(RazorError) as caught:
+            list(run)
+    assert os.strerror(code) in str(caught.value)
+    assert "step 1 of 4 is saved" in str(caught.value)
+    assert "--resume --out" in str(caught.value)
+    assert caplog.text.count("metrics.jsonl lags behind") == 1
+    assert steps(tmp_path / "run") == [1]
+    stop(run)
+    list(resume(tmp_path / "run"))
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+class FullFile:
+    """A file that takes five bytes of each write, then none."""
+
+    def __init__(self, file: Any, code: int) -> None:
+        self.file, self.code, self.closed = file, code, False
+        self.left = 5
+
+    def write(self, data: bytes) -> int:
+        if not self.left:
+            raise OSError(self.code, os.strerror(self.code))
+        self.left = 0
+        return int(self.file.write(data[:5]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_metrics_are_complete_when_the_disk_has_space_again(tmp_path, monkeypatch):
+    run = begin(tmp_path / "run", steps=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.metrics, "_file", FullFile(run.metrics._file, errno.ENOSPC))
+        next(run)
+        assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 1
+        assert (tmp_path / "run/metrics.jsonl").read_text().endswith("}\n")
+    list(run)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """Sets the accuracies of the evaluations to come."""
+
+    def coming(*values: float) -> None:
+        left = iter(values)
+        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "test_loss": 1.0})
+
+    return coming
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
+    accuracies(0.5, 0.7, 0.7, 0.6, 0.1)
+    job = replace(JOB, steps=5, evaluate_every=1, save_every=None, learning_rate=0.5)
+    run = begin(tmp_path / "run", job)
+    kept, weights = [], []
+    for _ in run:
+        kept.append(steps(tmp_path / "run"))
+        weights.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
+    assert kept == [[1], [2], [3], [3, 4], [3, 5]]
+    result = run.result()
+    assert (result["best_step"], result["best_accuracy"]) == (3, 0.7)
+    assert result == json.loads((tmp_path / "run/result.json").read_text())
+    for name, step in (("best", 3), ("model", 5)):
+        exported = load_file(tmp_path / f"run/{name}.safetensors")
+        assert all(torch.equal(exported[k], v) for k, v in weights[step - 1].items())
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
+    accuracies(0.9, 0.1)
+    job = replace(JOB, steps=2, evaluate_every=1, optimizer="adamw", learning_rate=0.1)
+    list(begin(tmp_path / "run", job, Recipe("lora")))
+    best, last = (load_file(tmp_path / f"run/{name}.safetensors") for name in ("best", "model"))
+    assert best.keys() == last.keys() == timm.vit_micro(10, pretrained=False).state_dict().keys()
+    assert not torch.equal(best["blocks.0.attn.qkv.weight"], last["blocks.0.attn.qkv.weight"])
+
+
+def test_saves_are_as_rare_as_asked_for_but_the_best_is_one(tmp_path, accuracies):
+    accuracies(0.5, 0.4, 0.6, 0.2, 0.2)
+    job = replace(JOB, steps=5, evaluate_every=1, save_every=4, keep_checkpoints=True)
+    run = begin(tmp_path / "run", job)
+    assert [steps(tmp_path / "run") for _ in run] == [[1], [1], [3], [3, 4], [3, 5]]
+    assert (tmp_path / "run/result.json").exists()
+    assert steps(tmp_path / "run") == [3, 5]
+
+
+def spoil(path: Path) -> None:
+    """One bit of one file flips, as on a bad disk."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["flipped", "torn", "unmarked", "lost"])
+def test_a_damaged_newest_checkpoint_is_skipped(how, tmp_path, accuracies, caplog):
+    accuracies(0.9, *[0.1] * 6)
+    job = replace(JOB, evaluate_every=1)
+    run = begin(tmp_path / "run", job, steps=2)
+    stop(run)
+    newest = tmp_path / "run/checkpoints/step-00000002"
+    if how == "flipped":
+        spoil(newest / "model.safetensors")
+    elif how == "torn":
+        os.truncate(newest / "state.safetensors", 1000)
+    elif how == "unmarked":
+        (newest / MARKER).unlink()
+    else:
+        (newest / "state.json").unlink()
+    again = resume(tmp_path / "run", job)
+    assert f"{newest} is incomplete or damaged; going on from step 1." in caplog.text
+    assert len(again.history) == 1
+    assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 1
+    list(again)
+    list(run)
+    assert [s.loss for s in again.history] == [s.loss for s in run.history]
+
+
+def test_without_a_valid_checkpoint_a_run_begins_again(tmp_path, caplog):
+    reference = begin(tmp_path / "reference")
+    list(reference)
+    stop(begin(tmp_path / "run", steps=2))
+    spoil(tmp_path / "run/checkpoints/step-00000002/state.json")
+    run = resume(tmp_path / "run")
+    assert "going on from the beginning" in caplog.text
+    assert not run.history
+    list(run)
+    assert same(tmp_path / "run/model.safetensors", tmp_path / "reference/model.safetensors")
+
+
+def test_other_settings_are_refused_and_all_named(tmp_path):
+    stop(begin(tmp_path / "run", steps=1))
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    job = replace(JOB, steps=5, optimizer="adamw", learning_rate=0.2)
+    with pytest.raises(
+        UsageError,
+        match=r"was begun with method full, steps 4, optimizer sgd, weight decay 0\.0; resume",
+    ):
+        resume(tmp_path / "run", job, Recipe("backrazor"))
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_another_format_is_refused(tmp_path):
+    stop(begin(tmp_path / "run", steps=1))
+    marker = tmp_path / "run/checkpoints/step-00000001" / MARKER
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format": 2}))
+    with pytest.raises(UsageError, match="has format 2, and this razorctl reads 1"):
+        resume(tmp_path / "run")
+
+
+def test_a_directory_without_a_run_is_refused_and_kept(tmp_path):
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(UsageError, match="holds no run"):
+        resume(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_second_process_is_refused(tmp_path):
+    run = begin(tmp_path / "run", steps=1)
+    with pytest.raises(UsageError, match="another process trains in"):
+        resume(tmp_path / "run")
+    list(run)  # which it has not disturbed
+    assert (tmp_path / "run/model.safetensors").exists()
+    with pytest.raises(UsageError, match="holds a finished run"):
+        resume(tmp_path / "run")
+
+
+def test_the_kernel_frees_the_directory_of_a_killed_process(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from razorctl.training import rundir\n"
+        "with rundir.claimed(Path(sys.argv[1]), resume=True):\n"
+        "    child = os.fork()\n"  # such as one that loads data
+        "    if not child:\n"
+        "        os.close(1); os.read(0, 1); os._exit(0)\n"
+        "    print('held', flush=True); os.read(0, 1); os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(UsageError, match="another process trains in"),
+            rundir.claimed(tmp_path / "run", resume=True),
+        ):
+            pass
+        holder.kill()
+        holder.wait()
+        with rundir.claimed(tmp_path / "run", resume=True):  # while the child still runs
+            pass
+
+
+def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=12_345_678)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RazorError, match=r"need [\d,]{9,} bytes, and .* has 12,345,678 free"):
+        begin(tmp_path / "run", replace(JOB, evaluate_every=1, optimizer="adamw"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"momentum": 0.0}])
+def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accuracies):
+    accuracies(0.9, 0.1, 0.1, 0.1)
+    run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
+    needed, most = space.needed(run.model, run.job), 0
+    write, result = run.learner.write, run.result
+
+    def measure() -> None:
+        nonlocal most
+        files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+        most = max(most, sum(file.stat().st_size for file in files))
+
+    def written(folder: Path, more: Any) -> None:
+        write(folder, more)
+        measure()
+
+    def summed() -> Any:
+        measure()
+        return result()
+
+    run.learner.write, run.result = written, summed
+    list(run)
+    assert needed - most < 3 * space.REST
+    assert most <= needed
+
+
+def test_an_epoch_goes_on_where_it_was(tmp_path):
+    job = Job("vit-micro", "digits", batch_size=400, steps=7, accumulate=4)
+    loading = finetune(job, FULL, out=tmp_path / "run", device="cpu").loading
+    read: list[int] = []
+
+    class Rows:
+        def __getitem__(self, row: int) -> int:
+            read.append(row)
+            return row
+
+    from torch.utils.data import DataLoader
+
+    loading.loader = DataLoader(Rows(), batch_sampler=loading.order, collate_fn=list)  # type: ignore[arg-type]
+
+    def rows(taken: int, number: int) -> list[list[int]]:
+        batches = loading.batches(taken)
+        return [[row for part in next(batches) for row in part] for _ in range(number)]
+
+    whole = rows(0, 7)
+    assert [len(step) for step in whole] == [400] * 7
+    assert len({*whole[0], *whole[1], *whole[2]}) == 1200
+    assert whole[0] != whole[3]
+    for taken in (1, 3, 4, 5):
+        read.clear()
+        assert rows(taken, 7 - taken) == whole[taken:]
+        assert read == [row for step in whole[taken:] for row in step]  # no row that is skipped
+
+
+class TestDivergence:
+    """The loss is NaN at step 3, until the learning rate is lower."""
+
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch) -> Run:
+        take, loss = trainer.Learner.step, F.cross_entropy
+
+        def step(learner: Any, micro_batches: Any) -> Any:
+            bad = learner.scheduler.last_epoch == 2 and learner.job.learning_rate > 0.1
+            with monkeypatch.context() as patch:
+                if bad:
+                    patch.setattr(F, "cross_entropy", lambda *x: loss(*x) * torch.nan)
+                return take(learner, micro_batches)
+
+        monkeypatch.setattr(trainer.Learner, "step", step)
+        return begin(tmp_path / "run", replace(JOB, save_every=4), JOINT, steps=2)
+
+    def test_leaves_all_as_it_was(self, run, tmp_path):
+        before = {name: p.clone() for name, p in run.model.state_dict().items()}
+        state = torch.get_rng_state()
+        with pytest.raises(RazorError, match=r"loss is nan at step 3, and step 2 is saved; lower"):
+            next(run)
+        assert all(torch.equal(p, before[name]) for name, p in run.model.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), state)
+        assert steps(tmp_path / "run") == [2]
+
+    def test_goes_on_with_a_lower_learning_rate_alone(self, run, tmp_path):
+        with pytest.raises(RazorError) as caught:
+            next(run)
+        assert "--lr 0.1`" in str(caught.value)
+        stop(run)
+        for lr in (0.3, 0.25):
+            with pytest.raises(UsageError, match=r"learning rate 0\.2"):
+                resume(tmp_path / "run", replace(JOB, save_every=4, learning_rate=lr), JOINT)
+        job = replace(JOB, save_every=4, learning_rate=0.1)
+        list(resume(tmp_path / "run", job, JOINT))
+        lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+        rates = [line["learning_rate"] for line in lines]
+        shares = [run.job.decay(step) for step in range(4)]
+        assert rates == [lr * share for lr, share in zip((0.2, 0.2, 0.1, 0.1), shares, strict=True)]
+
+
+def test_checkpoints_hold_no_pickle(tmp_path):
+    run = begin(tmp_path / "run", recipe=JOINT, steps=1)
+    files = {path.name for path in run.checkpoints.newest.path.iterdir()}
+    assert files == {"model.safetensors", "state.safetensors", "state.json", MARKER}
+    marker = json.loads((run.checkpoints.newest.path / MARKER).read_text())
+    assert marker["settings"]["model"] == "vit-micro"
+    assert marker["settings"]["joint_budget"] == 0.5
+    assert marker["razorctl"]
+
+
+def test_the_library_handles_no_signal(tmp_path):
+    import signal
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    seen = []
+    run = begin(tmp_path / "run")
+    for _ in run:
+        seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
+    assert seen == [before] * 4
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_seen(caplog):
+    caplog.set_level(logging.WARNING)

@@ -1,0 +1,40 @@
+"""Signals that are noted, and those that are not."""
+
+import signal
+
+import pytest
+
+from razorctl.errors import Terminated
+from razorctl.training import signals
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def defaults():
+    handlers = (signal.default_int_handler, signal.SIG_DFL)
+    before = [signal.signal(n, h) for n, h in zip(NUMBERS, handlers, strict=True)]
+    yield
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("second", NUMBERS)
+def test_the_first_is_noted_and_the_second_raises(number, second):
+    with signals.sigterm_raises(), signals.noted() as stop:
+        assert stop() is None
+        signal.raise_signal(number)
+        error = KeyboardInterrupt if number == signal.SIGINT else Terminated
+        assert type(stop()) is error
+        with pytest.raises((KeyboardInterrupt, Terminated)):
+            signal.raise_signal(second)
+    assert [signal.getsignal(n) for n in NUMBERS] == [signal.default_int_handler, signal.SIG_DFL]
+
+
+def test_one_that_is_ignored_stays_so():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with signals.noted() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop() is None
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
