@@ -257,7 +257,7 @@ def accuracies(monkeypatch):
 
     def coming(*values: float) -> None:
         left = iter(values)
-        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "test_loss": 1.0})
+        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "loss": 1.0})
 
     return coming
 
@@ -478,7 +478,7 @@ class TestDivergence:
             bad = learner.scheduler.last_epoch == 2 and learner.job.learning_rate > 0.1
             with monkeypatch.context() as patch:
                 if bad:
-                    patch.setattr(F, "cross_entropy", lambda *x: loss(*x) * torch.nan)
+                    patch.setattr(F, "cross_entropy", lambda *x, **k: loss(*x, **k) * torch.nan)
                 return take(learner, micro_batches)
 
         monkeypatch.setattr(trainer.Learner, "step", step)

@@ -31,6 +31,7 @@ KEYS = [
     "accuracy",
     "loss",
     "split",
+    "metrics",
     "saved_bytes",
     "full_saved_bytes",
     "peak_bytes",
