@@ -221,6 +221,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     common = describe(args.steps, args.device)
+    asked = [word for word in sys.argv[1:] if word != "--resume"]  # which gives the same rows
     rows = finished(args.out, common) if args.resume else []
     done = {(row["task"], row["case"], row["seed"]) for row in rows}
     console = Console()
@@ -234,7 +235,7 @@ def main() -> None:
             )
             rows.append({"task": name, "case": case, "seed": seed, **measured})
             document = {
-                "command": shlex.join(["scripts/bench/finetuning.py", *sys.argv[1:]]),
+                "command": shlex.join(["scripts/bench/finetuning.py", *asked]),
                 "date": date.today().isoformat(),
                 **common,
                 "rows": rows,
