@@ -44,8 +44,8 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
-    The directory gets config.toml, metrics.jsonl, model.safetensors and, at the
-    end, result.json. Settings that are not given take the measured defaults of
+    The directory gets config.toml, metrics.jsonl and, at the end, the model, as
+    timm or transformers load it, and result.json. Settings that are not given take the measured defaults of
     the model and the method. With --vram or --gpu, the run is planned first, and
     on CUDA its memory is limited to the plan's. --plan runs the plan in a file.
     Without these options and without a recipe, the run is planned for the CUDA

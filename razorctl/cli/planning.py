@@ -37,13 +37,20 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
         views.note(f"{gpu.name} is assumed from --vram alone; name the card with --gpu.")
     job = settings.job
     _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
+    recipe = settings.recipe if settings.orders else None
+    if recipe is not None:
+        import torch
+
+        from razorctl.training.compiled import refuse
+
+        refuse(job, recipe, place or torch.device("cuda"))  # `finetune` would, when it is run
     search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
     with view.planning(gpu.name, budget, source) as report:
         return planner.plan(
             job,
             gpu,
             budget=budget,
-            recipe=settings.recipe if settings.orders else None,
+            recipe=recipe,
             report=report,
             **search,
         )

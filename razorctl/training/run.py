@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
@@ -193,6 +193,9 @@ class Run(Iterator[Step]):
             metrics=figures or None,
         )
 
+    def _export(self, model: nn.Module, folder: Path) -> None:
+        models.find(self.job.model).save(model, self.classes, self.job.input_size, folder)
+
     def _due(self, taken: Step, best: float) -> bool:
         """Whether a step is saved, after evaluations of which `best` was the best."""
         every, accuracy = self.job.save_every, taken.accuracy
@@ -308,9 +311,9 @@ class Run(Iterator[Step]):
         try:
             self.metrics.close()
             best = self._best()
-            if best is not None and not export.best(self.model, best, self.out):
+            if best is not None and not export.best(self.model, self._export, best, self.out):
                 self.checkpoints.drop(best)
-            export.last(self.model, self.out)
+            export.last(self.model, self._export, self.out)
             with rundir.whole(self.out / rundir.RESULT) as file:
                 file.write_text(json.dumps(self.result(), indent=2) + "\n")
         except OSError as error:

@@ -28,7 +28,8 @@ PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
-BEST = "best.safetensors"  # written at the end, if the last weights are not the best
+# Written at the end: the best model, if it is not the last, and the adapters, if there are some.
+BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
 
 
 def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:

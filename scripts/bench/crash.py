@@ -178,7 +178,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # threads of a process do not survive in what it forks
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # torch's threads do not survive a fork
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"}
+        )
     draw, job = random.Random(args.seed), replace(JOB, steps=args.steps)
     document = {
         "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",

@@ -274,7 +274,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
     result = run.result()
     assert (result["best_step"], result["best_accuracy"]) == (3, 0.7)
     assert result == json.loads((tmp_path / "run/result.json").read_text())
-    for name, step in (("best", 3), ("model", 5)):
+    for name, step in (("best/model", 3), ("model", 5)):
         exported = load_file(tmp_path / f"run/{name}.safetensors")
         assert all(torch.equal(exported[k], v) for k, v in weights[step - 1].items())
     assert not (tmp_path / "run/checkpoints").exists()
@@ -284,7 +284,9 @@ def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
     accuracies(0.9, 0.1)
     job = replace(JOB, steps=2, evaluate_every=1, optimizer="adamw", learning_rate=0.1)
     list(begin(tmp_path / "run", job, Recipe("lora")))
-    best, last = (load_file(tmp_path / f"run/{name}.safetensors") for name in ("best", "model"))
+    best, last = (
+        load_file(tmp_path / f"run/{name}.safetensors") for name in ("best/model", "model")
+    )
     assert best.keys() == last.keys() == timm.vit_micro(10, pretrained=False).state_dict().keys()
     assert not torch.equal(best["blocks.0.attn.qkv.weight"], last["blocks.0.attn.qkv.weight"])
 

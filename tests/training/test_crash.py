@@ -16,7 +16,7 @@ def test_killed_runs_end_with_the_weights_of_one_that_was_not(tmp_path):
     # A process of its own: what it forks must not miss threads that other tests have started.
     found = subprocess.run(
         [*command, "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

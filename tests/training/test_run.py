@@ -4,9 +4,13 @@ import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import timm
 import torch
+from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -76,22 +80,37 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
     assert all(math.isfinite(line["loss"]) for line in lines)
     last = result["accuracy"] >= lines[1]["accuracy"]
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
+        "config.json",
         "config.toml",
         "metrics.jsonl",
         "model.safetensors",
         "result.json",
-        *([] if last else ["best.safetensors"]),
+        *([] if last else ["best"]),
+        *(["adapter"] if method == "lora" else []),
     }
     assert json.loads((tmp_path / "run/result.json").read_text()) == result
 
 
-def test_exported_weights_load_in_a_stock_model_and_score_the_same(tmp_path):
+def test_a_run_loads_as_a_stock_model_and_scores_the_same(tmp_path):
     run = train(tmp_path, recipe=SPARSE)
-    stock = models.models()["vit-micro"].build(10)
-    stock.load_state_dict(load_file(tmp_path / "run/model.safetensors"), strict=True)
+    stock = timm.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True)
+    assert stock.pretrained_cfg["label_names"] == [*"0123456789"]
     assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
     run.model = stock
     assert run.evaluate()["accuracy"] == run.result()["accuracy"]
+
+
+def test_the_adapters_of_a_run_load_by_peft(tmp_path):
+    run = train(tmp_path, recipe=Recipe("lora"))
+    base = PeftModel.from_pretrained(run_of_seed(0), str(tmp_path / "run/adapter"))
+    run.model = base.merge_and_unload()
+    assert run.evaluate()["accuracy"] == run.result()["accuracy"]
+
+
+def run_of_seed(seed):
+    """The model with which a run of that seed begins."""
+    torch.manual_seed(seed)
+    return models.find("vit-micro").build(10)
 
 
 def test_the_written_config_repeats_the_run_exactly(tmp_path):
@@ -230,6 +249,8 @@ def test_divergence_stops_with_the_mend(tmp_path):
 def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     run = finetune(JOB, SPARSE, out=tmp_path / "run", device="cpu")
     monkeypatch.setattr("razorctl.training.tensors.write", full_disk)
+    error = SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr("safetensors.torch.save_file", Mock(side_effect=error))
     with pytest.raises(RazorError, match=r"No space left on device\), and no step is saved"):
         list(run)
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
