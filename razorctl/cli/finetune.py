@@ -45,9 +45,10 @@ def finetune(
     """Fine-tune MODEL on DATASET and write the run to a directory.
 
     The directory gets config.toml, metrics.jsonl and, at the end, the model, as
-    timm or transformers load it, and result.json. Settings that are not given take the measured defaults of
-    the model and the method. With --vram or --gpu, the run is planned first, and
-    on CUDA its memory is limited to the plan's. --plan runs the plan in a file.
+    timm or transformers load it, and result.json. Settings that are not given
+    take the measured defaults of the model and the method. With --vram or --gpu,
+    the run is planned first, and on CUDA its memory is limited to the plan's.
+    --plan runs the plan in a file.
     Without these options and without a recipe, the run is planned for the CUDA
     card it runs on, if there is one. The precision on CUDA is bf16, or fp16 on
     older cards.
