@@ -24,7 +24,7 @@ def test_given_values_win_over_the_models_and_those_over_ours():
     assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == [
         "epochs",
         "input_size",
-        *("image_column", "text_column", "label_column", "split", "validation"),
+        *("save_every", "image_column", "text_column", "label_column", "split", "validation"),
     ]
 
 
