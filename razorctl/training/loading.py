@@ -91,11 +91,6 @@ class Loading:
         """Whole batches in the data."""
         return self.order.steps
 
-    def state(self, taken: int) -> dict[str, int]:
-        """What the rows after the first `taken` steps depend on."""
-        epoch, first = divmod(taken, self.order.steps)
-        return {"seed": self.order.seed, "epoch": epoch, "step_in_epoch": first}
-
     def batches(self, taken: int = 0) -> Iterator[Iterator[Any]]:
         """The micro-batches of each step after the first `taken`; take all before the next step."""
         first_epoch, first = divmod(taken, self.order.steps)

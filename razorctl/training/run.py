@@ -115,6 +115,11 @@ class Run(Iterator[Step]):
         space.check(out, self.model, job, self.checkpoints)
         if found is not None:
             known = self.learner.load(found.path)
+            if known["data"] != self._data:
+                raise UsageError(
+                    f"{job.dataset} has changed since {out} was begun; undo that, or name another "
+                    "directory with --out."
+                )
             self.history = [Step(**step) for step in known["history"]]
             self.peak_bytes = known["peak_bytes"]
         self.metrics = Metrics(out, (json.dumps(asdict(step)) for step in self.history))
@@ -132,6 +137,8 @@ class Run(Iterator[Step]):
         self.loading = Loading(splits.train.with_transform(changed), job, device)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
+        # By which data that has changed is known.
+        self._data = {"train": len(splits.train), self.split: len(rows), "classes": [*self.classes]}
         self.evaluated = in_order(rows.with_transform(transform), job, device)
         self.test_data: DataLoader[Any] | None = None
         self.tested: dict[str, float] | None = None
@@ -222,7 +229,7 @@ class Run(Iterator[Step]):
                 }
                 more = {
                     "history": [asdict(step) for step in self.history],
-                    "data": self.loading.state(done),
+                    "data": self._data,
                     "peak_bytes": self.peak_bytes,
                 }
                 self.checkpoints.save(marker, partial(self.learner.write, more=more))

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from razorctl import data
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.models import timm
@@ -278,6 +279,18 @@ def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
         exported = load_file(tmp_path / f"run/{name}.safetensors")
         assert all(torch.equal(exported[k], v) for k, v in weights[step - 1].items())
     assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_data_that_has_changed_is_refused(tmp_path, monkeypatch):
+    stop(begin(tmp_path / "run", steps=2))
+    source, splits = data.DATASETS["digits"], data.DATASETS["digits"].load()
+    fewer = replace(splits, train=splits.train.select(range(1000)))
+    changed = replace(source, load=lambda *_: fewer)
+    monkeypatch.setitem(data.DATASETS, "digits", changed)
+    with pytest.raises(UsageError, match="digits has changed since"):
+        resume(tmp_path / "run")
+    monkeypatch.setitem(data.DATASETS, "digits", source)
+    resume(tmp_path / "run")
 
 
 def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
