@@ -36,8 +36,10 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
         if not offline:
             problem = f"{repo} on the hub lacks some of {', '.join(files)}"
             mend = f"choose another {'model' if kind == 'model' else 'data set'}."
-    except (errors.HTTPError, errors.LocalEntryNotFoundError):
-        pass
+    except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
+        refusal = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
+        if isinstance(refusal, errors.HfHubHTTPError):  # of a file: anyone may ask for the list
+            problem, mend = _answer(refusal.response.status_code, repo)
     raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")
 
 
@@ -62,11 +64,16 @@ def _ask(repo: str, kind: Literal["model", "dataset"]) -> tuple[Any, str, str]:
         # Asked first, since snapshot_download has no timeout on a network that drops packets.
         return HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT), problem, mend
     except errors.HfHubHTTPError as error:
-        problem = f"the hub answers {error.response.status_code} for {repo}"
-        mend = "try again later, or run `hf auth login` if it needs access rights."
+        problem, mend = _answer(error.response.status_code, repo)
     except (errors.HTTPError, errors.OfflineModeIsEnabled):
         pass
     return None, problem, mend
+
+
+def _answer(status: int, repo: str) -> tuple[str, str]:
+    """The problem that an answer of the hub is, and what to do about it."""
+    mend = "try again later, or run `hf auth login` if it needs access rights."
+    return f"the hub answers {status} for {repo}", mend
 
 
 def listing(name: str, repo: str) -> list[str]:

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import ClassLabel, Dataset
@@ -83,7 +84,13 @@ def test_an_unreachable_hub_leaves_what_is_cached(hub, monkeypatch):
 
 
 @pytest.fixture
-def server(hub, tmp_path, monkeypatch):
+def faults():
+    """What is wrong with the server: files need a login, or so many are cut off in the middle."""
+    return SimpleNamespace(gated=False, cuts=0)
+
+
+@pytest.fixture
+def server(hub, tmp_path, monkeypatch, faults):
     """A hub at 127.0.0.1 that has what tests put into the folder returned, as a cache has it."""
     there = tmp_path / "there"
 
@@ -107,6 +114,8 @@ def server(hub, tmp_path, monkeypatch):
             path = there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT / file
             if not path.is_file():
                 return self.answer(404, b"")
+            if faults.gated:
+                return self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
             content = path.read_bytes()
             etag = hashlib.sha256(content).hexdigest()
             return self.answer(200, content, {"X-Repo-Commit": local_hub.COMMIT, "ETag": etag})
@@ -125,8 +134,12 @@ def server(hub, tmp_path, monkeypatch):
             for name, value in {"Content-Length": len(content), **dict(headers)}.items():
                 self.send_header(name, str(value))
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+            if self.command == "HEAD":
+                return
+            if faults.cuts and "ETag" in dict(headers):
+                faults.cuts -= 1
+                content, self.close_connection = content[: len(content) // 2], True
+            self.wfile.write(content)
 
         def log_message(self, *_):
             pass
@@ -160,6 +173,31 @@ def test_what_the_hub_does_not_have_is_missing(server, hub):
     next(folder.glob("snapshots/*/rte/train-*")).unlink()
     with pytest.raises(MissingError, match=r"nyu-mll/glue on the hub lacks some of rte/train"):
         data.find("rte").load()
+
+
+def test_what_needs_a_login_is_told(server, hub, faults):
+    local_hub.cache_data(server, data.find("rte"))
+    faults.gated = True
+    with pytest.raises(
+        MissingError, match=r"the hub answers 401 for nyu-mll/glue; .*hf auth login"
+    ):
+        data.find("rte").load()
+
+
+def test_a_download_that_is_cut_off_is_taken_up_again(server, hub, faults):
+    local_hub.cache_data(server, data.find("rte"))
+    faults.cuts = 1
+    assert len(data.find("rte").load().train) == 8
+
+
+def test_a_download_that_never_ends_is_missing(server, hub, faults, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
+    local_hub.cache_data(server, data.find("rte"))
+    faults.cuts = 100
+    with pytest.raises(MissingError, match="rte is not in the local cache and"):
+        data.find("rte").load()
+    faults.cuts = 0
+    assert len(data.find("rte").load().train) == 8  # and nothing broken is left
 
 
 def test_whether_the_hub_answers(server, monkeypatch):
