@@ -213,6 +213,32 @@ def choices() -> str:
     )
 
 
+def killed() -> str:
+    """What became of runs that were killed at random instants."""
+    document = load("crash")
+    return (
+        f"Runs of `{document['job']['model']}` on {document['job']['dataset']}, of "
+        f"{document['steps']} steps with a checkpoint every {document['job']['save_every']}, got "
+        "SIGKILL at random instants and went on with `--resume`. In the end the weights were those "
+        "of a run that nothing had killed, to the bit.\n\n"
+        + source("crash", document)
+        + table(
+            ["method", "kills", "in preparation", "in a save", "between saves", "same weights"],
+            [
+                [
+                    name,
+                    row["kills"],
+                    row["kills_in_preparation"],
+                    row["kills_in_a_save"],
+                    row["kills_between_saves"],
+                    "yes" if row["bit_identical"] else "NO",
+                ]
+                for name, row in document["cases"].items()
+            ],
+        )
+    )
+
+
 INTRO = """# Measurements
 
 `report.py` writes this page from the files in [`results/`](results). Each file names the script
@@ -246,6 +272,7 @@ def page() -> str:
         "Peaks: predicted and measured": planned(),
         "Rates: predicted and published": [published()],
         "Architectures": [architectures()],
+        "Killed runs": [killed()],
         "What plan chooses": [choices()],
     }
     found = {title: "\n".join(body) for title, body in sections.items()}
