@@ -94,11 +94,14 @@ def activation_grad(
     return dx
 
 
-def _held(columns: int, dtype: torch.dtype) -> tuple[int, int, int | None]:
+def _held(
+    columns: int, dtype: torch.dtype, bits: int, function: str
+) -> tuple[int, int, int | None]:
     """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
     held = triton.next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
-    return held, warps, all_registers(warps) if dtype == torch.float32 else None
+    spills = dtype == torch.float32 or (function == "gelu-tanh" and bits == 6)  # without a limit
+    return held, warps, all_registers(warps) if spills else None
 
 
 def activation_grad_int8(
@@ -120,7 +123,7 @@ def activation_grad_int8(
     each = dy.new_empty(rows, 1, dtype=torch.float32)
     programs = len(scale) * triton.cdiv(tile_rows, ROWS)
     sums = each.new_empty(1, programs, columns)
-    held, warps, most = _held(columns, dy.dtype)
+    held, warps, most = _held(columns, dy.dtype, bits, function)
     activation_grad_int8_kernel[(programs,)](
         dy, packed, zero_point, scale, codes, each, sums,
         rows, columns, dy.stride(0), tile_rows,
@@ -164,7 +167,7 @@ def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Va
     )
     widest = WIDEST // DTYPES[dtype].itemsize
     for columns in sorted({1024, 2048, 4096, widest}) if every else (widest,):
-        held, warps, most = _held(columns, DTYPES[dtype])
+        held, warps, most = _held(columns, DTYPES[dtype], bits, function)
         yield Variant(
             activation_grad_int8_kernel,
             {**signature, "codes": "*i8", "code_scale": "*fp32", "sums": "*fp32", **SHAPE},
