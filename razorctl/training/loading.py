@@ -37,7 +37,7 @@ class Rows(Dataset[Any]):
         seed = (self.seed * PRIME + epoch) * PRIME + row
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
-        torch.manual_seed(seed % 2**63)
+        torch.default_generator.manual_seed(seed % 2**63)  # not CUDA's, which nothing puts back
         try:
             return self.rows[row]
         finally:
@@ -83,7 +83,7 @@ class Loading:
             Rows(rows, job.seed, drawn=job.augment != "none"),
             batch_sampler=self.order,
             generator=torch.Generator(),
-            **workers(device),
+            **workers(device, persistent=True),
         )
 
     @property
@@ -108,9 +108,9 @@ def in_order(data: Dataset[Any], job: Job, device: torch.device) -> DataLoader[A
     return DataLoader(data, batch_size=job.batch_size // job.accumulate, **workers(device))
 
 
-def workers(device: torch.device) -> dict[str, Any]:
-    """Arguments of a DataLoader for a device."""
+def workers(device: torch.device, persistent: bool = False) -> dict[str, Any]:
+    """Arguments of a DataLoader for a device; persistent: whether processes outlive an epoch."""
     if device.type != "cuda":
         return {}
     count = min(8, os.cpu_count() or 1)
-    return {"num_workers": count, "pin_memory": True, "persistent_workers": True}
+    return {"num_workers": count, "pin_memory": True, "persistent_workers": persistent}

@@ -1,19 +1,14 @@
 """Checkpoints on a disk that fails at any call, and runs that go on as if nothing had happened."""
 
-import errno
 import json
-import logging
 import os
-import random
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,45 +21,12 @@ from razorctl.models import timm
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
 from razorctl.training import run as trainer
-from razorctl.training import rundir, space
-from razorctl.training.checkpoints import MARKER, Checkpoints
+from razorctl.training import rundir
+from razorctl.training.checkpoints import MARKER
 from razorctl.training.run import Run, finetune
+from tests.training.runs import FULL, JOB, JOINT, begin, resume, same, steps, stop
 
-JOB = Job("vit-micro", "digits", batch_size=8, steps=4, evaluate_every=100, save_every=1)
-FULL = Recipe("full")
-JOINT = Recipe("prebackrazor++", joint_budget=0.5)
-
-pytestmark = pytest.mark.usefixtures("shallow")
-
-
-def begin(out: Path, job: Job = JOB, recipe: Recipe = FULL, steps: int = 0) -> Run:
-    """A run in `out` after some steps."""
-    run = finetune(job, recipe, out=out, device="cpu")
-    for _ in range(steps):
-        next(run)
-    return run
-
-
-def resume(out: Path, job: Job = JOB, recipe: Recipe = FULL) -> Run:
-    """As in another process: the lock is free, and nothing is left in any generator."""
-    torch.manual_seed(123)
-    random.seed(123)
-    numpy.random.seed(123)
-    return finetune(job, recipe, out=out, device="cpu", resume=True)
-
-
-def stop(run: Run) -> None:
-    assert run.lock is not None
-    run.lock.release()
-
-
-def steps(out: Path) -> list[int]:
-    return [checkpoint.step for checkpoint in Checkpoints(out).valid]
-
-
-def same(one: Path, other: Path) -> bool:
-    first, second = load_file(one), load_file(other)
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
 
 
 CASES = {
@@ -108,159 +70,6 @@ def test_what_a_model_draws_with_is_no_part_of_its_weights(tmp_path):
     list(run)
     list(again)
     assert [s.loss for s in again.history] != [s.loss for s in run.history]
-
-
-class Disk:
-    """Fails at the call of that number; from then on at all calls, if it is `dead`."""
-
-    CALLS = ("open", "fsync", "mkdir", "rename", "replace", "chmod", "unlink", "rmdir")
-
-    def __init__(self, fails: int, dead: bool, code: int = errno.ENOSPC) -> None:
-        self.fails, self.dead, self.code, self.calls = fails, dead, code, 0
-
-    def call(self) -> None:
-        self.calls += 1
-        if self.calls == self.fails or (self.dead and self.calls > self.fails):
-            raise OSError(self.code, os.strerror(self.code))
-
-    def plug(self, patch: pytest.MonkeyPatch) -> None:
-        for name in self.CALLS if self.dead else self.CALLS[:-2]:
-            patch.setattr(os, name, self.counted(getattr(os, name)))
-        path_open = Path.open
-
-        def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            file = path_open(path, mode, *args, **kwargs)
-            if "r" not in mode:
-                self.call()
-                file = Written(file, self)
-            return file
-
-        patch.setattr(Path, "open", opened)
-
-    def counted(self, function: Any) -> Any:
-        def calling(*args: Any, **kwargs: Any) -> Any:
-            self.call()
-            return function(*args, **kwargs)
-
-        return calling
-
-
-class Written:
-    """A file whose writes count as calls."""
-
-    def __init__(self, file: Any, disk: Disk) -> None:
-        self.file, self.disk = file, disk
-
-    def write(self, data: Any) -> Any:
-        self.disk.call()
-        return self.file.write(data)
-
-    def __enter__(self) -> "Written":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-
-@pytest.mark.parametrize("dead", [False, True], ids=["full", "dead"])
-def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path, caplog):
-    """A dead disk cannot even be cleaned, so what is left is what a killed process leaves."""
-    out = tmp_path / "run"
-    run = begin(out, recipe=JOINT, steps=1)
-    shutil.copytree(out / "checkpoints", tmp_path / "before")
-    run.job = replace(run.job, save_every=3)
-    next(run)
-    failed = 0
-    for fails in count(1):
-        shutil.rmtree(out / "checkpoints")
-        shutil.copytree(tmp_path / "before", out / "checkpoints")
-        run.checkpoints = Checkpoints(out)
-        caplog.clear()
-        disk = Disk(fails, dead)
-        with pytest.MonkeyPatch.context() as patch:
-            disk.plug(patch)
-            saved = run.save()
-        found = steps(out)
-        if disk.calls < fails:
-            break
-        if saved:  # what failed was not needed, such as the removal of the checkpoint before
-            assert found in ([2], [1, 2])
-            continue
-        failed += 1
-        assert "step 2 is not saved (No space left on device); step 1 stays" in caplog.text
-        if dead:
-            assert found in ([1], [1, 2])
-        else:
-            assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000001"]
-            assert found == [1]
-    assert failed > 20  # it has failed at every kind of call
-    assert found == [2]
-    stop(run)
-    again = resume(out, run.job, JOINT)
-    list(run)
-    list(again)
-    assert [s.loss for s in again.history] == [s.loss for s in run.history]
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
-def test_training_goes_on_where_nothing_can_be_written(code, tmp_path, caplog):
-    run = begin(tmp_path / "run", steps=1)
-    with pytest.MonkeyPatch.context() as patch:
-        Disk(1, dead=True, code=code).plug(patch)
-        patch.setattr(run.metrics, "_file", FullFile(run.metrics._file, code))
-        next(run)
-        next(run)
-        with pytest.raises(RazorError) as caught:
-            list(run)
-    assert os.strerror(code) in str(caught.value)
-    assert "step 1 of 4 is saved" in str(caught.value)
-    assert "--resume --out" in str(caught.value)
-    assert caplog.text.count("metrics.jsonl lags behind") == 1
-    assert steps(tmp_path / "run") == [1]
-    stop(run)
-    list(resume(tmp_path / "run"))
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
-
-
-class FullFile:
-    """A file that takes five bytes of each write, then none."""
-
-    def __init__(self, file: Any, code: int) -> None:
-        self.file, self.code, self.closed = file, code, False
-        self.left = 5
-
-    def write(self, data: bytes) -> int:
-        if not self.left:
-            raise OSError(self.code, os.strerror(self.code))
-        self.left = 0
-        return int(self.file.write(data[:5]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-def test_metrics_are_complete_when_the_disk_has_space_again(tmp_path, monkeypatch):
-    run = begin(tmp_path / "run", steps=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.metrics, "_file", FullFile(run.metrics._file, errno.ENOSPC))
-        next(run)
-        assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 1
-        assert (tmp_path / "run/metrics.jsonl").read_text().endswith("}\n")
-    list(run)
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
-
-
-@pytest.fixture
-def accuracies(monkeypatch):
-    """Sets the accuracies of the evaluations to come."""
-
-    def coming(*values: float) -> None:
-        left = iter(values)
-        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "loss": 1.0})
-
-    return coming
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
@@ -420,40 +229,6 @@ def test_the_kernel_frees_the_directory_of_a_killed_process(tmp_path):
             pass
 
 
-def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=12_345_678)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(RazorError, match=r"need [\d,]{9,} bytes, and .* has 12,345,678 free"):
-        begin(tmp_path / "run", replace(JOB, evaluate_every=1, optimizer="adamw"))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"momentum": 0.0}])
-def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accuracies):
-    accuracies(0.9, 0.1, 0.1, 0.1)
-    run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
-    needed, most = space.needed(run.model, run.job), 0
-    write, result = run.learner.write, run.result
-
-    def measure() -> None:
-        nonlocal most
-        files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
-        most = max(most, sum(file.stat().st_size for file in files))
-
-    def written(folder: Path, more: Any) -> None:
-        write(folder, more)
-        measure()
-
-    def summed() -> Any:
-        measure()
-        return result()
-
-    run.learner.write, run.result = written, summed
-    list(run)
-    assert needed - most < 3 * space.REST
-    assert most <= needed
-
-
 def test_an_epoch_goes_on_where_it_was(tmp_path):
     job = Job("vit-micro", "digits", batch_size=400, steps=7, accumulate=4)
     loading = finetune(job, FULL, out=tmp_path / "run", device="cpu").loading
@@ -543,8 +318,3 @@ def test_the_library_handles_no_signal(tmp_path):
     for _ in run:
         seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
     assert seen == [before] * 4
-
-
-@pytest.fixture(autouse=True)
-def warnings_are_seen(caplog):
-    caplog.set_level(logging.WARNING)

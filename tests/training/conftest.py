@@ -1,0 +1,23 @@
+"""Evaluations that tests choose, and warnings that they see."""
+
+import logging
+
+import pytest
+
+from razorctl.training.run import Run
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """Sets the accuracies of the evaluations to come."""
+
+    def coming(*values: float) -> None:
+        left = iter(values)
+        monkeypatch.setattr(Run, "evaluate", lambda _: {"accuracy": next(left), "loss": 1.0})
+
+    return coming
+
+
+@pytest.fixture
+def warnings_are_seen(caplog):
+    caplog.set_level(logging.WARNING)

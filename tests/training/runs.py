@@ -1,0 +1,47 @@
+"""Runs that tests begin, stop and resume."""
+
+import random
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors.torch import load_file
+
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training.checkpoints import Checkpoints
+from razorctl.training.run import Run, finetune
+
+JOB = Job("vit-micro", "digits", batch_size=8, steps=4, evaluate_every=100, save_every=1)
+FULL = Recipe("full")
+JOINT = Recipe("prebackrazor++", joint_budget=0.5)
+
+
+def begin(out: Path, job: Job = JOB, recipe: Recipe = FULL, steps: int = 0) -> Run:
+    """A run in `out` after some steps."""
+    run = finetune(job, recipe, out=out, device="cpu")
+    for _ in range(steps):
+        next(run)
+    return run
+
+
+def resume(out: Path, job: Job = JOB, recipe: Recipe = FULL) -> Run:
+    """As in another process: the lock is free, and nothing is left in any generator."""
+    torch.manual_seed(123)
+    random.seed(123)
+    numpy.random.seed(123)
+    return finetune(job, recipe, out=out, device="cpu", resume=True)
+
+
+def stop(run: Run) -> None:
+    assert run.lock is not None
+    run.lock.release()
+
+
+def steps(out: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in Checkpoints(out).valid]
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = load_file(one), load_file(other)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
