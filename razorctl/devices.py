@@ -2,16 +2,20 @@
 
 import torch
 
+from razorctl import processes
 from razorctl.errors import UsageError
 
 
 def find(name: torch.device | str | None) -> torch.device:
     """The device of that name; None is CUDA if available, else the CPU.
 
-    Raises UsageError if it cannot be used.
+    CUDA is the card of this process, if torchrun has started one for each card. Raises UsageError
+    if the device cannot be used.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if str(name) == "cuda" and processes.count() > 1:
+        name = f"cuda:{processes.local_rank()}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

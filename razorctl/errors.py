@@ -53,5 +53,13 @@ class MissingError(RazorError):
     exit_code = 6
 
 
+class ElsewhereError(RazorError):
+    """An error of another process of the same training."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class Terminated(SystemExit):
     """SIGTERM came: the process, whose child if any has been ended, exits with code 143."""

@@ -12,6 +12,7 @@ from razorctl.errors import UsageError
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 AUGMENT = ("none", "crop", "rand")
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
+Strategy = Literal["ddp", "fsdp"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 OPTIMIZERS = {
@@ -30,6 +31,11 @@ class Job:
 
     input_size: pixels of an image's side, or tokens of a text.
     epochs: passes over the data, instead of `steps`; may be fractional.
+    batch_size: examples of a step, in all processes together.
+    processes: number of processes that torchrun starts, one for each GPU. Each takes an equal part
+        of every batch.
+    strategy: what several processes share: `ddp`, only the batch; `fsdp`, also the weights, the
+        gradients and the state of the optimizer.
     accumulate: number of equal micro-batches over which a step accumulates its gradient.
     precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
         best that the device supports.
@@ -65,6 +71,8 @@ class Job:
     steps: int | None = None
     epochs: float | None = None
     accumulate: int = 1
+    processes: int = 1
+    strategy: Strategy = "ddp"
     precision: Precision = "auto"
     optimizer: OptimizerName = "sgd"
     input_size: int | None = None
@@ -104,6 +112,7 @@ class Job:
         for name, choices in (
             ("precision", get_args(Precision)),
             ("optimizer", get_args(OptimizerName)),
+            ("strategy", get_args(Strategy)),
             *([] if self.augment is None else [("augment", AUGMENT)]),
         ):
             if getattr(self, name) not in choices:
@@ -112,6 +121,7 @@ class Job:
             "input_size",
             "batch_size",
             "accumulate",
+            "processes",
             "steps",
             "epochs",
             "learning_rate",
@@ -125,6 +135,11 @@ class Job:
                 raise UsageError(
                     f"{name.replace('_', ' ')} {value} is not a positive number; give one."
                 )
+        if self.optimizer == "adamw8bit" and self.processes > 1 and self.strategy == "fsdp":
+            raise UsageError(
+                "the state of adamw8bit cannot be sharded over processes; choose --strategy ddp, "
+                "or --optimizer adamw."
+            )
         if self.layer_decay > 1:
             raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
         if self.label_smoothing >= 1:
@@ -174,15 +189,20 @@ class Job:
                 f"batch size {job.batch_size} is larger than the {examples} training examples of "
                 f"{job.dataset}; use at most {examples}."
             )
-        if job.batch_size % job.accumulate:
+        if job.batch_size % job.processes:
             raise UsageError(
-                f"batch size {job.batch_size} cannot be split into {job.accumulate} equal "
-                "micro-batches; accumulate over a number that divides it."
+                f"batch size {job.batch_size} cannot be split over {job.processes} processes; "
+                "give one that they divide."
             )
-        if (job.mixup or job.cutmix) and job.batch_size // job.accumulate % 2:
+        if job.batch_size // job.processes % job.accumulate:
             raise UsageError(
-                f"mixup and cutmix mix pairs, and a micro-batch has "
-                f"{job.batch_size // job.accumulate} images; give an even number."
+                f"batch size {job.batch_size // job.processes} cannot be split into "
+                f"{job.accumulate} equal micro-batches; accumulate over a number that divides it."
+            )
+        if (job.mixup or job.cutmix) and job.micro_batch % 2:
+            raise UsageError(
+                f"mixup and cutmix mix pairs, and a micro-batch has {job.micro_batch} images; "
+                "give an even number."
             )
         if job.epochs is not None:
             job = replace(
@@ -192,6 +212,12 @@ class Job:
         warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
         every = job.evaluate_every or math.ceil(job.steps / 5)
         return replace(job, warmup_steps=warmup, evaluate_every=every)
+
+    @property
+    def micro_batch(self) -> int:
+        """Examples that a process takes at once; needs a resolved job."""
+        assert self.batch_size is not None
+        return self.batch_size // (self.processes * self.accumulate)
 
     def decay(self, step: int) -> float:
         """The share of `learning_rate` that a step uses, counted from 0; needs a resolved job."""

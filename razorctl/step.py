@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import Job, Precision, settle_precision
 
@@ -40,31 +42,36 @@ def train_step(
     scaler: torch.amp.GradScaler,
     phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
     check: Callable[[Tensor, Tensor], object] = lambda *_: None,
+    unsynced: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
-    Returns the mean loss and the norm of the gradient before clipping, without waiting for the
-    device.
+    Returns the mean loss, over all processes, and the norm of the gradient before clipping,
+    without waiting for the device.
 
     micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows] or
         their shares [rows, classes], all of one size; each is taken when it is needed.
     scaler: enabled only if `job.precision` is fp16.
     phase: the context for each of "forward", "backward" and "optimizer".
     check: called with what is returned before weights and optimizer change; it may raise.
+    unsynced: the context in which a pass of the model leaves gradients to each process.
     """
     losses = []
-    for inputs, labels in micro_batches:
-        with phase("forward"), autocast(labels.device, job):
-            output = logits(model, inputs)
-            loss = F.cross_entropy(output, labels, label_smoothing=job.label_smoothing)
-            loss = loss / job.accumulate
-        with phase("backward"):
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    for number, (inputs, labels) in enumerate(micro_batches, 1):
+        with nullcontext() if number == job.accumulate else unsynced(model):
+            with phase("forward"), autocast(labels.device, job):
+                output = logits(model, inputs)
+                loss = F.cross_entropy(output, labels, label_smoothing=job.label_smoothing)
+                loss = loss / job.accumulate
+            with phase("backward"):
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
-        loss = torch.stack(losses).sum()
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        loss = processes.mean(torch.stack(losses).sum())
         check(loss, norm)
         scaler.step(optimizer)
         scaler.update()

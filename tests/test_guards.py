@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
     ("errors", "methods", "ops", "spans"),
-    ("config", "devices", "hub", "sampling"),
-    ("job", "rules"),
+    ("config", "hub", "processes", "sampling"),
+    ("devices", "job", "rules"),
     ("optimizer", "recipe", "step"),
     ("layers", "models"),
     ("data", "memory"),

@@ -111,8 +111,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     """
     family = models.find(job.model)
     model, mode = _blueprint(job.model, classes, job.input_size)
-    assert job.batch_size is not None
-    rows = job.batch_size // job.accumulate
+    rows = job.micro_batch
     with mode:
         inputs = family.example(model, rows, job.input_size)
         batch = inputs, torch.zeros(rows, dtype=torch.long)

@@ -61,6 +61,8 @@ def refuse(job: Job, recipe: Recipe, device: torch.device) -> None:
         raise UsageError(
             "CUDA graphs need a CUDA device; leave --cuda-graphs out, or choose --device cuda."
         )
+    if job.compile and job.processes > 1:
+        raise UsageError("steps of several processes are not compiled; leave --compile out.")
     if job.compile and recipe.joint_budget < 1:
         raise UsageError(
             "a joint budget draws anew in every step, which a compiled graph cannot follow; leave "

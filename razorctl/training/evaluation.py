@@ -20,12 +20,14 @@ def evaluate(
     batches: Iterable[tuple[Any, Tensor]],
     classes: int,
     job: Job,
+    rows: int | None = None,
 ) -> dict[str, float]:
-    """Runs the model in eval mode over batches of inputs and labels, on their device.
+    """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
     Returns the mean cross-entropy `loss`; `accuracy`; `balanced_accuracy` and `f1`, which are
     means over classes; `matthews`, the correlation of labels and guesses; and with more than TOP
-    classes `top5_accuracy`. `job` says in which precision it runs.
+    classes `top5_accuracy`. `job` says in which precision it runs. rows: how many count, from the
+    first on; None is all. Several processes each have their own rows, and return the same.
     """
     from torchmetrics import MeanMetric  # takes seconds
 
@@ -34,8 +36,12 @@ def evaluate(
     for inputs, labels in batches:
         with autocast(labels.device, job):
             output = logits(model, inputs).float()
-        figures.to(labels.device).update(output, labels)
-        losses.to(labels.device).update(F.cross_entropy(output, labels), len(labels))
+        if rows is not None:
+            output, labels = output[:rows], labels[:rows]
+            rows -= len(labels)
+        if len(labels):
+            figures.to(labels.device).update(output, labels)
+            losses.to(labels.device).update(F.cross_entropy(output, labels), len(labels))
     found = {"loss": losses, **figures}
     return {name: metric.compute().item() for name, metric in found.items()}
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from razorctl import processes
 from razorctl.errors import DivergedError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import refuse_infinite, train_step
-from razorctl.training import state
+from razorctl.training import parallel, state
 from razorctl.training.compiled import Trial
 
 PARTS = ("optimizer", "scheduler", "scaler", "trial")  # what has a state of its own
@@ -29,11 +31,12 @@ class Learner:
         device: torch.device,
     ) -> None:
         self.model, self.job, self.logits = model, job, logits
+        together = parallel.parallel(model, job, device)
         self.optimizer = build_optimizer(model, job)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
-        self.trial = Trial(model, job)
+        self.trial = Trial(together, job)
         self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
 
     @property
@@ -66,6 +69,7 @@ class Learner:
                 self.job,
                 self.scaler,
                 check=check,
+                unsynced=parallel.unsynced,
             )
         except DivergedError:
             self.model.zero_grad()
@@ -74,19 +78,30 @@ class Learner:
         self.scheduler.step()
         return found
 
-    def write(self, folder: Path, more: Mapping[str, Any]) -> None:
-        """Writes the files of a checkpoint; `load` returns `more`."""
+    def snapshot(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """What a checkpoint holds of the model, and of all else. Collective.
+
+        Its tensors are those that the next step changes, or copies if they were sharded.
+        """
         states = {name: getattr(self, name).state_dict() for name in PARTS}
-        transient = self._transient or state.transient(self.model)
-        state.write(folder, self.model, {**states, "transient": transient, "more": more})
+        own = tree_map_only(Tensor, Tensor.cpu, self._transient or state.transient(self.model))
+        transient = processes.every(own)
+        whole: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.whole(
+            (self.model.state_dict(), {**states, "transient": transient})
+        )
+        return whole
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Takes back what `write` wrote; a learning rate of the job's replaces the one there."""
+        """Takes back a written snapshot, and returns what else is in its state. Collective.
+
+        A learning rate of the job's replaces the one there.
+        """
         found = state.read(folder)
         state.load_model(folder, self.model)
+        parallel.shard(found["optimizer"], self.optimizer)
         for name in PARTS:
             getattr(self, name).load_state_dict(found[name])
-        self._transient = found["transient"]
+        self._transient = found["transient"][processes.rank()]
         self.scheduler.base_lrs = list(self._rates)
         share = self.job.decay(self.scheduler.last_epoch)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -95,5 +110,4 @@ class Learner:
                 group["lr"].fill_(rate * share)
             else:
                 group["lr"] = rate * share
-        more: Mapping[str, Any] = found["more"]
-        return more
+        return found

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from razorctl import processes
 from razorctl.job import Job
 
 PRIME = 1_000_003  # of seeds and what is counted under each
@@ -49,25 +50,26 @@ class Rows(Dataset[Any]):
 class Order(Sampler[list[Key]]):
     """The rows of each micro-batch of an epoch, in an order that depends on seed and epoch alone.
 
-    An epoch ends with its last whole batch. epoch: the one to iterate over. first: its first step,
-    counted from 0; rows of earlier steps are not read.
+    Each process takes its own part of a batch, which is one after the other by rank. An epoch ends
+    with its last whole batch. epoch: the one to iterate over. first: its first step, counted from
+    0; rows of earlier steps are not read.
     """
 
     def __init__(self, rows: int, job: Job) -> None:
         assert job.batch_size is not None
         self.rows, self.seed, self.batch_size = rows, job.seed, job.batch_size
-        self.micro_batch = job.batch_size // job.accumulate
+        self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
         self.steps = rows // job.batch_size
         self.epoch = self.first = 0
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(self.seed * PRIME + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
-        for start in range(
-            self.first * self.batch_size, self.steps * self.batch_size, self.micro_batch
-        ):
-            rows = order[start : start + self.micro_batch].tolist()
-            yield [(self.epoch, row) for row in rows]
+        for step in range(self.first, self.steps):
+            start = step * self.batch_size + processes.rank() * self.part
+            for at in range(start, start + self.part, self.micro_batch):
+                rows = order[at : at + self.micro_batch].tolist()
+                yield [(self.epoch, row) for row in rows]
 
 
 class Loading:
@@ -103,9 +105,19 @@ class Loading:
 
 
 def in_order(data: Dataset[Any], job: Job, device: torch.device) -> DataLoader[Any]:
-    """Loads all rows in micro-batches, for an evaluation."""
-    assert job.batch_size is not None
-    return DataLoader(data, batch_size=job.batch_size // job.accumulate, **workers(device))
+    """Loads all rows in micro-batches, for an evaluation; each process loads its own part.
+
+    All processes load as many rows: what is missing in the last ones is repeated at their end.
+    """
+    count = len(data)  # type: ignore[arg-type]
+    share = range(processes.rank(), -(-count // job.processes) * job.processes, job.processes)
+    own = [row % count for row in share]
+    return DataLoader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
+
+
+def own_rows(count: int) -> int:
+    """How many of `count` rows are this process's own, which `in_order` loads first."""
+    return len(range(processes.rank(), count, processes.count()))
 
 
 def workers(device: torch.device, persistent: bool = False) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, devices, models
+from razorctl import data, devices, models, processes
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory.saved import saved_bytes
@@ -24,12 +24,12 @@ from razorctl.optimizer import check_library
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, precision
 from razorctl.surgery.byte_budget import sparsify_within
-from razorctl.training import checkpoints, export, rundir, space, tensors
+from razorctl.training import checkpoints, export, parallel, rundir, space, state, summary, tensors
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import refuse
 from razorctl.training.evaluation import evaluate
 from razorctl.training.learner import Learner
-from razorctl.training.loading import Loading, in_order
+from razorctl.training.loading import PRIME, Loading, in_order, own_rows
 from razorctl.training.metrics import Metrics
 from razorctl.training.mixing import mixing
 
@@ -79,52 +79,72 @@ class Run(Iterator[Step]):
         command: str = "",
     ) -> None:
         """lock: held for the run directory, until the run is finished. command: what resumes it."""
-        progress(f"loading {job.dataset}")
-        family, source = data.pair(job)
-        splits = source.load(progress)
-        self.skipped, self.classes = splits.skipped, splits.classes
-        job = replace(job, precision=precision(job, device))
-        self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
         if plan is not None and device.type == "cuda":
             _hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
         self.stop: Callable[[], BaseException | None] = lambda: None
-        self.checkpoints = Checkpoints(out)
+        with processes.together():
+            splits = self._prepare(job, progress)
+        self._unsharded = parallel.unsharded(self.model, self.job)
         found = self.checkpoints.newest
+        if len({known and known.step for known in processes.every(found)}) > 1:
+            raise UsageError(f"not all machines see {out}; name a directory that they share.")
+
+        self.learner = Learner(self.model, self.job, self.logits, device)
+        self.trial = self.learner.trial
+        self.history: list[Step] = []
+        self.peak_bytes: int | None = None
         if found is not None:
-            _check_same(out, found, job, recipe)
+            self._go_on(self.learner.load(found.path))
+        self._steps = self._train()
+        with processes.together():
+            self.metrics = None
+            if processes.first():
+                lines = (json.dumps(asdict(step)) for step in self.history)
+                self.metrics = Metrics(out, lines)
+                name = devices.name(device)
+                rundir.write_settings(out, self.job, recipe, name, plan, splits.record)
+
+    def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
+        """Loads the data and builds the model as the recipe says."""
+        progress(f"loading {job.dataset}")
+        family, source = data.pair(job)
+        splits = source.load(progress)
+        self.skipped, self.classes = splits.skipped, splits.classes
+        job = replace(job, precision=precision(job, self.device))
+        self.job = job = job.resolved(family.defaults, len(splits.train))
+        self.checkpoints = Checkpoints(self.out)
+        if self.checkpoints.newest is not None:
+            _check_same(self.out, self.checkpoints.newest, job, self.recipe)
 
         progress(f"building {job.model}")
-        torch.manual_seed(job.seed)
-        self.model = family.build(len(splits.classes), job.input_size).to(device)
+        state.seed(job.seed)
+        self.model = family.build(len(splits.classes), job.input_size).to(self.device)
         self.logits = family.logits
         self._feed(family, splits)
         progress("tracing what a step saves")
         example, _ = self._to_device(next(iter(self.loading.loader)))
         dtype = DTYPES[job.precision]
         self.full_saved_bytes = saved_bytes(self.model, example, autocast=dtype)
-        self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
+        self.pruned = sparsify_within(self.model, self.recipe, example, autocast=dtype)
         self.saved_bytes = saved_bytes(self.model, example, autocast=dtype)
+        if processes.first():
+            space.check(self.out, self.model, job, self.checkpoints)
+        else:
+            state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
+        return splits
 
-        self.learner = Learner(self.model, job, self.logits, device)
-        self.trial = self.learner.trial
-        self.history: list[Step] = []
-        self.peak_bytes: int | None = None
-        space.check(out, self.model, job, self.checkpoints)
-        if found is not None:
-            known = self.learner.load(found.path)
-            if known["data"] != self._data:
-                raise UsageError(
-                    f"{job.dataset} has changed since {out} was begun; undo that, or name another "
-                    "directory with --out."
-                )
-            self.history = [Step(**step) for step in known["history"]]
-            self.peak_bytes = known["peak_bytes"]
-        self.metrics = Metrics(out, (json.dumps(asdict(step)) for step in self.history))
-        self._steps = self._train()
-        rundir.write_settings(out, job, recipe, devices.name(device), plan, splits.record)
+    def _go_on(self, known: Mapping[str, Any]) -> None:
+        """Takes what the state of a checkpoint says of the run before it."""
+        if known["data"] != self._data:
+            raise UsageError(
+                f"{self.job.dataset} has changed since {self.out} was begun; undo that, or name "
+                "another directory with --out."
+            )
+        self.history = [Step(**step) for step in known["history"]]
+        self.peak_bytes = known["peak_bytes"]
 
     def _feed(self, family: models.Model, splits: data.Splits) -> None:
         """Loads rows of each split as the model takes them."""
@@ -165,15 +185,23 @@ class Run(Iterator[Step]):
                 raise self._diverged(error, step, saved) from None
             best = max((s.accuracy for s in self.history if s.accuracy is not None), default=0.0)
             self.history.append(taken)
-            self.metrics.add(json.dumps(asdict(taken)))
+            if self.metrics is not None:
+                self.metrics.add(json.dumps(asdict(taken)))
             if self._due(taken, best):
                 self.save()
             yield taken
-            stop = self.stop()
+            stop = self._stopped()
             if stop is not None:
                 self.save()
                 raise stop
         self._finish()
+
+    def _stopped(self) -> BaseException | None:
+        """What `stop` returns in any process. Collective."""
+        stop = self.stop()
+        if not processes.most(stop is not None, self.device):
+            return None
+        return next(found for found in processes.every(stop) if found is not None)
 
     def _step(self, step: int, micro_batches: Iterable[Any]) -> Step:
         """Takes a step, and evaluates if that is due."""
@@ -215,81 +243,57 @@ class Run(Iterator[Step]):
 
         diverged: the next step cannot be taken, so the run may go on with a lower learning rate.
         If the disk takes no checkpoint, that is a warning: returns whether the run is saved.
+        Collective.
         """
         done, newest = len(self.history), self.checkpoints.newest
+        if newest is None or newest.step != done:
+            marker = {
+                "razorctl": razorctl.__version__,
+                "step": done,
+                "accuracy": self.history[-1].accuracy if done else None,
+                "diverged": diverged,
+                "settings": rundir.merged(self.job, self.recipe),
+            }
+            model, rest = self.learner.snapshot()
+            rest |= {
+                "history": [asdict(step) for step in self.history],
+                "data": self._data,
+                "peak_bytes": self.peak_bytes,
+            }
+            write = partial(state.write, model=model, state=rest)
+            save = partial(self.checkpoints.save, marker, write)
+        elif diverged:
+            save = partial(self.checkpoints.mark, newest, diverged=True)
+        else:
+            return True
+        saved, self.checkpoints.valid = processes.of_first(partial(self._try, save))
+        return saved
+
+    def _try(self, save: Callable[[], None]) -> tuple[bool, list[Checkpoint]]:
+        """Whether `save` could write, and the checkpoints that are valid then."""
+        newest = self.checkpoints.newest
         try:
-            if newest is None or newest.step != done:
-                accuracy = self.history[-1].accuracy if done else None
-                marker = {
-                    "razorctl": razorctl.__version__,
-                    "step": done,
-                    "accuracy": accuracy,
-                    "diverged": diverged,
-                    "settings": rundir.merged(self.job, self.recipe),
-                }
-                more = {
-                    "history": [asdict(step) for step in self.history],
-                    "data": self._data,
-                    "peak_bytes": self.peak_bytes,
-                }
-                self.checkpoints.save(marker, partial(self.learner.write, more=more))
-            elif diverged:
-                self.checkpoints.mark(newest, diverged=True)
+            save()
         except OSError as error:
             kept = f"step {newest.step:,} stays saved" if newest else "no step is saved yet"
-            log.warning("step %s is not saved (%s); %s.", f"{done:,}", error.strerror, kept)
-            return False
-        return True
+            step = f"{len(self.history):,}"
+            log.warning("step %s is not saved (%s); %s.", step, error.strerror, kept)
+            return False, self.checkpoints.valid
+        return True, self.checkpoints.valid
 
     def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
         """The figures of `evaluation.evaluate` for rows.
 
         None is the split that is evaluated during training: validation, or else test.
         """
-        batches = map(self._to_device, self.evaluated if rows is None else rows)
-        return evaluate(self.model, self.logits, batches, len(self.classes), self.job)
+        rows = self.evaluated if rows is None else rows
+        own = own_rows(len(rows.dataset))  # type: ignore[arg-type]
+        batches = map(self._to_device, rows)
+        return evaluate(self.model, self.logits, batches, len(self.classes), self.job, own)
 
     def result(self) -> dict[str, Any]:
-        """The summary of a finished run, under the stable keys of `finetune --json`.
-
-        The time of compiling is in `payoff`, not in `epoch_seconds`.
-        """
-        last, payoff, best = self.history[-1], self.trial.payoff, self._best()
-        seconds = [step.seconds for step in self.history]
-        compiling = self.trial.compile_seconds / len(seconds)
-        return {
-            "run_dir": str(self.out),
-            "model": self.job.model,
-            "dataset": self.job.dataset,
-            "recipe": asdict(self.recipe),
-            "job": asdict(self.job),
-            "steps": len(self.history),
-            **self._scores(),
-            "saved_bytes": self.saved_bytes,
-            "full_saved_bytes": self.full_saved_bytes,
-            "peak_bytes": self.peak_bytes,
-            "step_seconds": median(seconds),
-            "epoch_seconds": (fmean(seconds) - compiling) * self.steps_per_epoch,
-            "device": devices.name(self.device),
-            "weights": str(self.out / rundir.WEIGHTS),
-            "best_step": best.step if best else last.step,
-            "best_accuracy": best.accuracy if best else last.accuracy,
-            "best_weights": str(self.out / (rundir.BEST if best else rundir.WEIGHTS)),
-            "predicted": self.predicted,
-            "compiled": self.trial.done,
-            "payoff": payoff and asdict(payoff),
-        }
-
-    def _scores(self) -> dict[str, Any]:
-        """The last evaluation, and the test at the end if it was on another split."""
-        last = self.history[-1]
-        figures, split = last.metrics or {}, self.split
-        validation = {}
-        if self.tested is not None:
-            validation = {"validation_accuracy": last.accuracy, "validation_loss": last.test_loss}
-            figures, split = self.tested, "test"
-        scores = {"accuracy": figures["accuracy"], "loss": figures["loss"], "split": split}
-        return scores | {"metrics": dict(figures)} | validation
+        """The summary of a finished run, as in `summary.of`."""
+        return summary.of(self)
 
     def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
         moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
@@ -304,7 +308,7 @@ class Run(Iterator[Step]):
             peak = torch.cuda.max_memory_allocated(self.device)
             self.peak_bytes = max(peak, self.peak_bytes or 0)
 
-    def _best(self) -> Checkpoint | None:
+    def best(self) -> Checkpoint | None:
         """The best checkpoint; None if the last step is at least as good."""
         best, last = self.checkpoints.best, self.history[-1]
         if best is None or best.accuracy is None or last.accuracy is None:
@@ -315,9 +319,16 @@ class Run(Iterator[Step]):
         """Writes the weights, then the result; raises RazorError if the disk does not take them."""
         if self.test_data is not None:
             self.tested = self.evaluate(self.test_data)
+        if self.peak_bytes is not None:
+            self.peak_bytes = processes.most(self.peak_bytes, self.device)
+        self.model = parallel.gathered(self.model, self._unsharded)
+        processes.of_first(self._write)
+
+    def _write(self) -> None:
         try:
+            assert self.metrics is not None
             self.metrics.close()
-            best = self._best()
+            best = self.best()
             if best is not None and not export.best(self.model, self._export, best, self.out):
                 self.checkpoints.drop(best)
             export.last(self.model, self._export, self.out)
@@ -383,13 +394,18 @@ def finetune(
     that includes a finished run, and a checkpoint of other settings.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
+    processes.check(job.processes)
     check_library(job)
     refuse(job, recipe, place)
     if resume and out is None:
         raise UsageError("there is nothing to resume; name the directory of the run.")
-    out = rundir.choose(out, job.model, job.dataset, recipe.method, resume=resume)
-    command = rundir.resuming(out, None if device is None else str(device))
-    with rundir.claimed(out, resume) as lock:
-        if (out / rundir.RESULT).exists():
-            raise UsageError(f"{out} holds a finished run; its result is in {rundir.RESULT}.")
+    processes.join(place)
+    words = job.model, job.dataset, recipe.method
+    out = processes.of_first(lambda: rundir.choose(out, *words, resume=resume))
+    command = rundir.resuming(out, None if device is None else str(device), job.processes)
+    with ExitStack() as claim:
+        with processes.together():
+            lock = claim.enter_context(rundir.claimed(out, resume)) if processes.first() else None
+            if (out / rundir.RESULT).exists():
+                raise UsageError(f"{out} holds a finished run; its result is in {rundir.RESULT}.")
         return Run(job, recipe, out, place, plan, progress, lock, command)

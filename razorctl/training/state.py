@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from razorctl.surgery.drawing import draws
-from razorctl.training import tensors
+from razorctl.training import parallel, tensors
 
 EIGHT_BITS = "OptimState8bit"  # torchao's class of a state in 8 bits
 MODEL, TENSORS, REST = "model.safetensors", "state.safetensors", "state.json"
 
 
-def write(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> None:
+def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Writes a model's state dict and `state`: mappings, lists and tensors, the rest as in JSON."""
     found: dict[str, Tensor] = {}
     tree = _without_tensors(state, found, "")
-    for name, content in ((MODEL, model.state_dict()), (TENSORS, found)):
+    for name, content in ((MODEL, model), (TENSORS, found)):
         with (folder / name).open("wb") as file:
             tensors.write(file, content)
     with (folder / REST).open("w", encoding="utf-8") as file:
@@ -34,7 +34,7 @@ def write(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> None:
 
 def load_model(folder: Path, model: nn.Module) -> None:
     """Gives a model the weights in a checkpoint."""
-    model.load_state_dict(tensors.read(folder / MODEL))
+    parallel.put(tensors.read(folder / MODEL), model)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -60,6 +60,13 @@ def load_transient(model: nn.Module, state: Mapping[str, Any]) -> None:
         each.load_state_dict(state["draws"][name])
     model.load_state_dict(state["buffers"], strict=False)
     set_random_states(state["random"])
+
+
+def seed(number: int) -> None:
+    """Seeds all default generators."""
+    random.seed(number)
+    numpy.random.seed(number % 2**32)
+    torch.manual_seed(number)
 
 
 def random_states() -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""The processes that torchrun has started for one training; without it there is just one.
+
+Each has its rank, and the first one speaks, writes and decides for all of them. What is collective
+is called by all processes, in the same order.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from razorctl.errors import ElsewhereError, RazorError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+def count() -> int:
+    """The number of processes; loads no torch."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return int(os.environ.get("RANK", 0))
+
+
+def local_rank() -> int:
+    """The number of this process among those of its machine, which is that of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def first() -> bool:
+    """Whether this is the first process."""
+    return rank() == 0
+
+
+def check(wanted: int) -> None:
+    """Raises UsageError if a job is for another number of processes."""
+    if wanted != count():
+        runs = "1 process runs" if count() == 1 else f"{count()} processes run"
+        raise UsageError(
+            f"the job is for {wanted} processes, and {runs}; start it with `torchrun "
+            f"--nproc-per-node {wanted} -m razorctl finetune ...`."
+        )
+
+
+def join(device: "torch.device") -> None:
+    """Connects the processes, through NCCL on CUDA and Gloo on a CPU."""
+    if count() == 1:
+        return
+    from accelerate import PartialState
+
+    PartialState(cpu=device.type == "cpu")
+
+
+def leave() -> None:
+    """Disconnects this process from the others, as the last thing it does."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def of_first(make: Callable[[], T]) -> T:
+    """What `make` returns in the first process, which alone calls it. Collective.
+
+    A RazorError that it raises is an ElsewhereError in the others.
+    """
+    if count() == 1:
+        return make()
+    from accelerate.utils import broadcast_object_list
+
+    found: list[Any] = [None, None]
+    failure = None
+    if first():
+        try:
+            found[0] = make()
+        except RazorError as error:
+            failure, found[1] = error, (str(error), error.exit_code)
+    broadcast_object_list(found)
+    if failure is not None:
+        raise failure
+    if found[1] is not None:
+        raise ElsewhereError(*found[1])
+    made: T = found[0]
+    return made
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """If a process leaves the block with a RazorError, all do. Collective, but not the block.
+
+    The first process raises its own error, or else the one of another process.
+    """
+    failure: RazorError | None = None
+    try:
+        yield
+    except RazorError as error:
+        if count() == 1:
+            raise
+        failure = error
+    if count() == 1:
+        return
+    failures = every(None if failure is None else (str(failure), failure.exit_code))
+    if failure is not None and first():
+        raise failure
+    for number, known in enumerate(failures):
+        if known is not None:
+            message, code = known
+            raise ElsewhereError(f"process {number}: {message}", code) from None
+
+
+def every(value: T) -> list[T]:
+    """The values of all processes by rank. Collective."""
+    if count() == 1:
+        return [value]
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def mean(value: "Tensor") -> "Tensor":
+    """The mean of a tensor over the processes, without waiting for the device. Collective."""
+    if count() > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(value)
+        value /= count()
+    return value
+
+
+def most(value: int, device: "torch.device") -> int:
+    """The largest of a number over the processes. Collective."""
+    if count() == 1:
+        return value
+    import torch
+    import torch.distributed as dist
+
+    number = torch.tensor(value, device=device)
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return int(number)

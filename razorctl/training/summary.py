@@ -1,0 +1,55 @@
+"""The summary of a finished run, which is its result.json."""
+
+from dataclasses import asdict
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from razorctl import devices
+from razorctl.training import rundir
+
+if TYPE_CHECKING:
+    from razorctl.training.run import Run
+
+
+def of(run: "Run") -> dict[str, Any]:
+    """The summary of a run under the stable keys of `finetune --json`.
+
+    The time of compiling is in `payoff`, not in `epoch_seconds`. Bytes are those of one process.
+    """
+    last, payoff, best = run.history[-1], run.trial.payoff, run.best()
+    seconds = [step.seconds for step in run.history]
+    compiling = run.trial.compile_seconds / len(seconds)
+    return {
+        "run_dir": str(run.out),
+        "model": run.job.model,
+        "dataset": run.job.dataset,
+        "recipe": asdict(run.recipe),
+        "job": asdict(run.job),
+        "steps": len(run.history),
+        **_scores(run),
+        "saved_bytes": run.saved_bytes,
+        "full_saved_bytes": run.full_saved_bytes,
+        "peak_bytes": run.peak_bytes,
+        "step_seconds": median(seconds),
+        "epoch_seconds": (fmean(seconds) - compiling) * run.steps_per_epoch,
+        "device": devices.name(run.device),
+        "weights": str(run.out / rundir.WEIGHTS),
+        "best_step": best.step if best else last.step,
+        "best_accuracy": best.accuracy if best else last.accuracy,
+        "best_weights": str(run.out / (rundir.BEST if best else rundir.WEIGHTS)),
+        "predicted": run.predicted,
+        "compiled": run.trial.done,
+        "payoff": payoff and asdict(payoff),
+    }
+
+
+def _scores(run: "Run") -> dict[str, Any]:
+    """The last evaluation, and the test at the end if it was on another split."""
+    last = run.history[-1]
+    figures, split = last.metrics or {}, run.split
+    validation = {}
+    if run.tested is not None:
+        validation = {"validation_accuracy": last.accuracy, "validation_loss": last.test_loss}
+        figures, split = run.tested, "test"
+    scores = {"accuracy": figures["accuracy"], "loss": figures["loss"], "split": split}
+    return scores | {"metrics": dict(figures)} | validation
