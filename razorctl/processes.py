@@ -5,6 +5,7 @@ is called by all processes, in the same order.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,18 +51,26 @@ def check(wanted: int) -> None:
 
 def join(device: "torch.device") -> None:
     """Connects the processes, through NCCL on CUDA and Gloo on a CPU."""
-    if count() == 1:
-        return
-    from accelerate import PartialState
+    if count() > 1:
+        from accelerate import PartialState
 
-    PartialState(cpu=device.type == "cpu")
+        PartialState(cpu=device.type == "cpu")
+
+
+def joined() -> bool:
+    """Whether this process is connected to others."""
+    if count() == 1 or "torch" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_initialized()
 
 
 def leave() -> None:
     """Disconnects this process from the others, as the last thing it does."""
-    import torch.distributed as dist
+    if joined():
+        import torch.distributed as dist
 
-    if dist.is_initialized():
         dist.destroy_process_group()
 
 

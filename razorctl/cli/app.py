@@ -1,5 +1,6 @@
 """The application: its commands, its global options, and the exit code of each error."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import __version__
+from razorctl import __version__, processes
 from razorctl.cli import effects, settings
 from razorctl.cli.compare import compare
 from razorctl.cli.doctor import doctor
@@ -40,8 +41,11 @@ class Group(TyperGroup):
             views.error(_ending("terminated", stop))
             raise
         except Exception as error:
+            if isinstance(error, RazorError) and processes.joined() and not processes.first():
+                raise typer.Exit(error.exit_code) from None  # the first process says it
             if ctx.params.get("debug") or _stdout_closed(error):
                 raise
+            views.unmute()
             views.error(_sentence(error))
             for line in getattr(error, "details", ()):
                 views.say(f"  {line}")
@@ -111,6 +115,8 @@ def main(
 
     The forward pass stays exact; only what the gradient needs is saved for the backward pass.
     """
+    if not processes.first():
+        views.mute()
     effects.note_variables(ctx)
     file = config or (settings.PROJECT_FILE if settings.PROJECT_FILE.exists() else None)
     if file is not None and isinstance(ctx.command, TyperGroup):
@@ -120,4 +126,6 @@ def main(
 
 def run() -> None:
     """The console script."""
+    if processes.count() > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would warn of the same
     app()

@@ -87,6 +87,8 @@ def _draws(rule: str) -> bool:
 def _of_job(job: Job) -> Iterator[tuple[str, str]]:
     if job.optimizer != "sgd":
         yield "momentum", f"the momentum does nothing: {job.optimizer} does not use it."
+    if job.processes == 1:
+        yield "strategy", f"strategy {job.strategy} does nothing: there is one process."
     warmup, steps = job.warmup_steps, job.steps
     if warmup is not None and steps is not None and warmup >= steps:
         yield (

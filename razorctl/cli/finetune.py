@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from razorctl import processes
 from razorctl.cli import effects, planning, resuming
 from razorctl.cli.options import (
     JOB,
@@ -22,7 +23,9 @@ from razorctl.cli.settings import read, told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.errors import UsageError
+from razorctl.job import Job
 from razorctl.ops.cpu import build
+from razorctl.recipe import Recipe
 from razorctl.training import rundir
 
 if TYPE_CHECKING:
@@ -59,22 +62,17 @@ def finetune(
     """
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
 
-    begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
-    if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
-        views.say(f"{out} holds a finished run")
-        return _show(result, json)
-    settings = read(ctx, flags, recipe)
-    if plan is not None and recipe is not None:
-        raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
+    if processes.count() > 1:
+        from razorctl import devices
+
+        processes.join(devices.find(device))
     build.start(device)
-    if begun is not None:
-        job, chosen, document = begun
-    elif plan is not None:
-        job, chosen, document = planning.settle_by_file(plan, flags, device)
-    else:
-        job, chosen, document = planning.settle(settings, device, quiet=json)
-    effects.note_settings(ctx, chosen)
-    directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
+    settled = processes.of_first(
+        lambda: _settle(ctx, flags, plan, recipe, device, out, resume, json)
+    )
+    if isinstance(settled, dict):
+        return _show(settled, json)
+    job, chosen, document, directory = settled
 
     def prepare(at: Callable[[str], None]) -> "Run":
         from razorctl.training import run as trainer
@@ -91,7 +89,45 @@ def finetune(
         effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
-    _show(progress.train(prepare, job, chosen, directory, device).result(), json)
+    run = progress.train(prepare, job, chosen, directory, device)
+    if processes.first():
+        _show(run.result(), json)
+    processes.leave()
+
+
+def _settle(
+    ctx: typer.Context,
+    flags: dict[str, Any],
+    plan: Path | None,
+    recipe: str | None,
+    device: str | None,
+    out: Path | None,
+    resume: bool,
+    json: bool,
+) -> tuple[Job, Recipe, dict[str, Any] | None, Path] | dict[str, Any]:
+    """The job, the recipe, the plan's document and the directory, or a finished run's result."""
+    begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
+    if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
+        views.say(f"{out} holds a finished run")
+        return result
+    if plan is not None and recipe is not None:
+        raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
+    settings = read(ctx, flags, recipe)
+    if processes.count() > 1 and "processes" not in settings.given:
+        settings = settings.but(processes=processes.count())
+    if begun is not None:
+        job, chosen, document = begun
+    elif plan is not None:
+        job, chosen, document = planning.settle_by_file(plan, flags, device)
+    else:
+        job, chosen, document = planning.settle(settings, device, quiet=json)
+    effects.note_settings(ctx, chosen)
+    return (
+        job,
+        chosen,
+        document,
+        rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume),
+    )
 
 
 def _show(result: dict[str, Any], json: bool) -> None:

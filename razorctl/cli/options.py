@@ -59,6 +59,8 @@ JOB = _typed(
     input_size=_of_job(help="Pixels of an image's side, or tokens. [default: the model's]"),
     batch_size=_of_job(help="Examples in a step."),
     accumulate=_of_job(help="Micro-batches accumulated in a step. [default: 1]"),
+    processes=_of_job(help="Processes that share a batch, one per GPU. [default: torchrun's]"),
+    strategy=_of_job(help="Of several processes: ddp, or fsdp, which shards. [default: ddp]"),
     precision=_of_job(help="fp32, bf16 or fp16. [default: what suits the device]"),
     optimizer=_of_job("--optimizer", help="sgd, adamw or adamw8bit. [default: sgd]"),
     augment=_of_job(help="Of training images: none, crop or rand. [default: the model's]"),

@@ -60,7 +60,9 @@ def train(
             (_bar if views.err.is_interactive else _lines)(run)
     except (KeyboardInterrupt, Terminated) as stop:
         if before or rundir.settings(out) is not None:
-            stop.add_note(f"{left(out)}; go on with `{rundir.resuming(out, device)}`")
+            stop.add_note(
+                f"{left(out)}; go on with `{rundir.resuming(out, device, job.processes)}`"
+            )
         else:
             stop.add_note("before the first step; nothing was written")
         raise

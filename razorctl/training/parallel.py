@@ -4,7 +4,6 @@ A model that is trained by FSDP2 has DTensors as parameters. `whole` and `put` a
 to the tensors that one process would have, so that files do not depend on the processes.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -28,8 +27,7 @@ def parallel(model: nn.Module, job: Job, device: torch.device) -> nn.Module:
         return _sharded(model, device)
     from torch.nn.parallel import DistributedDataParallel
 
-    # A joint budget leaves other parameters out in each step, and so do some stock models.
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+    # A joint budget leaves other parameters out in each step, and some stock models always do.
     return DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],

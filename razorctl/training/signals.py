@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from razorctl import processes
 from razorctl.errors import Terminated
 
 
@@ -59,6 +60,9 @@ def sigterm_waits() -> Iterator[Callable[[], None]]:
 def noted() -> Iterator[Callable[[], BaseException | None]]:
     """Inside the block the first SIGINT or SIGTERM is only noted; the next is as before the block.
 
+    Of several processes each only notes all that come: torchrun sends them again, and kills a
+    process that takes long.
+
     Yields a function that returns what the first would have raised, None as long as none came.
     A signal that others handle or ignore is left alone.
     """
@@ -67,7 +71,8 @@ def noted() -> Iterator[Callable[[], BaseException | None]]:
 
     def note(number: int, _: object) -> None:
         came.append(number)
-        hand_back()
+        if processes.count() == 1:
+            hand_back()
 
     def hand_back() -> None:
         for number, handler in before.items():

@@ -1,10 +1,13 @@
 """What a terminal shows: tables on stdout, messages on stderr."""
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
@@ -58,6 +61,16 @@ def summary(recipe: dict[str, Any]) -> str:
         what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
         text += f", {what} {recipe['joint_budget']:g}"
     return text
+
+
+def mute() -> None:
+    """Prints nothing more, until `unmute`."""
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def unmute() -> None:
+    """Undoes `mute`."""
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 def error(message: str) -> None:

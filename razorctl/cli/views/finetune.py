@@ -35,11 +35,13 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
 
 def _settings(job: Job, device: str | None) -> list[str]:
     """What is known of batch, steps, precision, learning rate and device, in words."""
+    shared = job.processes > 1
     parts = f" in {job.accumulate:,} micro-batches" if job.accumulate > 1 else ""
     return [
         text
         for text, value in (
             (f"batch {job.batch_size}{parts}", job.batch_size),
+            (f"{job.processes} processes ({job.strategy})", job.processes if shared else None),
             (f"{job.steps or 0:,} steps", job.steps),
             (f"{job.epochs or 0:g} epochs", job.epochs),
             (job.precision, None if job.precision == "auto" else job.precision),
