@@ -219,6 +219,11 @@ class Job:
         assert self.batch_size is not None
         return self.batch_size // (self.processes * self.accumulate)
 
+    @property
+    def buckets(self) -> bool:
+        """Whether all gradients have their place in memory at all times, as under DDP."""
+        return self.processes > 1 and self.strategy == "ddp"
+
     def decay(self, step: int) -> float:
         """The share of `learning_rate` that a step uses, counted from 0; needs a resolved job."""
         assert self.steps is not None

@@ -39,13 +39,21 @@ def first() -> bool:
     return rank() == 0
 
 
+def program(count: int) -> list[str]:
+    """The words of a command line that starts razorctl in so many processes."""
+    if count == 1:
+        return ["razorctl"]
+    return ["torchrun", "--nproc-per-node", str(count), "-m", "razorctl"]
+
+
 def check(wanted: int) -> None:
     """Raises UsageError if a job is for another number of processes."""
     if wanted != count():
         runs = "1 process runs" if count() == 1 else f"{count()} processes run"
+        plural = "" if wanted == 1 else "es"
         raise UsageError(
-            f"the job is for {wanted} processes, and {runs}; start it with `torchrun "
-            f"--nproc-per-node {wanted} -m razorctl finetune ...`."
+            f"the job is for {wanted} process{plural}, and {runs}; start it with "
+            f"`{' '.join(program(wanted))} finetune ...`."
         )
 
 

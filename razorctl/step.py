@@ -43,6 +43,7 @@ def train_step(
     phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
     check: Callable[[Tensor, Tensor], object] = lambda *_: None,
     unsynced: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
+    keep_gradients: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
@@ -55,6 +56,7 @@ def train_step(
     phase: the context for each of "forward", "backward" and "optimizer".
     check: called with what is returned before weights and optimizer change; it may raise.
     unsynced: the context in which a pass of the model leaves gradients to each process.
+    keep_gradients: whether gradients stay in memory, as zeros, after the step.
     """
     losses = []
     for number, (inputs, labels) in enumerate(micro_batches, 1):
@@ -76,7 +78,8 @@ def train_step(
         scaler.step(optimizer)
         scaler.update()
         # A graph's output must not become a gradient: its next replay would write over the sum.
-        optimizer.zero_grad(set_to_none=not (job.cuda_graphs and job.accumulate > 1))
+        kept = keep_gradients or (job.cuda_graphs and job.accumulate > 1)
+        optimizer.zero_grad(set_to_none=not kept)
     return loss, norm
 
 

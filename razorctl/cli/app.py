@@ -18,7 +18,7 @@ from razorctl.cli.options import option
 from razorctl.cli.plan import plan
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
-from razorctl.errors import RazorError, Terminated
+from razorctl.errors import RazorError, Terminated, UsageError
 from razorctl.training.signals import sigterm_raises
 
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
@@ -45,7 +45,8 @@ class Group(TyperGroup):
                 raise typer.Exit(error.exit_code) from None  # the first process says it
             if ctx.params.get("debug") or _stdout_closed(error):
                 raise
-            views.unmute()
+            if not processes.first():
+                views.unmute()
             views.error(_sentence(error))
             for line in getattr(error, "details", ()):
                 views.say(f"  {line}")
@@ -117,6 +118,8 @@ def main(
     """
     if not processes.first():
         views.mute()
+    if processes.count() > 1 and ctx.invoked_subcommand != "finetune":
+        raise UsageError("only finetune runs in several processes; start this without torchrun.")
     effects.note_variables(ctx)
     file = config or (settings.PROJECT_FILE if settings.PROJECT_FILE.exists() else None)
     if file is not None and isinstance(ctx.command, TyperGroup):

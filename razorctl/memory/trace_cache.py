@@ -37,6 +37,7 @@ class Trace:
         exceed `peak`.
     saved: saved bytes of a micro-batch.
     kernels: how often each runs in a step. fused: whether an attention kernel is fused.
+    block, rest: parameters of the largest block, and those outside all blocks.
     """
 
     peak: int
@@ -47,6 +48,8 @@ class Trace:
     saved: int
     kernels: Mapping[Kernel, int]
     fused: bool
+    block: int = 0
+    rest: int = 0
 
     @property
     def highest(self) -> int:

@@ -18,6 +18,9 @@ from razorctl.recipe import Recipe
 # measured yet; both are chosen high.
 CONTEXT = 640 * 2**20
 FRAGMENTATION = 0.04
+# Copies of a block that FSDP2 has at most, chosen high: the weights of two and the buffer that they
+# arrive in, and the gradients of two.
+GATHERED = 5
 LAUNCH = 5e-6  # least seconds of a kernel
 
 
@@ -49,18 +52,30 @@ class Predicted:
         return self.peak_bytes + self.reserve_bytes
 
     @classmethod
-    def of(cls, trace: Trace, gpu: Gpu, full: Trace) -> "Predicted":
-        """The prediction for a traced step on a card; `full` is that of full fine-tuning."""
+    def of(cls, trace: Trace, gpu: Gpu, full: Trace, shards: int = 1) -> "Predicted":
+        """The prediction for a traced step on a card; `full` is that of full fine-tuning.
+
+        shards: over how many cards FSDP2 shards weights, gradients and optimizer state. What it
+        gathers is an estimate, and the time that cards take to exchange it is not predicted.
+        """
         step = seconds(trace, gpu)
-        activations = trace.highest - trace.weights - trace.gradients - trace.optimizer
+        kept = [trace.weights, trace.gradients, trace.optimizer]
+        activations = trace.highest - sum(kept)
+        transient = activations - min(trace.saved, activations)
+        if shards > 1:
+            kept = [math.ceil(size / shards) for size in kept]
+            gathered = trace.rest + GATHERED * trace.block
+            activations, transient = activations + gathered, transient + gathered
+        peak = activations + sum(kept)
+        weights, gradients, optimizer = kept
         return cls(
-            trace.highest,
+            peak,
             trace.saved,
-            trace.weights,
-            trace.gradients,
-            trace.optimizer,
-            activations - min(trace.saved, activations),
-            CONTEXT + math.ceil(FRAGMENTATION * trace.highest),
+            weights,
+            gradients,
+            optimizer,
+            transient,
+            CONTEXT + math.ceil(FRAGMENTATION * peak),
             step,
             sum(trace.kernels.values()),
             step / seconds(full, gpu),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from razorctl.ops.kernels import assumed
 from razorctl.optimizer import Traced8bit, build_optimizer
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, autocast, train_step
+from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 
 # Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
@@ -119,7 +121,13 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
 
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
         assert optimizer is not None
-        train_step(model, family.logits, micro_batches, optimizer, job, scaler)
+        for parameter in model.parameters():
+            if job.buckets and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        train_step(
+            *(model, family.logits, micro_batches, optimizer, job, scaler),
+            keep_gradients=job.buckets,
+        )
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:
         with autocast(batch[1].device, job):
@@ -133,4 +141,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
         sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
-        return tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
+        found = tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
+    sizes = [parameter_bytes(block) for block in blocks(model)]
+    rest = parameter_bytes(model) - sum(sizes)
+    return replace(found, block=max(sizes, default=0), rest=rest)

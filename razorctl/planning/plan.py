@@ -16,6 +16,7 @@ from razorctl.memory import trace_cache as traces
 from razorctl.planning.candidates import CONTEXT, Candidate
 from razorctl.planning.gpus import Gpu
 from razorctl.planning.search import Prefer, Search
+from razorctl.processes import program
 from razorctl.recipe import Recipe
 
 
@@ -66,8 +67,8 @@ class Plan:
     @property
     def command(self) -> str:
         """The command line that runs exactly what was planned."""
-        words = ["razorctl", "finetune", self.job.model, self.job.dataset]
-        told = {"model", "dataset"}
+        words = [*program(self.job.processes), "finetune", self.job.model, self.job.dataset]
+        told = {"model", "dataset", "processes"}
         for settings in (self.planned_job, self.planned_recipe):
             for field in fields(settings):
                 value = getattr(settings, field.name)
@@ -119,7 +120,6 @@ def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dic
 
 
 def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
-    assert job.batch_size is not None
     assert job.steps is not None
     recipe = way.recipe
     return {
@@ -129,7 +129,7 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "joint_budget": recipe.joint_budget,
         "attention": recipe.attention,
         "precision": job.precision,
-        "micro_batch": job.batch_size // way.accumulate,
+        "micro_batch": replace(job, accumulate=way.accumulate).micro_batch,
         "accumulate": way.accumulate,
         "exact": way.exact,
         "fits": way.fits(budget),

@@ -67,7 +67,7 @@ def traced(
     """
     # Only what changes the trace of a step, so that similar jobs share it.
     step = [
-        *(job.model, classes, job.input_size, job.batch_size, job.accumulate),
+        *(job.model, classes, job.input_size, job.micro_batch, job.accumulate, job.buckets),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         job.cuda_graphs,  # which keep gradients in memory
         asdict(replace(recipe, seed=0)),
@@ -134,9 +134,14 @@ class Search:
         if key not in self.looked_at:
             self.report(label(recipe, accumulate))
             full = self._trace(Recipe("full"), 1)
-            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu, full)
+            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu, full, self._shards)
             self.looked_at[key] = Candidate(recipe, accumulate, predicted)
         return self.looked_at[key]
+
+    @property
+    def _shards(self) -> int:
+        """Over how many processes weights, gradients and optimizer state are sharded."""
+        return self.job.processes if self.job.strategy == "fsdp" else 1
 
     def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
         job = replace(self.job, accumulate=accumulate)
@@ -270,8 +275,7 @@ class Search:
     @property
     def _counts(self) -> list[int]:
         """The numbers of equal micro-batches that the batch can be split into."""
-        assert self.job.batch_size is not None
-        batch = self.job.batch_size
+        batch = replace(self.job, accumulate=1).micro_batch
         return [count for count in range(1, batch + 1) if batch % count == 0]
 
     def _hopeless(self, recipe: Recipe, accumulate: int, budget: int) -> bool:

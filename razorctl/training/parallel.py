@@ -4,7 +4,7 @@ A model that is trained by FSDP2 has DTensors as parameters. `whole` and `put` a
 to the tensors that one process would have, so that files do not depend on the processes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl import processes
 from razorctl.job import Job
+from razorctl.surgery.blocks import blocks
 
 
 def parallel(model: nn.Module, job: Job, device: torch.device) -> nn.Module:
@@ -46,23 +47,6 @@ def _sharded(model: nn.Module, device: torch.device) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
-
-
-def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules whose parameters FSDP2 gathers together: those of the longest list or sequence.
-
-    Of a transformer, these are its blocks. All other parameters are gathered as one.
-    """
-    lists = (m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)))
-    longest = max(lists, key=_weights, default=nn.ModuleList())
-    yield from longest.children()
-
-
-def _weights(blocks: nn.Module) -> int:
-    """The parameters in blocks of the same class; 0 if there is just one block."""
-    children = list(blocks.children())
-    alike = len(children) > 1 and len({type(child) for child in children}) == 1
-    return sum(p.numel() for p in blocks.parameters()) if alike else 0
 
 
 def unsynced(model: nn.Module) -> AbstractContextManager[object]:

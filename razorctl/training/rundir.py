@@ -18,6 +18,7 @@ import razorctl
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.processes import program
 from razorctl.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
-TORCHRUN = ("torchrun", "--nproc-per-node")  # what starts several processes of a run
 SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
 # Written at the end: the best model, if it is not the last, and the adapters, if there are some.
 BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
@@ -246,9 +246,7 @@ def refuse_others(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]
 
 def resuming(out: Path, device: str | None = None, processes: int = 1) -> str:
     """The command that goes on with the run in a directory, on a device if one was asked for."""
-    words = ["razorctl", "finetune", "--resume", "--out", str(out)]
-    if processes > 1:
-        words[:1] = [*TORCHRUN, str(processes), "-m", "razorctl"]
+    words = [*program(processes), "finetune", "--resume", "--out", str(out)]
     return shlex.join([*words, *(("--device", device) if device else ())])
 
 

@@ -1,6 +1,7 @@
 """A plan: what it says, its document, its command, and the cache that it is made with."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 
@@ -165,3 +166,21 @@ def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
 def test_bad_requests(cache, options, message):
     with pytest.raises(UsageError, match=message):
         planned(cache, **options)
+
+
+def test_processes_share_a_batch_or_all_that_is_kept(cache):
+    both = replace(JOB, batch_size=64, processes=2)
+    one = planned(cache, recipe=Recipe("full"), job=replace(JOB, batch_size=32))
+    ddp = planned(cache, recipe=Recipe("full"), job=both)
+    fsdp = planned(cache, recipe=Recipe("full"), job=replace(both, strategy="fsdp"))
+    alone, bucketed, sharded = (p.chosen.predicted for p in (one, ddp, fsdp))
+    assert alone.saved_bytes == bucketed.saved_bytes == sharded.saved_bytes
+    assert bucketed.weights_bytes == alone.weights_bytes
+    # DDP's buckets hold all gradients, also at the peak.
+    assert bucketed.gradients_bytes == bucketed.weights_bytes > alone.gradients_bytes
+    for part in ("weights", "gradients", "optimizer"):
+        whole, share = (getattr(p, f"{part}_bytes") for p in (alone, sharded))
+        assert share == math.ceil(whole / 2)
+    assert sharded.transient_bytes > alone.transient_bytes  # what is gathered
+    assert ddp.command.startswith("torchrun --nproc-per-node 2 -m razorctl finetune")
+    assert "--strategy fsdp" in fsdp.command

@@ -38,3 +38,11 @@ def test_one_that_is_ignored_stays_so():
         signal.raise_signal(signal.SIGINT)
         assert stop() is None
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_of_several_processes_each_only_notes_all_that_come(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with signals.sigterm_raises(), signals.noted() as stop:
+        for number in NUMBERS:  # torchrun sends again what a terminal has sent
+            signal.raise_signal(number)
+        assert type(stop()) is KeyboardInterrupt

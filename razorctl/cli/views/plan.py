@@ -43,9 +43,10 @@ def show(plan: dict[str, Any], explain: bool) -> None:
 def show_ways(document: Mapping[str, Any]) -> None:
     """A row for each way to run a job, from the JSON document of a plan or of a refusal."""
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
+    cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
         f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
-        f"{job['optimizer']}, {job['steps']:,} steps\n{gpu['name']}, {size(budget)}"
+        f"{job['optimizer']}, {job['steps']:,} steps\n{gpu['name']}, {size(budget)}{cards}"
     )
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
@@ -70,6 +71,11 @@ def show_ways(document: Mapping[str, Any]) -> None:
     reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
     borrowed = gpu["achieved"]["borrowed"]
     times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
+    if job["processes"] > 1:
+        times += (
+            f"; each of {job['processes']} GPUs needs this memory, and what they send each other "
+        )
+        times += "takes more time"
     views.out.print(
         f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer "
         f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context "

@@ -1,0 +1,210 @@
+"""Several processes train as one would: each test starts two, as torchrun does, through Gloo."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from razorctl.cli.app import app
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training.run import finetune
+
+WORLD = 2
+JOB = Job("vit-micro", "digits", batch_size=16, steps=3, evaluate_every=3, warmup_steps=0)
+ROOT = Path(__file__).parents[2]
+
+
+def start(*args: str, folder: Path) -> list[subprocess.Popen[str]]:
+    """A process for each rank, which runs Python with `args`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *args],
+            cwd=folder,
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+            | world
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each."""
+    both = [process.communicate(timeout=240) for process in started]
+    return [(p.returncode, *texts) for p, texts in zip(started, both, strict=True)]
+
+
+CASES = {
+    "full ddp": (Recipe("full"), {"strategy": "ddp", "accumulate": 2}),
+    "razor ddp": (Recipe("razor"), {"strategy": "ddp"}),
+    "razor fsdp": (Recipe("razor"), {"strategy": "fsdp"}),
+    "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
+    "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
+    "joint fsdp": (
+        Recipe("full", joint_budget=0.5, joint="branches"),
+        {"strategy": "fsdp", "optimizer": "adamw"},
+    ),
+}
+SCRIPT = """
+import shutil, sys, torch
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_processes as tests
+from razorctl import processes
+from razorctl.errors import DataError, ElsewhereError
+from razorctl.training.run import finetune
+
+first, cpu = processes.first(), torch.device("cpu")
+processes.join(cpu)
+
+def fail(ranks):
+    if processes.rank() in ranks:
+        raise DataError(f"of {processes.rank()}")
+    return "made"
+
+def together(ranks):
+    with processes.together():
+        fail(ranks)
+
+for call, wanted in (
+    (lambda: processes.of_first(lambda: fail([0])), DataError if first else ElsewhereError),
+    (lambda: together([0, 1]), DataError if first else ElsewhereError),
+    (lambda: together([1]), ElsewhereError),
+):
+    try:
+        call()
+    except DataError as error:
+        assert wanted is DataError and str(error) == "of 0"
+    except ElsewhereError as error:
+        assert wanted is ElsewhereError and error.exit_code == DataError.exit_code
+    else:
+        raise AssertionError
+together([])
+assert processes.of_first(lambda: fail([1])) == "made"
+assert processes.every(processes.rank()) == [0, 1]
+assert processes.most(7 + processes.rank(), cpu) == 8
+assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
+
+for name, (recipe, settings) in tests.CASES.items():
+    job = replace(tests.JOB, processes=2, **settings)
+    run = finetune(job, recipe, out=name, device="cpu")
+    next(run), run.save()
+    if first:
+        shutil.copytree(name, f"{name}, stopped")
+    next(run), next(run)
+    weights = {k: getattr(v, "full_tensor", lambda: v)() for k, v in run.model.state_dict().items()}
+    torch.save(weights, f"{name}.{processes.rank()}.pt")
+    for _ in run:
+        pass
+    resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
+    assert len(resumed.history) == 1
+    for _ in resumed:
+        pass
+processes.leave()
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The folder in which both processes ran every case, and resumed it after its first step."""
+    folder = tmp_path_factory.mktemp("both")
+    for code, _, errors in ended(start("-c", SCRIPT, str(Path(__file__).parent), folder=folder)):
+        assert code == 0, errors
+    return folder
+
+
+def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
+    job = Job(**{**vars(JOB), **settings})
+    run = finetune(job, recipe, out=out, device="cpu")
+    for _ in run:
+        pass
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batches"),
+    [("full ddp", 1), ("lora fsdp", 1), ("razor ddp", 2), ("razor fsdp", 2)],
+)
+def test_weights_are_those_of_one_process(name, micro_batches, both, tmp_path):
+    # What razor packs depends on the rows that it packs together.
+    one = alone(CASES[name][0], tmp_path / "run", accumulate=micro_batches)
+    two = load_file(both / name / "model.safetensors")
+    assert one.keys() == two.keys()
+    for key, weight in one.items():
+        torch.testing.assert_close(two[key], weight, rtol=1e-3, atol=3e-4, msg=key)
+    results = [json.loads((f / "result.json").read_text()) for f in (tmp_path / "run", both / name)]
+    assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 360)
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_processes_have_the_same_weights(name, both):
+    first, second = (torch.load(both / f"{name}.{rank}.pt") for rank in range(WORLD))
+    assert first
+    for key in first:
+        torch.testing.assert_close(first[key], second[key], rtol=0, atol=0, msg=key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resumed_run_ends_with_the_same_weights(name, both):
+    resumed, once = (load_file(both / n / "model.safetensors") for n in (f"{name}, stopped", name))
+    assert resumed.keys() == once.keys()
+    assert all(torch.equal(resumed[key], once[key]) for key in once)
+
+
+def test_a_lora_run_saves_its_adapter(both):
+    assert (both / "lora fsdp/adapter/adapter_model.safetensors").exists()
+
+
+RUN = ("-m", "razorctl", "finetune", "vit-micro", "digits", "--device", "cpu", "--json")
+
+
+def test_the_first_process_speaks_for_all(tmp_path):
+    args = ("--steps", "2", "--batch-size", "8", "--out", "run", "--strategy", "fsdp")
+    (code, out, errors), other = ended(start(*RUN, *args, folder=tmp_path))
+    assert code == 0, errors
+    assert json.loads(out)["job"]["processes"] == WORLD
+    assert "2 processes (fsdp)" in errors
+    assert other == (0, "", "")
+
+
+def test_an_error_is_said_once(tmp_path):
+    (first, _, errors), other = ended(start(*RUN, "--batch-size", "33", folder=tmp_path))
+    assert first == 2
+    assert errors.count("cannot be split over 2 processes") == 1
+    assert other == (2, "", "")
+
+
+def test_what_several_processes_cannot_do(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(WORLD))
+    job = Job("vit-micro", "digits", processes=WORLD, compile=True)
+    with pytest.raises(UsageError, match="steps of several processes are not compiled"):
+        finetune(job, device="cpu")
+    with pytest.raises(
+        UsageError, match=r"for 4 processes, and 2 .* torchrun --nproc-per-node 4 -m"
+    ):
+        finetune(replace(JOB, processes=4), device="cpu")
+    with pytest.raises(UsageError, match="adamw8bit cannot be sharded"):
+        replace(JOB, processes=WORLD, strategy="fsdp", optimizer="adamw8bit")
+    result = CliRunner().invoke(app, ["plan", "vit-micro", "digits", "--vram", "11GB"])
+    assert result.exit_code == 2
+    assert "only finetune runs in several processes" in result.stderr
