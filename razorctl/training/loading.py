@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from razorctl.job import Job
@@ -106,6 +108,11 @@ def in_order(data: Dataset[Any], job: Job, device: torch.device) -> DataLoader[A
     """Loads all rows in micro-batches, for an evaluation."""
     assert job.batch_size is not None
     return DataLoader(data, batch_size=job.batch_size // job.accumulate, **workers(device))
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on a device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def workers(device: torch.device, persistent: bool = False) -> dict[str, Any]:

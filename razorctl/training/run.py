@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 import razorctl
@@ -29,7 +28,7 @@ from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import refuse
 from razorctl.training.evaluation import evaluate
 from razorctl.training.learner import Learner
-from razorctl.training.loading import Loading, in_order
+from razorctl.training.loading import Loading, in_order, moved
 from razorctl.training.metrics import Metrics
 from razorctl.training.mixing import mixing
 
@@ -102,7 +101,10 @@ class Run(Iterator[Step]):
         self.logits = family.logits
         self._feed(family, splits)
         progress("tracing what a step saves")
-        example, _ = self._to_device(next(iter(self.loading.loader)))
+        assert job.batch_size is not None
+        # The largest micro-batch, so that no step saves more than is traced by it.
+        example = family.example(self.model, job.batch_size // job.accumulate, job.input_size)
+        example = moved(example, device)
         dtype = DTYPES[job.precision]
         self.full_saved_bytes = saved_bytes(self.model, example, autocast=dtype)
         self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
@@ -130,6 +132,8 @@ class Run(Iterator[Step]):
         """Loads rows of each split as the model takes them."""
         job, device = self.job, self.device
         transform = changed = family.transform(self.model, job.input_size)
+        if job.compile and family.padded is not None:
+            changed = family.padded(self.model, job.input_size)  # or each length is compiled
         if job.augment != "none":
             assert family.augmented is not None
             assert job.augment is not None
@@ -292,8 +296,8 @@ class Run(Iterator[Step]):
         return scores | {"metrics": dict(figures)} | validation
 
     def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
-        moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
-        return moved["inputs"], moved["labels"]
+        found = moved(batch, self.device)
+        return found["inputs"], found["labels"]
 
     def _reset_peak(self) -> None:
         if self.device.type == "cuda":
