@@ -6,6 +6,7 @@ package `own` is for what has no entry: files and folders of a user, and any set
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import models
@@ -99,6 +100,13 @@ def of(job: Job) -> Source:
                 "out."
             )
     return DATASETS[job.dataset]
+
+
+def place(name: str) -> str:
+    """The name of a data set, which for files and folders of one's own is their absolute path."""
+    if name in DATASETS or not Path(name).expanduser().exists():
+        return name
+    return str(Path(name).expanduser().resolve())
 
 
 def usual(model: str) -> str:

@@ -82,7 +82,8 @@ class Run(Iterator[Step]):
         family, source = data.pair(job)
         splits = source.load(progress)
         self.skipped, self.classes = splits.skipped, splits.classes
-        job = replace(job, precision=precision(job, device))
+        # By its absolute path, so that the run can be resumed from any directory.
+        job = replace(job, dataset=data.place(job.dataset), precision=precision(job, device))
         self.job = job = job.resolved(family.defaults, len(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data import Progress, Splits
+from razorctl.data import Progress, Splits, place
 from razorctl.data.own import images, rows
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
@@ -136,7 +136,7 @@ class Checked:
     def _record(self, held: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""
         return {
-            "dataset": self.raw.name,
+            "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
             "validation": share(self.raw, self.job),
             "seed": self.job.seed,
