@@ -1,17 +1,19 @@
 """Data sets of one's own: what a name that is not registered stands for."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from razorctl.config.registry import unknown
-from razorctl.data import DATASETS, Source
+from razorctl.data import DATASETS, Progress, Source, Splits
 from razorctl.data.own import folder, hub, tables
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.rows import faults
-from razorctl.data.own.splitting import Checked
+from razorctl.data.own.splitting import Checked, held, share
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.models import Modality
 
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
@@ -19,21 +21,53 @@ SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 def find(job: Job) -> Source:
     """The data set that a job names by a path or by `hf:`, read as far as planning needs it.
 
-    Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
-    used, and MissingError if it is not on the hub.
+    Of a set of the hub whose card says enough no data are fetched before they are loaded. Raises
+    UsageError if there is none or it is not clear how to use it, DataError if it cannot be used,
+    and MissingError if it is not on the hub.
     """
-    checked = _checked(hub.read(job) if job.dataset.startswith(hub.PREFIX) else _local(job), job)
-    raw, counts = checked.raw, checked.counts()
+    if not job.dataset.startswith(hub.PREFIX):
+        return _source(job, _checked(_local(job), job))
+    card = hub.card(job)
+    return _source(job, _checked(hub.read(job), job)) if card is None else _of_card(job, card)
+
+
+def _source(job: Job, checked: Checked) -> Source:
+    raw = checked.raw
+    return _described(job, raw.modality, raw.told, checked.classes, checked.counts(), checked.load)
+
+
+def _of_card(job: Job, card: hub.Card) -> Source:
+    """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
+    counts = dict(card.counts)
+    counts["aside"] = held(counts["train"], share(job.dataset, counts, job))
+    counts["train"] -= counts["aside"]
+
+    def load(progress: Progress = lambda _: None) -> Splits:
+        return _checked(hub.read(job), job).load(progress)
+
+    used = card.columns
+    told = f"{used.told}, as its card says"
+    return _described(job, used.modality, told, card.classes, counts, load)
+
+
+def _described(
+    job: Job,
+    modality: Modality,
+    told: str,
+    classes: Sequence[str],
+    counts: Mapping[str, int],
+    load: Callable[..., Splits],
+) -> Source:
     evaluated = "test" if "test" in counts else "validation"
     return Source(
-        raw.name,
-        raw.told,
-        raw.modality,
-        len(checked.classes),
+        job.dataset,
+        told,
+        modality,
+        len(classes),
         counts["train"],
         counts.get(evaluated) or counts["aside"],
-        checked.load,
-        _told(checked, counts),
+        load,
+        _told(job.dataset, told, classes, counts),
     )
 
 
@@ -77,9 +111,10 @@ def _read(name: str, path: Path, job: Job) -> Raw:
     return tables.read(name, {path.stem: [path]}, job, single=True)
 
 
-def _told(checked: Checked, counts: dict[str, int]) -> tuple[str, ...]:
+def _told(
+    name: str, told: str, classes: Sequence[str], counts: Mapping[str, int]
+) -> tuple[str, ...]:
     """Lines on what was detected."""
-    raw, classes = checked.raw, checked.classes
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     parts = [f"{counts['train']:,} rows to train on"]
     if counts["aside"]:
@@ -88,7 +123,7 @@ def _told(checked: Checked, counts: dict[str, int]) -> tuple[str, ...]:
         f"{counts[split]:,} for {split}" for split in ("validation", "test") if split in counts
     ]
     return (
-        f"{raw.name}: {raw.told}",
+        f"{name}: {told}",
         f"{len(classes):,} classes: {few}",
         ", ".join(parts),
     )
