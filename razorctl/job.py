@@ -57,6 +57,7 @@ class Job:
         the end, or is empty, is not used; None detects them.
     validation: share of the training rows that is put aside if there is no validation split.
     skip_bad: whether bad rows are left out; otherwise they are refused.
+    streaming: whether rows are read as they come, for data that fit neither memory nor disk.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Job:
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
+    streaming: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -152,8 +154,10 @@ class Job:
         if self.image_column is not None and self.text_column is not None:
             raise UsageError("a model takes images or texts; give an image or a text column.")
 
-    def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
+    def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.
+
+        Of streamed examples the number may not be known, which is None.
 
         defaults: a model's, as in `Model.defaults`. Only `save_every`, and `input_size`, which is
         the model's own, may stay None. Raises UsageError if a batch is larger than the data, or
@@ -169,7 +173,12 @@ class Job:
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None
-        if job.batch_size > examples:
+        if examples is None and job.epochs is not None:
+            raise UsageError(
+                f"the number of rows of {job.dataset} is not known before they are streamed; give "
+                "--steps, not epochs."
+            )
+        if examples is not None and job.batch_size > examples:
             raise UsageError(
                 f"batch size {job.batch_size} is larger than the {examples} training examples of "
                 f"{job.dataset}; use at most {examples}."
@@ -184,7 +193,7 @@ class Job:
                 f"mixup and cutmix mix pairs, and a micro-batch has "
                 f"{job.batch_size // job.accumulate} images; give an even number."
             )
-        if job.epochs is not None:
+        if job.epochs is not None and examples is not None:
             job = replace(
                 job, epochs=None, steps=math.ceil(job.epochs * (examples // job.batch_size))
             )

@@ -84,9 +84,15 @@ JOB = _typed(
         help="Share put aside of the training rows, if there is no validation. [default: 0.1]"
     ),
     skip_bad=_of_data(help="Leave bad rows out instead of refusing them. [default: no]"),
+    streaming=_of_data(
+        help="Read rows as they come, if they fit neither memory nor disk. [default: no]"
+    ),
     seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
-OF_DATA = ("image_column", "text_column", "label_column", "split", "validation", "skip_bad")
+OF_DATA = (
+    *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),
+    "streaming",
+)
 RECIPE = _typed(
     Recipe,
     method=_of_recipe(

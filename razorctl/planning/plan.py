@@ -32,7 +32,7 @@ class Plan:
     gpu: Gpu
     budget: int
     prefer: Prefer
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     steps: tuple[str, ...]
@@ -211,7 +211,7 @@ def plan(
         gpu=gpu,
         budget=search.budget,
         prefer=prefer,
-        steps_per_epoch=search.examples // search.job.batch_size,
+        steps_per_epoch=search.examples and search.examples // search.job.batch_size,
         candidates=search.rows,
         chosen=chosen,
         steps=tuple(search.reasons[prefer]),

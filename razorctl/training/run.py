@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import razorctl
 from razorctl import data, devices, models
+from razorctl.data.own.stream import count
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory.saved import saved_bytes
@@ -42,12 +43,12 @@ log = logging.getLogger(__name__)
 class Step:
     """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
 
-    They are those of the validation split if there is one, else of the test split; `metrics` has
-    all figures of `evaluation.evaluate`.
+    The figures are those of the validation split if there is one, else of the test split; `metrics`
+    has all of `evaluation.evaluate`. `epoch` is None if it is not known how many steps one has.
     """
 
     step: int
-    epoch: float
+    epoch: float | None
     loss: float
     learning_rate: float
     grad_norm: float
@@ -84,12 +85,12 @@ class Run(Iterator[Step]):
         self.skipped, self.classes = splits.skipped, splits.classes
         # By its absolute path, so that the run can be resumed from any directory.
         job = replace(job, dataset=data.place(job.dataset), precision=precision(job, device))
-        self.job = job = job.resolved(family.defaults, len(splits.train))
+        self.job = job = job.resolved(family.defaults, count(splits.train))
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
         if plan is not None and device.type == "cuda":
-            _hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
+            devices.hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
         self.stop: Callable[[], BaseException | None] = lambda: None
         self.checkpoints = Checkpoints(out)
         found = self.checkpoints.newest
@@ -124,7 +125,7 @@ class Run(Iterator[Step]):
                     "directory with --out."
                 )
             self.history = [Step(**step) for step in known["history"]]
-            self.peak_bytes = known["peak_bytes"]
+            self.peak_bytes, self.loading.begun = known["peak_bytes"], tuple(known["begun"])
         self.metrics = Metrics(out, (json.dumps(asdict(step)) for step in self.history))
         self._steps = self._train()
         rundir.write_settings(out, job, recipe, devices.name(device), plan, splits.record)
@@ -143,7 +144,8 @@ class Run(Iterator[Step]):
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         # By which data that has changed is known.
-        self._data = {"train": len(splits.train), self.split: len(rows), "classes": [*self.classes]}
+        counts = {"train": count(splits.train), self.split: count(rows)}
+        self._data = {**counts, "classes": [*self.classes]}
         self.evaluated = in_order(rows.with_transform(transform), job, device)
         self.test_data: DataLoader[Any] | None = None
         self.tested: dict[str, float] | None = None
@@ -154,8 +156,8 @@ class Run(Iterator[Step]):
         return next(self._steps)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in the training data."""
+    def steps_per_epoch(self) -> int | None:
+        """Whole batches in the training data; None if that is not known."""
         return self.loading.steps_per_epoch
 
     def _train(self) -> Iterator[Step]:
@@ -164,7 +166,7 @@ class Run(Iterator[Step]):
         batches = self.loading.batches(len(self.history))
         for step in range(len(self.history) + 1, self.job.steps + 1):
             try:
-                taken = self._step(step, next(batches))
+                taken = self._step(step, batches)
             except DivergedError as error:
                 saved = self.save(diverged=True)
                 raise self._diverged(error, step, saved) from None
@@ -180,13 +182,13 @@ class Run(Iterator[Step]):
                 raise stop
         self._finish()
 
-    def _step(self, step: int, micro_batches: Iterable[Any]) -> Step:
+    def _step(self, step: int, batches: Iterator[Iterable[Any]]) -> Step:
         """Takes a step, and evaluates if that is due."""
         assert self.job.batch_size is not None
         assert self.job.evaluate_every is not None
         start, rate = time.perf_counter(), self.learner.rate
         self._reset_peak()
-        loss, norm = self.learner.step(map(self.mix, map(self._to_device, micro_batches)))
+        loss, norm = self.learner.step(map(self.mix, map(self._to_device, next(batches))))
         values = {"loss": loss.item(), "grad_norm": norm.item()}  # waits for the device
         seconds = time.perf_counter() - start
         self._note_peak()
@@ -195,7 +197,7 @@ class Run(Iterator[Step]):
         figures = self.evaluate() if due else {}
         return Step(
             step=step,
-            epoch=step / self.steps_per_epoch,
+            epoch=self.steps_per_epoch and step / self.steps_per_epoch,
             learning_rate=rate,
             seconds=seconds,
             samples_per_second=self.job.batch_size / seconds,
@@ -235,6 +237,7 @@ class Run(Iterator[Step]):
                 more = {
                     "history": [asdict(step) for step in self.history],
                     "data": self._data,
+                    "begun": self.loading.begun,
                     "peak_bytes": self.peak_bytes,
                 }
                 self.checkpoints.save(marker, partial(self.learner.write, more=more))
@@ -261,7 +264,7 @@ class Run(Iterator[Step]):
         """
         last, payoff, best = self.history[-1], self.trial.payoff, self._best()
         seconds = [step.seconds for step in self.history]
-        compiling = self.trial.compile_seconds / len(seconds)
+        per_epoch, compiling = self.steps_per_epoch, self.trial.compile_seconds / len(seconds)
         return {
             "run_dir": str(self.out),
             "model": self.job.model,
@@ -274,7 +277,7 @@ class Run(Iterator[Step]):
             "full_saved_bytes": self.full_saved_bytes,
             "peak_bytes": self.peak_bytes,
             "step_seconds": median(seconds),
-            "epoch_seconds": (fmean(seconds) - compiling) * self.steps_per_epoch,
+            "epoch_seconds": per_epoch and (fmean(seconds) - compiling) * per_epoch,
             "device": devices.name(self.device),
             "weights": str(self.out / rundir.WEIGHTS),
             "best_step": best.step if best else last.step,
@@ -358,12 +361,6 @@ def _check_same(out: Path, found: Checkpoint, job: Job, recipe: Recipe) -> None:
     if found.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
         del known["learning_rate"]
     rundir.refuse_others(out, known, wanted)
-
-
-def _hold_to(budget: int, device: torch.device) -> None:
-    """Limits this process to `budget` bytes of tensors, even if the card has more."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
 
 
 def finetune(
