@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from razorctl.surgery.byte_budget import saved_bytes
     from razorctl.surgery.sparsify import recipe_of, restore, sparsify
     from razorctl.training.callback import RazorCallback
+    from razorctl.training.metrics import Step
     from razorctl.training.profiler import Profile, profile
-    from razorctl.training.run import Step, finetune
+    from razorctl.training.run import finetune
 
 __version__ = "0.1.0"
 
@@ -26,7 +27,7 @@ _HOMES = {
     "RazorCallback": "training.callback",
     "Recipe": "recipe",
     "Rule": "rules.base",
-    "Step": "training.run",
+    "Step": "training.metrics",
     "finetune": "training.run",
     "plan": "planning.plan",
     "profile": "training.profiler",

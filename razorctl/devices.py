@@ -28,3 +28,9 @@ def find(name: torch.device | str | None) -> torch.device:
 def name(device: torch.device) -> str:
     """The name of a device for users: a GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def hold_to(budget: int, device: torch.device) -> None:
+    """Limits this process to `budget` bytes of tensors, even if the card has more."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)

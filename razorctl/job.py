@@ -11,6 +11,8 @@ from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 AUGMENT = ("none", "crop", "rand")
+# Figures that an evaluation has, the loss by its least value.
+METRICS = ("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss")
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
@@ -48,6 +50,11 @@ class Job:
     layer_decay: factor of the learning rate from each layer to the one below.
     warmup_steps: steps in which the learning rate rises to `learning_rate`.
     clip_norm: largest norm of the whole gradient.
+    max_ratio: the largest ratio that a plan may choose, and a run whose steps run out of memory.
+    strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
+        smaller micro-batches, then at a higher ratio, then with a lower joint budget.
+    metric: the figure by which the best weights are chosen; None is the data set's own.
+    patience: evaluations without a better one after which the run ends.
     evaluate_every: steps between evaluations, on the validation split or, without one, on the test
         split; the last step has one as well.
     save_every: steps between checkpoints; None is with every evaluation. The last step has one as
@@ -63,6 +70,7 @@ class Job:
         the end, or is empty, is not used; None detects them.
     validation: share of the training rows that is put aside if there is no validation split.
     skip_bad: whether bad rows are left out; otherwise they are refused.
+    streaming: whether rows are read as they come, for data that fit neither memory nor disk.
     """
 
     model: str
@@ -86,6 +94,10 @@ class Job:
     layer_decay: float = 1.0
     warmup_steps: int | None = None
     clip_norm: float = 1.0
+    max_ratio: float = 0.95
+    strict: bool = False
+    metric: str | None = None
+    patience: int | None = None
     evaluate_every: int | None = None
     save_every: int | None = None
     keep_checkpoints: bool = False
@@ -97,6 +109,7 @@ class Job:
     split: str | None = None
     validation: float | None = None
     skip_bad: bool = False
+    streaming: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +127,7 @@ class Job:
             ("optimizer", get_args(OptimizerName)),
             ("strategy", get_args(Strategy)),
             *([] if self.augment is None else [("augment", AUGMENT)]),
+            *([] if self.metric is None else [("metric", METRICS)]),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
@@ -129,6 +143,7 @@ class Job:
             "clip_norm",
             "evaluate_every",
             "save_every",
+            "patience",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -142,6 +157,10 @@ class Job:
             )
         if self.layer_decay > 1:
             raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
+        if not 0 <= self.max_ratio < 1:
+            raise UsageError(
+                f"max ratio {self.max_ratio!r} is outside [0, 1); give one such as 0.95."
+            )
         if self.label_smoothing >= 1:
             raise UsageError(
                 f"label smoothing {self.label_smoothing:g} leaves nothing of a label; give less "
@@ -167,8 +186,10 @@ class Job:
         if self.image_column is not None and self.text_column is not None:
             raise UsageError("a model takes images or texts; give an image or a text column.")
 
-    def resolved(self, defaults: Mapping[str, Any], examples: int) -> "Job":
+    def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.
+
+        Of streamed examples the number may not be known, which is None.
 
         defaults: a model's, as in `Model.defaults`. Only `save_every`, and `input_size`, which is
         the model's own, may stay None. Raises UsageError if a batch is larger than the data, or
@@ -184,7 +205,12 @@ class Job:
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None
-        if job.batch_size > examples:
+        if examples is None and job.epochs is not None:
+            raise UsageError(
+                f"the number of rows of {job.dataset} is not known before they are streamed; give "
+                "--steps, not epochs."
+            )
+        if examples is not None and job.batch_size > examples:
             raise UsageError(
                 f"batch size {job.batch_size} is larger than the {examples} training examples of "
                 f"{job.dataset}; use at most {examples}."
@@ -204,7 +230,7 @@ class Job:
                 f"mixup and cutmix mix pairs, and a micro-batch has {job.micro_batch} images; "
                 "give an even number."
             )
-        if job.epochs is not None:
+        if job.epochs is not None and examples is not None:
             job = replace(
                 job, epochs=None, steps=math.ceil(job.epochs * (examples // job.batch_size))
             )

@@ -248,6 +248,75 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
         data.of(Job("bert-base", "hf:films/reviews:plain"))
 
 
+CARD = """---
+dataset_info:
+  features:
+  - name: {text}
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': bad
+          '1': good
+  splits:
+  - name: train
+    num_examples: {rows}
+  - name: test
+    num_examples: 20
+---
+"""
+
+
+def write_described(snapshot, text="text", rows=20):
+    kinds = ClassLabel(names=["bad", "good"])
+    for split in ("train", "test"):
+        found = Dataset.from_dict({text: ["a film"] * 20, "label": [0, 1] * 10})
+        found.cast_column("label", kinds).to_parquet(snapshot / f"{split}.parquet")
+    (snapshot / "README.md").write_text(CARD.format(text=text, rows=rows))
+
+
+def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypatch):
+    local_hub.cache(server, "dataset", "films/described", write_described)
+    job = Job("bert-base", "hf:films/described")
+    source = data.of(job)
+    (snapshot,) = hub.glob("datasets--films--described/snapshots/*")
+    assert [path.name for path in snapshot.iterdir()] == ["README.md"]
+    assert (source.modality, source.classes) == ("text", 2)
+    assert (source.train_examples, source.test_examples) == (18, 20)
+    assert source.told == (
+        "hf:films/described: text in text, label in label, as its card says",
+        "2 classes: bad, good",
+        "18 rows to train on, 2 put aside for validation, 20 for test",
+    )
+    splits = source.load()  # which has what was said
+    assert splits.classes == ("bad", "good")
+    assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert data.of(job).told == source.told
+
+
+def test_a_plan_fetches_no_data(server, hub, monkeypatch):
+    monkeypatch.setitem(models.models(), "bert-base", local_hub.ENTRIES["bert-base"])
+    local_hub.cache(server, "dataset", "films/described", partial(write_described, rows=25_000))
+    words = ["plan", "bert-base", "hf:films/described", "--gpu", "t4", "--batch-size", "8"]
+    result = CliRunner().invoke(app, [*words, "--max-ratio", "0.5", "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert "22,500 rows to train on, 2,500 put aside" in result.stderr
+    assert json.loads(result.stdout)["steps_per_epoch"] == 22_500 // 8
+    assert not list(hub.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"text_column": "body"}])
+def test_a_card_that_leaves_it_open_is_no_use(settings, server, hub):
+    """Only the values of a column that is called otherwise say that it is text."""
+    write = partial(write_described, text="body", rows=7)
+    local_hub.cache(server, "dataset", "films/odd", write)
+    source = data.of(Job("bert-base", "hf:films/odd", **settings))
+    fetched = bool(list(hub.rglob("train.parquet")))
+    assert (fetched, source.train_examples) == ((True, 18) if not settings else (False, 6))
+
+
 def test_a_data_set_that_the_hub_does_not_have(server, hub):
     with pytest.raises(MissingError, match="the hub answers 404 for films/none; try again later"):
         data.of(Job("bert-base", "hf:films/none"))

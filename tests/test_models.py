@@ -234,6 +234,38 @@ def test_bert_takes_pairs(hub):
     assert inputs["attention_mask"].sum(1).tolist() == [6, 7]
 
 
+@pytest.mark.parametrize(
+    ("words", "size", "tokens"), [([1, 4], None, 8), ([7, 2, 1], 64, 16), ([30], 20, 20)]
+)
+def test_a_batch_of_texts_is_as_long_as_its_longest(words, size, tokens, hub):
+    local_hub.cache_model(hub, "bert-base")
+    entry = LOADABLE["bert-base"]
+    model = entry.build(2, size).eval()
+    rows = {"text": ["cat " * n for n in words], "label": [n % 2 for n in words]}
+    found = []
+    for transform in (entry.transform, entry.padded):
+        inputs = stack(transform(model, size)(rows)["inputs"])
+        torch.nn.functional.cross_entropy(
+            entry.logits(model, inputs), torch.tensor(rows["label"])
+        ).backward()
+        grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+        model.zero_grad()
+        found.append((inputs, entry.logits(model, inputs), grads))
+    (short, logits, grads), (full, *reference) = found
+    assert {tuple(t.shape) for t in short.values()} == {(len(words), tokens)}
+    assert shapes(full) == shapes(entry.example(model, len(words), size))
+    torch.testing.assert_close([logits, grads], reference, rtol=1e-4, atol=1e-6)
+
+
+def test_a_tokenizer_that_cannot_pad_is_refused(hub):
+    folder = local_hub.cache_model(hub, "bert-base")
+    settings = next(folder.glob("snapshots/*/tokenizer_config.json")).resolve()
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "pad_token": None}))
+    entry = LOADABLE["bert-base"]
+    with pytest.raises(DataError, match="the tokenizer of bert-base has no padding token; choose"):
+        entry.transform(entry.bare(2), None)
+
+
 def test_bert_base_is_what_its_authors_released():
     model = find("bert-base").bare(2)
     assert isinstance(model, BertForSequenceClassification)

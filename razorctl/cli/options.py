@@ -73,6 +73,10 @@ JOB = _typed(
     layer_decay=_of_job(help="Factor of the learning rate per layer below the last. [default: 1]"),
     warmup_steps=_of_job(help="Steps in which the learning rate rises."),
     clip_norm=_of_job(help="Largest norm of the gradient."),
+    max_ratio=_of_job(help="Largest ratio of a plan, and of steps out of memory. [default: 0.95]"),
+    strict=_of_job(help="End when a step is out of memory, not change it. [default: no]"),
+    metric=_of_job(help="Figure that chooses the best weights. [default: the data set's]"),
+    patience=_of_job(help="Evaluations without a better one that end the run."),
     evaluate_every=_of_job(help="Steps between evaluations."),
     save_every=_of_job(help="Steps between checkpoints. [default: every evaluation]"),
     keep_checkpoints=_of_job(help="Keep the checkpoints of a finished run. [default: no]"),
@@ -86,9 +90,15 @@ JOB = _typed(
         help="Share put aside of the training rows, if there is no validation. [default: 0.1]"
     ),
     skip_bad=_of_data(help="Leave bad rows out instead of refusing them. [default: no]"),
+    streaming=_of_data(
+        help="Read rows as they come, if they fit neither memory nor disk. [default: no]"
+    ),
     seed=_of_job(help="Seed of the classifier, the data order and the draws."),
 )
-OF_DATA = ("image_column", "text_column", "label_column", "split", "validation", "skip_bad")
+OF_DATA = (
+    *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),
+    "streaming",
+)
 RECIPE = _typed(
     Recipe,
     method=_of_recipe(
@@ -123,9 +133,6 @@ PLANNING: dict[str, Any] = {
         ),
     ],
     "prefer": Annotated[str | None, of_plan(help="balanced, exact or fast. [default: balanced]")],
-    "max_ratio": Annotated[
-        float | None, of_plan(help="Largest ratio a plan may choose. [default: 0.95]")
-    ],
 }
 SETTINGS = PLANNING | RECIPE | JOB
 

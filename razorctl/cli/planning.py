@@ -44,7 +44,7 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
         from razorctl.training.compiled import refuse
 
         refuse(job, recipe, place or torch.device("cuda"))  # `finetune` would, when it is run
-    search = {name: given[name] for name in ("prefer", "max_ratio") if name in given}
+    search = {name: given[name] for name in ("prefer",) if name in given}
     with view.planning(gpu.name, budget, source) as report:
         return planner.plan(
             job,

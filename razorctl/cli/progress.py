@@ -53,11 +53,12 @@ def train(
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
         if run.skipped:
-            bad = "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
-            views.note(f"{bad} left out; {out / rundir.SPLIT} has their numbers.")
+            views.note(f"{_bad(run)} left out; {out / rundir.SPLIT} has their numbers.")
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
             (_bar if views.err.is_interactive else _lines)(run)
+        if run.job.streaming and run.skipped:
+            views.note(f"{_bad(run)} left out, counted each time that rows were read.")
     except (KeyboardInterrupt, Terminated) as stop:
         if before or rundir.settings(out) is not None:
             stop.add_note(
@@ -67,6 +68,10 @@ def train(
             stop.add_note("before the first step; nothing was written")
         raise
     return run
+
+
+def _bad(run: "Run") -> str:
+    return "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
 
 
 def _bar(run: "Run") -> None:

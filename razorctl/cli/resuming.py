@@ -33,6 +33,8 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     document = rundir.document(out / rundir.PLAN)
     known = rundir.merged(job, recipe)
     wanted = {name: value for name, value in told.given.items() if name in known}
+    if "dataset" in wanted:
+        wanted["dataset"] = data.place(wanted["dataset"])
     if document is not None:
         wanted.pop("accumulate", None)  # the plan has chosen it
     if "epochs" in wanted:

@@ -4,8 +4,9 @@ Every module of this package is imported and defines `DATASETS`, a tuple of `Sou
 package `own` is for what has no entry: files and folders of a user, and any set of the hub.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import models
@@ -16,6 +17,8 @@ from razorctl.job import Job
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from razorctl.data.own.stream import Stream
+
 Progress = Callable[[str], None]  # is called with what is being done
 SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
 
@@ -24,22 +27,25 @@ SETTINGS = ("image_column", "text_column", "label_column", "split", "validation"
 class Splits:
     """The rows of each split, and the class names; a validation or a test split is there.
 
+    Splits are data sets, or all are streams if the job says so.
+
     A row has a `label`, which is an index into `classes`, and an `image`, or a `text` and
     sometimes a `text_pair`.
 
-    skipped: a line for each bad row that is left out. record: what was put aside and skipped, a
-    JSON value from which the splits can be repeated; None if all rows are used as they are.
+    skipped: a line for each bad row that is left out; of streams, as they are read. record: what
+    was put aside and skipped, a JSON value from which the splits can be repeated; None if all rows
+    are used as they are, or streamed.
     """
 
-    train: "Dataset"
-    validation: "Dataset | None"
-    test: "Dataset | None"
+    train: "Dataset | Stream"
+    validation: "Dataset | Stream | None"
+    test: "Dataset | Stream | None"
     classes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
+    skipped: Sequence[str] = ()
     record: Mapping[str, Any] | None = None
 
     @property
-    def evaluated(self) -> tuple[str, "Dataset"]:
+    def evaluated(self) -> tuple[str, "Dataset | Stream"]:
         """The name and the rows of the split that is evaluated during training."""
         if self.validation is not None:
             return "validation", self.validation
@@ -51,20 +57,23 @@ class Splits:
 class Source:
     """A data set, with what is known before it is loaded.
 
-    test_examples: rows of the split that is evaluated at the end.
+    train_examples, test_examples: rows of the split that is trained on, and of the one that is
+        evaluated at the end; None if they are not known before they are streamed.
     load: returns the splits; it may be given a `Progress`. Raises MissingError if the files cannot
         be found, and DataError if they cannot be read.
     told: lines on what was detected.
+    metric: the figure that it is judged by.
     """
 
     name: str
     summary: str
     modality: models.Modality
     classes: int
-    train_examples: int
-    test_examples: int
+    train_examples: int | None
+    test_examples: int | None
     load: Callable[..., Splits]
     told: tuple[str, ...] = ()
+    metric: str = "accuracy"
 
 
 DATASETS: dict[str, Source] = {
@@ -92,6 +101,8 @@ def of(job: Job) -> Source:
         from razorctl.data import own  # which needs the definitions above
 
         return own.find(job)
+    if job.streaming:
+        raise UsageError(f"{job.dataset} is read as a whole; leave --streaming out.")
     for name in SETTINGS:
         if getattr(job, name) is not None:
             raise UsageError(
@@ -99,6 +110,13 @@ def of(job: Job) -> Source:
                 "out."
             )
     return DATASETS[job.dataset]
+
+
+def place(name: str) -> str:
+    """The name of a data set, which for files and folders of one's own is their absolute path."""
+    if name in DATASETS or not Path(name).expanduser().exists():
+        return name
+    return str(Path(name).expanduser().resolve())
 
 
 def usual(model: str) -> str:

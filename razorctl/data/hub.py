@@ -96,11 +96,19 @@ def from_hub(
     test_examples: int,
     train: tuple[str, ...] = ("data/train-*.parquet",),
     test: tuple[str, ...] = ("data/test-*.parquet",),
+    metric: str = "accuracy",
 ) -> Source:
     """The `Source` of a data set on the hub; see `load` for the arguments."""
     read = partial(load, name, repo, train, test, columns, classes)
     return Source(
-        name, f"{summary}; from the hub", modality, classes, train_examples, test_examples, read
+        name,
+        f"{summary}; from the hub",
+        modality,
+        classes,
+        train_examples,
+        test_examples,
+        read,
+        metric=metric,
     )
 
 
@@ -113,6 +121,7 @@ def glue(
     train_examples: int,
     test_examples: int,
     test: str = "validation",
+    metric: str = "accuracy",
 ) -> Source:
     """The `Source` of a task of GLUE; `columns` are those of its text or of its two texts.
 
@@ -129,6 +138,7 @@ def glue(
         test_examples=test_examples,
         train=(f"{name}/train-*.parquet",),
         test=(f"{name}/{test}-*.parquet",),
+        metric=metric,
     )
 
 
@@ -192,6 +202,7 @@ DATASETS = (
         ("sentence",),
         train_examples=8_551,
         test_examples=1_043,
+        metric="matthews",
     ),
     glue(
         "sst2",

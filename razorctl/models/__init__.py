@@ -28,14 +28,18 @@ class Model:
     build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
         MissingError if the weights cannot be found, and DataError if they cannot be read.
     bare: (classes, input size) -> the same model with fresh weights, without files or network.
-    transform: (model, input size) -> a function from data set rows to {"inputs": [...],
-        "labels": [...]}.
-    example: (model, batch size, input size) -> inputs of the shape of a batch of transformed rows.
+    transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
+        [...], "labels": [...]}. All inputs of a batch have one shape; those of texts are as long
+        as the longest of them, to a multiple of 8 tokens, and at most of the input size.
+    example: (model, batch size, input size) -> inputs of the largest shape of a batch of
+        transformed rows, which saved bytes are traced by.
     logits: (model, batched inputs) -> logits [batch, classes].
     save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
         own library, its configuration with these names and how its inputs are prepared.
     augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws its
         changes from the default generators; None if its inputs are never augmented.
+    padded: as `transform`, but all batches have the shape of `example`, as compiled steps need it;
+        None if they have anyway.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
     """
@@ -51,6 +55,7 @@ class Model:
     save: Callable[["nn.Module", Sequence[str], int | None, Path], None]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
+    padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
 
 
 _MODELS: dict[str, Model] = {

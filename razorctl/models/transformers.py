@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, UsageError
 from razorctl.models import Model, Rows
 
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 WITHOUT_CACHE = {"use_cache": False}
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 TOKENS = 128
+MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 
 
 def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "dict[str, Tensor]":
-    """A batch of texts [batch, tokens] that end in padding, as most do."""
+    """A batch of texts [batch, tokens] of the largest size, which end in padding, as most do."""
     import torch
 
     ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
@@ -50,16 +51,12 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _tokenized(tokenizer: Any, tokens: int, rows: Rows) -> Rows:
-    # All of one length, so that the saved bytes of a step are known.
-    batch = tokenizer(
-        rows["text"],
-        rows.get("text_pair"),
-        padding="max_length",
-        truncation=True,
-        max_length=tokens,
-        return_tensors="pt",
-    )
+def _tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
+    """Texts of one length: of the longest, rounded up to MULTIPLE, or of `tokens` if `fixed`."""
+    batch = tokenizer(rows["text"], rows.get("text_pair"), truncation=True, max_length=tokens)
+    longest = max(map(len, batch["input_ids"]))
+    length = tokens if fixed else min(tokens, -(-longest // MULTIPLE) * MULTIPLE)
+    batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
     return {"inputs": texts, "labels": rows["label"]}
 
@@ -112,14 +109,23 @@ def from_hub(
 
         folder = hub.fetch(name, repo, FILES, "model")
         with hub.reading(name, folder):
-            return AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        if tokenizer.pad_token is None:
+            raise DataError(
+                f"the tokenizer of {name} has no padding token; choose another model, or give it "
+                "one."
+            )
+        return tokenizer
 
-    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        """A function from rows of texts or text pairs to the model's inputs of `input_size` tokens.
+    def transform(
+        fixed: bool, _: "nn.Module", input_size: int | None = None
+    ) -> Callable[[Rows], Rows]:
+        """A function from rows of texts or text pairs to the model's inputs.
 
-        Raises MissingError if the tokenizer cannot be found, and DataError if it cannot be read.
+        They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
+        the tokenizer cannot be found, and DataError if it cannot be used.
         """
-        return partial(_tokenized, read_tokenizer(), input_size or TOKENS)
+        return partial(_tokenized, read_tokenizer(), input_size or TOKENS, fixed)
 
     def save(
         model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
@@ -136,7 +142,19 @@ def from_hub(
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
-    return Model(name, summary, "text", build, bare, transform, example, logits, save, defaults)
+    return Model(
+        name,
+        summary,
+        "text",
+        build,
+        bare,
+        partial(transform, False),
+        example,
+        logits,
+        save,
+        defaults,
+        padded=partial(transform, True),
+    )
 
 
 BERT_BASE = {

@@ -33,7 +33,7 @@ class Plan:
     gpu: Gpu
     budget: int
     prefer: Prefer
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     steps: tuple[str, ...]
@@ -174,7 +174,6 @@ def plan(
     *,
     budget: int | None = None,
     prefer: Prefer = "balanced",
-    max_ratio: float = 0.95,
     cache: traces.Cache | None = None,
     report: Callable[[str], object] = lambda _: None,
 ) -> Plan:
@@ -185,7 +184,7 @@ def plan(
     - `exact` takes the fastest exact way that fits.
     - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time
       and its gradient was measured at a cosine of 0.98 or more.
-    - `fast` takes the way with the least predicted time, with razor up to `max_ratio`.
+    - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`.
     No preference chooses a joint budget: the time of a step that trains a part of the model cannot
     be compared with one that trains all of it.
 
@@ -195,9 +194,7 @@ def plan(
     """
     if prefer not in get_args(Prefer):
         raise unknown("preference", prefer, get_args(Prefer))
-    if not 0 <= max_ratio < 1:
-        raise UsageError(f"max ratio {max_ratio!r} is outside [0, 1); give one such as 0.95.")
-    search = Search(job, gpu, budget or gpu.memory_bytes, recipe, max_ratio, cache, report)
+    search = Search(job, gpu, budget or gpu.memory_bytes, recipe, cache, report)
     chosen = search.choose(prefer)
     if chosen is None:
         message, needed = search.refusal(prefer)
@@ -211,7 +208,7 @@ def plan(
         gpu=gpu,
         budget=search.budget,
         prefer=prefer,
-        steps_per_epoch=search.examples // search.job.batch_size,
+        steps_per_epoch=search.examples and search.examples // search.job.batch_size,
         candidates=search.rows,
         chosen=chosen,
         steps=tuple(search.reasons[prefer]),

@@ -96,7 +96,6 @@ class Search:
         gpu: Gpu,
         budget: int,
         recipe: Recipe | None,
-        max_ratio: float,
         cache: traces.Cache | None = None,
         report: Callable[[str], object] = lambda _: None,
         known: Mapping[str, Any] | None = None,
@@ -107,7 +106,7 @@ class Search:
         self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         self.job = replace(job, precision=precision).resolved(known["defaults"], self.examples)
-        self.gpu, self.budget, self.recipe, self.max_ratio = gpu, budget, recipe, max_ratio
+        self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         self._reasons: list[str] = []
@@ -193,7 +192,7 @@ class Search:
     def _razor(self) -> list[Recipe]:
         """razor at the allowed ratios: close recipes first, larger ratios before smaller ones."""
         width = "wide" if self.job.precision == "fp32" else "narrow"
-        most = min(self.max_ratio, largest(width))
+        most = min(self.job.max_ratio, largest(width))
         ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
         recipes = [Recipe(ratio=ratio) for ratio in ratios]
         return sorted(recipes, key=lambda recipe: (not recipe.close, -recipe.ratio))
@@ -349,7 +348,7 @@ class Search:
 
     def _like(self, job: Job, recipe: Recipe | None) -> "Search":
         """The search on the same card for a job that has the same data set and model."""
-        rest = self.max_ratio, self.cache, self.report, self.known
+        rest = self.cache, self.report, self.known
         return Search(job, self.gpu, self.budget, recipe, *rest)
 
     @property

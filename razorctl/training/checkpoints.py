@@ -40,9 +40,9 @@ class Checkpoint:
         return int(self.marker["step"])
 
     @property
-    def accuracy(self) -> float | None:
+    def score(self) -> float | None:
         """That of the last step; None if it was not evaluated."""
-        value = self.marker["accuracy"]
+        value = self.marker["score"]
         return None if value is None else float(value)
 
     @property
@@ -59,7 +59,7 @@ class Checkpoint:
 class Checkpoints:
     """The valid checkpoints of a run directory, oldest first; the newest and the best are kept.
 
-    The best has the highest accuracy, and is the newest of those. A process that trains in the
+    The best has the highest score, and is the newest of those. A process that trains in the
     directory holds its lock.
     """
 
@@ -84,9 +84,9 @@ class Checkpoints:
 
     @property
     def best(self) -> Checkpoint | None:
-        """The newest one of the highest accuracy; None if none was evaluated."""
-        evaluated = [checkpoint for checkpoint in self.valid if checkpoint.accuracy is not None]
-        return max(evaluated, key=lambda c: (c.accuracy, c.step), default=None)
+        """The newest one of the highest score; None if none was evaluated."""
+        evaluated = [checkpoint for checkpoint in self.valid if checkpoint.score is not None]
+        return max(evaluated, key=lambda c: (c.score, c.step), default=None)
 
     @property
     def size(self) -> int:
@@ -96,7 +96,7 @@ class Checkpoints:
     def save(self, marker: Mapping[str, Any], write: Callable[[Path], object]) -> None:
         """Saves a newer checkpoint than all others, then removes those that are not kept.
 
-        marker: has a `step` and an `accuracy`. write: makes the files in the directory it is given.
+        marker: has a `step` and a `score`. write: makes the files in the directory it is given.
         Raises OSError, and leaves all others as they are, if it cannot be written.
         """
         final = self.folder / f"step-{marker['step']:08d}"

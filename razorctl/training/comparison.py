@@ -373,7 +373,8 @@ def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
-    return median(result[name] for result in results) if results else None
+    known = [result[name] for result in results if result[name] is not None]
+    return median(known) if known else None
 
 
 def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:

@@ -1,15 +1,17 @@
 """What a classifier makes of labeled rows, in torchmetrics' figures."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from razorctl import processes
 from razorctl.job import Job
 from razorctl.step import autocast
 
+Batch = tuple[Any, Tensor]  # inputs and labels
 TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
 
 
@@ -20,30 +22,42 @@ def evaluate(
     batches: Iterable[tuple[Any, Tensor]],
     classes: int,
     job: Job,
-    rows: int | None = None,
 ) -> dict[str, float]:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
     Returns the mean cross-entropy `loss`; `accuracy`; `balanced_accuracy` and `f1`, which are
     means over classes; `matthews`, the correlation of labels and guesses; and with more than TOP
-    classes `top5_accuracy`. `job` says in which precision it runs. rows: how many count, from the
-    first on; None is all. Several processes each have their own rows, and return the same.
+    classes `top5_accuracy`. `job` says in which precision it runs. Several processes each have
+    their own rows, and return the same figures.
     """
     from torchmetrics import MeanMetric  # takes seconds
 
     model.eval()
-    figures, losses = _figures(classes), MeanMetric()
-    for inputs, labels in batches:
-        with autocast(labels.device, job):
+    device = next(model.parameters()).device
+    figures, losses = _figures(classes).to(device), MeanMetric().to(device)
+    for (inputs, labels), counts in _in_step(batches, device):
+        with autocast(device, job):
             output = logits(model, inputs).float()
-        if rows is not None:
-            output, labels = output[:rows], labels[:rows]
-            rows -= len(labels)
-        if len(labels):
-            figures.to(labels.device).update(output, labels)
-            losses.to(labels.device).update(F.cross_entropy(output, labels), len(labels))
+        if counts:
+            figures.update(output, labels)
+            losses.update(F.cross_entropy(output, labels), len(labels))
     found = {"loss": losses, **figures}
     return {name: metric.compute().item() for name, metric in found.items()}
+
+
+def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
+    """Batches, and whether they count, until no process has any more: models may be collective.
+
+    A process that has no more runs its last one again.
+    """
+    left, batch = iter(batches), None
+    while True:
+        found = next(left, None)
+        if not processes.most(found is not None, device):
+            return
+        batch = batch if found is None else found
+        assert batch is not None
+        yield batch, found is not None
 
 
 def _figures(classes: int) -> Any:

@@ -1,26 +1,72 @@
 """The model of a finished run, as its own library loads it."""
 
 import errno
+import json
 import logging
 import os
 import re
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from torch import nn
 
+from razorctl import models
+from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
-from razorctl.training import state
+from razorctl.training import checkpoints, state, tensors
 from razorctl.training.checkpoints import Checkpoint
-from razorctl.training.rundir import ADAPTER, BEST, WEIGHTS, sync, whole
+from razorctl.training.rundir import ADAPTER, BEST, RESULT, WEIGHTS, sync, unlock, whole
+
+if TYPE_CHECKING:
+    from razorctl.training.run import Run
 
 log = logging.getLogger(__name__)
 
 Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
+
+
+def finished(run: "Run") -> None:
+    """Writes the weights of a finished run, then its result, and gives its directory free.
+
+    Raises RazorError if the disk does not take them.
+    """
+    out, job, best_one = run.out, run.job, run.best()
+    save = partial(_save, models.find(job.model), run.classes, job.input_size)
+    try:
+        assert run.metrics is not None
+        run.metrics.close()
+        if best_one is not None and not best(run.model, save, best_one, out):
+            run.checkpoints.drop(best_one)
+        last(run.model, save, out)
+        with whole(out / RESULT) as file:
+            file.write_text(json.dumps(run.result(), indent=2) + "\n")
+    except OSError as error:
+        newest, needed = run.checkpoints.newest, 2 * tensors.size(run.model.state_dict())
+        saved = f"step {newest.step:,} of {job.steps:,}" if newest else "no step"
+        raise RazorError(
+            f"the weights cannot be written ({error.strerror}), and {saved} is saved; free "
+            f"{needed:,} bytes on the disk of {out}, then go on with `{run.command}`."
+        ) from None
+    if not job.keep_checkpoints:
+        checkpoints.clear(out)
+    if run.lock is not None:
+        unlock(out, run.lock)
+
+
+def _save(
+    family: models.Model,
+    classes: tuple[str, ...],
+    input_size: int | None,
+    model: nn.Module,
+    folder: Path,
+) -> None:
+    family.save(model, classes, input_size, folder)
 
 
 def last(model: nn.Module, save: Save, out: Path) -> None:

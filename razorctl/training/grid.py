@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import razorctl
+from razorctl import data
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
@@ -95,7 +96,9 @@ class Grid:
             from razorctl.training.compiled import refuse
 
             refuse(job, Recipe(), devices.find(device))
-        self.job, self.ratio, self.device = job, ratio, device
+        # By its absolute path, as in the runs, so that it can be resumed from any directory.
+        self.job = replace(job, dataset=data.place(job.dataset))
+        self.ratio, self.device = ratio, device
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
         self.facts = search.facts(job)

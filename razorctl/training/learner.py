@@ -1,7 +1,7 @@
 """What training changes, as one thing that takes steps and can be saved between them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,17 @@ from razorctl.optimizer import build_optimizer
 from razorctl.step import refuse_infinite, train_step
 from razorctl.training import parallel, state
 from razorctl.training.compiled import Trial
+from razorctl.training.recovery import parted
 
 PARTS = ("optimizer", "scheduler", "scaler", "trial")  # what has a state of its own
 
 
 class Learner:
-    """The model of a resolved job, its optimizer, schedule, loss scaling and trial of compiling."""
+    """The model of a resolved job, its optimizer, schedule, loss scaling and trial of compiling.
+
+    parts: equal parts of each micro-batch, which are taken one after the other. torn: whether a
+    step ended while it changed the weights.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Learner:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.trial = Trial(together, job)
+        self.parts, self.torn = 1, False
         self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
 
     @property
@@ -53,30 +59,38 @@ class Learner:
     def step(self, micro_batches: Iterable[tuple[Any, Tensor]]) -> tuple[Tensor, Tensor]:
         """Takes a step as `train_step` does.
 
-        Raises DivergedError, and is as it was before, if the loss or the gradient is not finite.
+        Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError; it is
+        as it was before, unless it is `torn`.
         """
-        before = state.transient(self.model)
+        before, job = state.transient(self.model), self.job
+        if self.parts > 1:
+            micro_batches = (part for each in micro_batches for part in parted(each, self.parts))
+            job = replace(job, accumulate=job.accumulate * self.parts)
         try:
             if self.trial.works:
                 micro_batches = list(micro_batches)  # what cannot be compiled is taken again
             self.model.train()
-            check = partial(refuse_infinite, scaled=self.scaler.is_enabled())
             found = self.trial.step(
                 train_step,
                 self.logits,
                 micro_batches,
                 self.optimizer,
-                self.job,
+                job,
                 self.scaler,
-                check=check,
+                check=self._check,
                 unsynced=parallel.unsynced,
             )
-        except DivergedError:
+        except (DivergedError, torch.OutOfMemoryError):
             self.model.zero_grad()
             state.load_transient(self.model, before)
             raise
+        self.torn = False
         self.scheduler.step()
         return found
+
+    def _check(self, loss: Tensor, norm: Tensor) -> None:
+        refuse_infinite(loss, norm, scaled=self.scaler.is_enabled())
+        self.torn = True  # until all weights are changed
 
     def snapshot(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """What a checkpoint holds of the model, and of all else. Collective.

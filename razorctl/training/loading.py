@@ -4,17 +4,22 @@ import itertools
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from razorctl import processes
+from razorctl.data.own.stream import Read, Stream
+from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
 PRIME = 1_000_003  # of seeds and what is counted under each
-Key = tuple[int, int]  # the epoch and the row
+Key = tuple[int, SupportsIndex]  # the epoch and the row, by its number or as it was read
 
 
 class Rows(Dataset[Any]):
@@ -33,9 +38,9 @@ class Rows(Dataset[Any]):
         found: list[Any] = self.rows.__getitems__([row for _, row in keys])
         return found
 
-    def _draw(self, epoch: int, row: int) -> Any:
+    def _draw(self, epoch: int, row: SupportsIndex) -> Any:
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-        seed = (self.seed * PRIME + epoch) * PRIME + row
+        seed = (self.seed * PRIME + epoch) * PRIME + index(row)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed % 2**63)  # not CUDA's, which nothing puts back
@@ -72,14 +77,39 @@ class Order(Sampler[list[Key]]):
                 yield [(self.epoch, row) for row in rows]
 
 
+class Passing(Sampler[list[Key]]):
+    """As `Order`, of a stream, which this process reads; what loads rows gets them as keys."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        assert job.batch_size is not None
+        self.stream, self.seed, self.batch_size = stream, job.seed, job.batch_size
+        self.micro_batch, self.part = job.micro_batch, job.batch_size // job.processes
+        self.steps = stream.count and stream.count // job.batch_size
+        self.epoch = self.first = 0
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        rows = self.stream.shuffled(self.seed, self.epoch, self.first * self.batch_size)
+        while len(batch := list(itertools.islice(rows, self.batch_size))) == self.batch_size:
+            start = processes.rank() * self.part
+            for at in range(start, start + self.part, self.micro_batch):
+                yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
+
+
 class Loading:
     """Loads the micro-batches of each step; on CUDA by processes of its own, which load ahead.
 
     The place in the data is the number of steps taken, so what is loaded ahead does not count.
+    begun: the epoch and the number of steps before it, which only a stream need be told.
     """
 
     def __init__(self, rows: Any, job: Job, device: torch.device) -> None:
-        self.order, self.accumulate = Order(len(rows), job), job.accumulate
+        self.accumulate = job.accumulate
+        self.order: Order | Passing
+        if isinstance(rows, Stream):
+            self.order, rows = Passing(rows, job), rows.prepared
+        else:
+            self.order = Order(len(rows), job)
+        self.begun = (0, 0)
         # Its own generator: the seeds of the processes are not drawn from torch's.
         self.loader = DataLoader(
             Rows(rows, job.seed, drawn=job.augment != "none"),
@@ -89,35 +119,67 @@ class Loading:
         )
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in the data."""
+    def steps_per_epoch(self) -> int | None:
+        """Whole batches in the data; None if that is not known."""
         return self.order.steps
 
     def batches(self, taken: int = 0) -> Iterator[Iterator[Any]]:
-        """The micro-batches of each step after the first `taken`; take all before the next step."""
-        first_epoch, first = divmod(taken, self.order.steps)
-        for epoch in itertools.count(first_epoch):
-            self.order.epoch, self.order.first = epoch, first
+        """The micro-batches of each step after the first `taken`; take all before the next step.
+
+        Raises DataError if a whole epoch of a stream has no batch.
+        """
+        epoch, before = self.begun
+        if isinstance(self.order, Order):
+            epoch = taken // self.order.steps
+            before = epoch * self.order.steps
+        while True:
+            self.begun = (epoch, before)
+            self.order.epoch, self.order.first = epoch, taken - before
             micro_batches = iter(self.loader)
-            for _ in range(first, self.order.steps):
-                yield itertools.islice(micro_batches, self.accumulate)
-            first = 0
+            while (first := next(micro_batches, None)) is not None:
+                taken += 1
+                rest = itertools.islice(micro_batches, self.accumulate - 1)
+                yield itertools.chain([first], rest)
+            if taken == before:
+                raise DataError("the training rows are fewer than a batch; give --batch-size less.")
+            epoch, before = epoch + 1, taken
 
 
-def in_order(data: Dataset[Any], job: Job, device: torch.device) -> DataLoader[Any]:
+class InOrder(Sampler[list[Read]]):
+    """The rows of each micro-batch of a stream as they are stored, to the last row.
+
+    Each process takes its own part of them.
+    """
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        self.stream, self.micro_batch, self.processes = stream, job.micro_batch, job.processes
+
+    def __iter__(self) -> Iterator[list[Read]]:
+        rows = self.stream.in_order()
+        while batch := list(itertools.islice(rows, self.micro_batch * self.processes)):
+            if own := batch[processes.rank() :: self.processes]:
+                yield own
+
+
+def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     """Loads all rows in micro-batches, for an evaluation; each process loads its own part.
 
-    All processes load as many rows: what is missing in the last ones is repeated at their end.
+    Raises UsageError if there are fewer rows than processes.
     """
-    count = len(data)  # type: ignore[arg-type]
-    share = range(processes.rank(), -(-count // job.processes) * job.processes, job.processes)
-    own = [row % count for row in share]
+    if isinstance(data, Stream):
+        order: Any = InOrder(data, job)
+        return DataLoader(data.prepared, batch_sampler=order, **workers(device))  # type: ignore[arg-type]
+    own = range(processes.rank(), len(data), job.processes)
+    if len(data) < job.processes:
+        raise UsageError(
+            f"{len(data)} rows cannot be evaluated by {job.processes} processes; start fewer."
+        )
     return DataLoader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
 
 
-def own_rows(count: int) -> int:
-    """How many of `count` rows are this process's own, which `in_order` loads first."""
-    return len(range(processes.rank(), count, processes.count()))
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on a device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def workers(device: torch.device, persistent: bool = False) -> dict[str, Any]:

@@ -1,8 +1,13 @@
-"""metrics.jsonl: a line of JSON for each step, complete at the end even if the disk was full."""
+"""The steps of a run, and metrics.jsonl, which has a line of JSON for each.
 
+The file is complete at the end even if the disk was full for a while.
+"""
+
+import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from razorctl.training.rundir import METRICS, whole
@@ -10,12 +15,44 @@ from razorctl.training.rundir import METRICS, whole
 log = logging.getLogger(__name__)
 
 
-class Metrics:
-    """Adds lines to the metrics of a run. What cannot be written is written with a later line."""
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
 
-    def __init__(self, out: Path, lines: Iterable[str] = ()) -> None:
-        """Makes the file hold just `lines`, each without its end; raises OSError if it cannot."""
-        self.lines = list(lines)
+    The figures are those of the validation split if there is one, else of the test split; `metrics`
+    has all of `evaluation.evaluate`. `epoch` is None if it is not known how many steps one has.
+    """
+
+    step: int
+    epoch: float | None
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    samples_per_second: float
+    accuracy: float | None = None
+    test_loss: float | None = None
+    metrics: Mapping[str, float] | None = None
+
+    def score(self, metric: str) -> float | None:
+        """A figure of its evaluation, the higher the better; None if there was none."""
+        if self.metrics is None:
+            return None
+        return -self.metrics[metric] if metric == "loss" else self.metrics[metric]
+
+
+def waited(steps: Sequence[Step], metric: str) -> int:
+    """The number of evaluations since the best one."""
+    scores = [score for step in steps if (score := step.score(metric)) is not None]
+    return len(scores) - 1 - scores.index(max(scores)) if scores else 0
+
+
+class Metrics:
+    """Adds steps to the metrics of a run. What cannot be written is written with a later step."""
+
+    def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
+        """Makes the file hold just `steps`; raises OSError if it cannot."""
+        self.lines = [json.dumps(asdict(step)) for step in steps]
         with whole(out / METRICS) as file:
             file.write_bytes(self.text)
         self._file = (out / METRICS).open("r+b", buffering=0)
@@ -26,8 +63,9 @@ class Metrics:
         """All lines."""
         return "".join(f"{line}\n" for line in self.lines).encode()
 
-    def add(self, line: str) -> None:
-        """Writes a line; if that fails it is kept, and the first failure is warned about."""
+    def add(self, step: Step) -> None:
+        """Writes a step; if that fails it is kept, and the first failure is warned about."""
+        line = json.dumps(asdict(step))
         self.lines.append(line)
         lagged, self._rest = bool(self._rest), self._rest + f"{line}\n".encode()
         try:

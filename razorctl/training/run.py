@@ -1,22 +1,22 @@
 """finetune: one training loop for every registered model and data set."""
 
-import json
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, devices, models, processes
+from razorctl import data, devices, processes
+from razorctl.data.own.stream import count
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.memory.saved import saved_bytes
@@ -24,14 +24,16 @@ from razorctl.optimizer import check_library
 from razorctl.recipe import Recipe
 from razorctl.step import DTYPES, precision
 from razorctl.surgery.byte_budget import sparsify_within
-from razorctl.training import checkpoints, export, parallel, rundir, space, state, summary, tensors
+from razorctl.surgery.sparsify import restore
+from razorctl.training import export, parallel, rundir, space, state, summary
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import refuse
-from razorctl.training.evaluation import evaluate
+from razorctl.training.evaluation import TOP, evaluate
+from razorctl.training.feed import Feed
 from razorctl.training.learner import Learner
-from razorctl.training.loading import PRIME, Loading, in_order, own_rows
-from razorctl.training.metrics import Metrics
-from razorctl.training.mixing import mixing
+from razorctl.training.loading import PRIME, moved
+from razorctl.training.metrics import Metrics, Step, waited
+from razorctl.training.recovery import Recovery
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -39,30 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
-
-    They are those of the validation split if there is one, else of the test split; `metrics` has
-    all figures of `evaluation.evaluate`.
-    """
-
-    step: int
-    epoch: float
-    loss: float
-    learning_rate: float
-    grad_norm: float
-    seconds: float
-    samples_per_second: float
-    accuracy: float | None = None
-    test_loss: float | None = None
-    metrics: Mapping[str, float] | None = None
-
-
 class Run(Iterator[Step]):
     """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
 
     A run whose directory has a checkpoint goes on from there; `history` has the steps before.
+    metric: the figure by which the best weights are chosen.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning save for backward.
     stop: called after each step; if it returns an exception, the run is saved and that is raised.
     """
@@ -83,7 +66,7 @@ class Run(Iterator[Step]):
         self.lock, self.command = lock, command
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
         if plan is not None and device.type == "cuda":
-            _hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
+            devices.hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
         self.stop: Callable[[], BaseException | None] = lambda: None
         with processes.together():
             splits = self._prepare(job, progress)
@@ -93,8 +76,10 @@ class Run(Iterator[Step]):
             raise UsageError(f"not all machines see {out}; name a directory that they share.")
 
         self.learner = Learner(self.model, self.job, self.logits, device)
+        self.learner.parts = self.recovery.relief.parts
         self.trial = self.learner.trial
         self.history: list[Step] = []
+        self.tested: dict[str, float] | None = None
         self.peak_bytes: int | None = None
         if found is not None:
             self._go_on(self.learner.load(found.path))
@@ -102,8 +87,7 @@ class Run(Iterator[Step]):
         with processes.together():
             self.metrics = None
             if processes.first():
-                lines = (json.dumps(asdict(step)) for step in self.history)
-                self.metrics = Metrics(out, lines)
+                self.metrics = Metrics(out, self.history)
                 name = devices.name(device)
                 rundir.write_settings(out, self.job, recipe, name, plan, splits.record)
 
@@ -113,81 +97,92 @@ class Run(Iterator[Step]):
         family, source = data.pair(job)
         splits = source.load(progress)
         self.skipped, self.classes = splits.skipped, splits.classes
-        job = replace(job, precision=precision(job, self.device))
-        self.job = job = job.resolved(family.defaults, len(splits.train))
+        # By its absolute path, so that the run can be resumed from any directory.
+        job = replace(job, dataset=data.place(job.dataset), precision=precision(job, self.device))
+        self.job = job = job.resolved(family.defaults, count(splits.train))
+        self.metric = job.metric or source.metric
+        if self.metric == "top5_accuracy" and len(self.classes) <= TOP:
+            raise UsageError(
+                f"{job.dataset} has {len(self.classes)} classes, too few for top5_accuracy; choose "
+                "another --metric."
+            )
         self.checkpoints = Checkpoints(self.out)
+        relieved: list[dict[str, Any]] = []
         if self.checkpoints.newest is not None:
             _check_same(self.out, self.checkpoints.newest, job, self.recipe)
+            relieved = self.checkpoints.newest.marker["relieved"]
+        self.recovery = Recovery(job, self.recipe, relieved)
 
         progress(f"building {job.model}")
         state.seed(job.seed)
         self.model = family.build(len(splits.classes), job.input_size).to(self.device)
         self.logits = family.logits
-        self._feed(family, splits)
+        self.feed = Feed(self.model, job, family, splits, self.device)
         progress("tracing what a step saves")
-        example, _ = self._to_device(next(iter(self.loading.loader)))
-        dtype = DTYPES[job.precision]
-        self.full_saved_bytes = saved_bytes(self.model, example, autocast=dtype)
-        self.pruned = sparsify_within(self.model, self.recipe, example, autocast=dtype)
-        self.saved_bytes = saved_bytes(self.model, example, autocast=dtype)
+        # The largest micro-batch, so that no step saves more than is traced by it.
+        self._example = family.example(self.model, job.micro_batch, job.input_size)
+        self.full_saved_bytes = self._saves()
+        self._sparsify(self.recovery.recipe)
         if processes.first():
             space.check(self.out, self.model, job, self.checkpoints)
         else:
             state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
         return splits
 
+    def _sparsify(self, recipe: Recipe) -> None:
+        dtype, example = DTYPES[self.job.precision], moved(self._example, self.device)
+        self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
+        self.saved_bytes = self._saves()
+
+    def _saves(self) -> int:
+        """What the model as it is saves of a micro-batch, in bytes."""
+        dtype, example = DTYPES[self.job.precision], moved(self._example, self.device)
+        return saved_bytes(self.model, example, autocast=dtype)
+
     def _go_on(self, known: Mapping[str, Any]) -> None:
         """Takes what the state of a checkpoint says of the run before it."""
-        if known["data"] != self._data:
+        if known["data"] != self.feed.facts:
             raise UsageError(
                 f"{self.job.dataset} has changed since {self.out} was begun; undo that, or name "
                 "another directory with --out."
             )
         self.history = [Step(**step) for step in known["history"]]
-        self.peak_bytes = known["peak_bytes"]
-
-    def _feed(self, family: models.Model, splits: data.Splits) -> None:
-        """Loads rows of each split as the model takes them."""
-        job, device = self.job, self.device
-        transform = changed = family.transform(self.model, job.input_size)
-        if job.augment != "none":
-            assert family.augmented is not None
-            assert job.augment is not None
-            changed = family.augmented(self.model, job.input_size, job.augment)
-        self.loading = Loading(splits.train.with_transform(changed), job, device)
-        self.mix = mixing(job, len(splits.classes))
-        self.split, rows = splits.evaluated
-        # By which data that has changed is known.
-        self._data = {"train": len(splits.train), self.split: len(rows), "classes": [*self.classes]}
-        self.evaluated = in_order(rows.with_transform(transform), job, device)
-        self.test_data: DataLoader[Any] | None = None
-        self.tested: dict[str, float] | None = None
-        if self.split != "test" and splits.test is not None:
-            self.test_data = in_order(splits.test.with_transform(transform), job, device)
+        self.peak_bytes, self.feed.loading.begun = known["peak_bytes"], tuple(known["begun"])
 
     def __next__(self) -> Step:
         return next(self._steps)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in the training data."""
-        return self.loading.steps_per_epoch
+    def steps_per_epoch(self) -> int | None:
+        """Whole batches in the training data; None if that is not known."""
+        return self.feed.loading.steps_per_epoch
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the last evaluations were no better, as many as the job is patient for."""
+        patience = self.job.patience
+        return patience is not None and waited(self.history, self.metric) >= patience
 
     def _train(self) -> Iterator[Step]:
         assert self.job.steps is not None
         self.learner.begin()
-        batches = self.loading.batches(len(self.history))
+        batches = self.feed.loading.batches(len(self.history))
         for step in range(len(self.history) + 1, self.job.steps + 1):
+            if self.stopped_early:
+                break
             try:
-                taken = self._step(step, next(batches))
+                taken = self._step(step, batches)
             except DivergedError as error:
                 saved = self.save(diverged=True)
                 raise self._diverged(error, step, saved) from None
-            best = max((s.accuracy for s in self.history if s.accuracy is not None), default=0.0)
+            except torch.OutOfMemoryError:
+                if not self.learner.torn and self.job.processes == 1:
+                    self.save()
+                raise
             self.history.append(taken)
             if self.metrics is not None:
-                self.metrics.add(json.dumps(asdict(taken)))
-            if self._due(taken, best):
+                self.metrics.add(taken)
+            if self._due(taken):
                 self.save()
             yield taken
             stop = self._stopped()
@@ -203,13 +198,13 @@ class Run(Iterator[Step]):
             return None
         return next(found for found in processes.every(stop) if found is not None)
 
-    def _step(self, step: int, micro_batches: Iterable[Any]) -> Step:
+    def _step(self, step: int, batches: Iterator[Iterable[Any]]) -> Step:
         """Takes a step, and evaluates if that is due."""
         assert self.job.batch_size is not None
         assert self.job.evaluate_every is not None
         start, rate = time.perf_counter(), self.learner.rate
         self._reset_peak()
-        loss, norm = self.learner.step(map(self.mix, map(self._to_device, micro_batches)))
+        loss, norm = self._take(step, iter(next(batches)))
         values = {"loss": loss.item(), "grad_norm": norm.item()}  # waits for the device
         seconds = time.perf_counter() - start
         self._note_peak()
@@ -218,7 +213,7 @@ class Run(Iterator[Step]):
         figures = self.evaluate() if due else {}
         return Step(
             step=step,
-            epoch=step / self.steps_per_epoch,
+            epoch=self.steps_per_epoch and step / self.steps_per_epoch,
             learning_rate=rate,
             seconds=seconds,
             samples_per_second=self.job.batch_size / seconds,
@@ -228,15 +223,40 @@ class Run(Iterator[Step]):
             metrics=figures or None,
         )
 
-    def _export(self, model: nn.Module, folder: Path) -> None:
-        models.find(self.job.model).save(model, self.classes, self.job.input_size, folder)
+    def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
+        """`Learner.step`, again and with less memory if it runs out of it."""
+        read: list[Any] = []
 
-    def _due(self, taken: Step, best: float) -> bool:
-        """Whether a step is saved, after evaluations of which `best` was the best."""
-        every, accuracy = self.job.save_every, taken.accuracy
-        if taken.step == self.job.steps or (accuracy is not None and accuracy >= best):
+        def rows() -> Iterator[Any]:
+            yield from list(read)
+            for batch in micro_batches:
+                read.append(batch)
+                yield batch
+
+        while True:
+            try:
+                return self.learner.step(map(self.feed.trained, rows()))
+            except torch.OutOfMemoryError:
+                if self.learner.torn or not self.recovery.relieve(step, self._sparsify_anew):
+                    raise
+            self.learner.parts = self.recovery.relief.parts
+            # Only now, since the error held what its frames held.
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _sparsify_anew(self, recipe: Recipe) -> None:
+        restore(self.model)
+        self._sparsify(recipe)
+
+    def _due(self, taken: Step) -> bool:
+        """Whether the step that was just taken is saved."""
+        every, score = self.job.save_every, taken.score(self.metric)
+        scores = [found for s in self.history if (found := s.score(self.metric)) is not None]
+        best = score is not None and score == max(scores)
+        if taken.step == self.job.steps or best or self.stopped_early:
             return True
-        return accuracy is not None if every is None else taken.step % every == 0
+        return score is not None if every is None else taken.step % every == 0
 
     def save(self, diverged: bool = False) -> bool:
         """Saves the run as it is between two steps; call it after any step, if a checkpoint is due.
@@ -250,14 +270,16 @@ class Run(Iterator[Step]):
             marker = {
                 "razorctl": razorctl.__version__,
                 "step": done,
-                "accuracy": self.history[-1].accuracy if done else None,
+                "score": self.history[-1].score(self.metric) if done else None,
                 "diverged": diverged,
+                "relieved": self.recovery.relieved,
                 "settings": rundir.merged(self.job, self.recipe),
             }
             model, rest = self.learner.snapshot()
             rest |= {
                 "history": [asdict(step) for step in self.history],
-                "data": self._data,
+                "data": self.feed.facts,
+                "begun": self.feed.loading.begun,
                 "peak_bytes": self.peak_bytes,
             }
             write = partial(state.write, model=model, state=rest)
@@ -286,18 +308,12 @@ class Run(Iterator[Step]):
 
         None is the split that is evaluated during training: validation, or else test.
         """
-        rows = self.evaluated if rows is None else rows
-        own = own_rows(len(rows.dataset))  # type: ignore[arg-type]
-        batches = map(self._to_device, rows)
-        return evaluate(self.model, self.logits, batches, len(self.classes), self.job, own)
+        batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
+        return evaluate(self.model, self.logits, batches, len(self.classes), self.job)
 
     def result(self) -> dict[str, Any]:
         """The summary of a finished run, as in `summary.of`."""
         return summary.of(self)
-
-    def _to_device(self, batch: dict[str, Any]) -> tuple[Any, Tensor]:
-        moved = tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
-        return moved["inputs"], moved["labels"]
 
     def _reset_peak(self) -> None:
         if self.device.type == "cuda":
@@ -310,41 +326,19 @@ class Run(Iterator[Step]):
 
     def best(self) -> Checkpoint | None:
         """The best checkpoint; None if the last step is at least as good."""
-        best, last = self.checkpoints.best, self.history[-1]
-        if best is None or best.accuracy is None or last.accuracy is None:
+        best, last = self.checkpoints.best, self.history[-1].score(self.metric)
+        if best is None or best.score is None or last is None:
             return None
-        return best if best.accuracy > last.accuracy else None
+        return best if best.score > last else None
 
     def _finish(self) -> None:
         """Writes the weights, then the result; raises RazorError if the disk does not take them."""
-        if self.test_data is not None:
-            self.tested = self.evaluate(self.test_data)
+        if self.feed.test is not None:
+            self.tested = self.evaluate(self.feed.test)
         if self.peak_bytes is not None:
             self.peak_bytes = processes.most(self.peak_bytes, self.device)
         self.model = parallel.gathered(self.model, self._unsharded)
-        processes.of_first(self._write)
-
-    def _write(self) -> None:
-        try:
-            assert self.metrics is not None
-            self.metrics.close()
-            best = self.best()
-            if best is not None and not export.best(self.model, self._export, best, self.out):
-                self.checkpoints.drop(best)
-            export.last(self.model, self._export, self.out)
-            with rundir.whole(self.out / rundir.RESULT) as file:
-                file.write_text(json.dumps(self.result(), indent=2) + "\n")
-        except OSError as error:
-            newest, needed = self.checkpoints.newest, 2 * tensors.size(self.model.state_dict())
-            saved = f"step {newest.step:,} of {self.job.steps:,}" if newest else "no step"
-            raise RazorError(
-                f"the weights cannot be written ({error.strerror}), and {saved} is saved; free "
-                f"{needed:,} bytes on the disk of {self.out}, then go on with `{self.command}`."
-            ) from None
-        if not self.job.keep_checkpoints:
-            checkpoints.clear(self.out)
-        if self.lock is not None:
-            rundir.unlock(self.out, self.lock)
+        processes.of_first(partial(export.finished, self))
 
     def _diverged(self, error: DivergedError, step: int, saved: bool) -> RazorError:
         assert self.job.learning_rate is not None
@@ -364,12 +358,6 @@ def _check_same(out: Path, found: Checkpoint, job: Job, recipe: Recipe) -> None:
     if found.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
         del known["learning_rate"]
     rundir.refuse_others(out, known, wanted)
-
-
-def _hold_to(budget: int, device: torch.device) -> None:
-    """Limits this process to `budget` bytes of tensors, even if the card has more."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
 
 
 def finetune(

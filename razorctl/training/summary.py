@@ -18,7 +18,7 @@ def of(run: "Run") -> dict[str, Any]:
     """
     last, payoff, best = run.history[-1], run.trial.payoff, run.best()
     seconds = [step.seconds for step in run.history]
-    compiling = run.trial.compile_seconds / len(seconds)
+    per_epoch, compiling = run.steps_per_epoch, run.trial.compile_seconds / len(seconds)
     return {
         "run_dir": str(run.out),
         "model": run.job.model,
@@ -26,16 +26,19 @@ def of(run: "Run") -> dict[str, Any]:
         "recipe": asdict(run.recipe),
         "job": asdict(run.job),
         "steps": len(run.history),
+        "stopped_early": run.stopped_early,
+        "out_of_memory": run.recovery.relieved,
+        "metric": run.metric,
         **_scores(run),
         "saved_bytes": run.saved_bytes,
         "full_saved_bytes": run.full_saved_bytes,
         "peak_bytes": run.peak_bytes,
         "step_seconds": median(seconds),
-        "epoch_seconds": (fmean(seconds) - compiling) * run.steps_per_epoch,
+        "epoch_seconds": per_epoch and (fmean(seconds) - compiling) * per_epoch,
         "device": devices.name(run.device),
         "weights": str(run.out / rundir.WEIGHTS),
         "best_step": best.step if best else last.step,
-        "best_accuracy": best.accuracy if best else last.accuracy,
+        "best_accuracy": run.history[best.step - 1].accuracy if best else last.accuracy,
         "best_weights": str(run.out / (rundir.BEST if best else rundir.WEIGHTS)),
         "predicted": run.predicted,
         "compiled": run.trial.done,
@@ -46,7 +49,7 @@ def of(run: "Run") -> dict[str, Any]:
 def _scores(run: "Run") -> dict[str, Any]:
     """The last evaluation, and the test at the end if it was on another split."""
     last = run.history[-1]
-    figures, split = last.metrics or {}, run.split
+    figures, split = last.metrics or {}, run.feed.split
     validation = {}
     if run.tested is not None:
         validation = {"validation_accuracy": last.accuracy, "validation_loss": last.test_loss}

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
 from razorctl.training import rundir
-from tests.cli.commands import finetune, razorctl
+from tests.cli.commands import QUICK, finetune, razorctl
+from tests.own import photos
 
 
 def test_table_goes_to_stdout():
@@ -219,3 +221,20 @@ class TestResume:
         result = finetune("--resume", "--json", *planned)
         assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["predicted"] == document["chosen"]["predicted"]
+
+    def test_finds_ones_own_data_from_any_directory(self, tmp_path, monkeypatch):
+        photos(tmp_path / "data" / "photos")
+        monkeypatch.chdir("data")
+        command = ("finetune", "vit-micro", "../data/photos", *QUICK, "--batch-size", "4")
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer.Run, "_note_peak", lambda _: signal.raise_signal(signal.SIGTERM))
+            assert razorctl(*command, "--out", "../run").exit_code == 143
+        known = tomllib.loads((tmp_path / "run/config.toml").read_text())["job"]["dataset"]
+        assert known == str(tmp_path.resolve() / "data" / "photos")
+        monkeypatch.chdir(tmp_path)
+        other = razorctl("finetune", "vit-micro", "data", "--resume", "--out", "run")
+        assert other.exit_code == 2
+        assert f"run was begun with dataset {known}; resume it" in other.stderr
+        result = razorctl("finetune", "vit-micro", "data/photos", "--resume", "--out", "run")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(Path("run/result.json").read_text())["dataset"] == known

@@ -34,11 +34,11 @@ def test_a_step_takes_what_is_predicted(point):
 
 
 def test_a_process_is_held_to_its_budget():
-    from razorctl.training.run import _hold_to
+    from razorctl.devices import hold_to
 
     device = torch.device("cuda")
     try:
-        _hold_to(2**28, device)
+        hold_to(2**28, device)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2**29, dtype=torch.uint8, device=device)
     finally:

@@ -232,7 +232,7 @@ def test_the_kernel_frees_the_directory_of_a_killed_process(tmp_path):
 
 def test_an_epoch_goes_on_where_it_was(tmp_path):
     job = Job("vit-micro", "digits", batch_size=400, steps=7, accumulate=4)
-    loading = finetune(job, FULL, out=tmp_path / "run", device="cpu").loading
+    loading = finetune(job, FULL, out=tmp_path / "run", device="cpu").feed.loading
     read: list[int] = []
 
     class Rows:

@@ -135,7 +135,7 @@ def test_seeds_differ(tmp_path):
 def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
     job = Job("vit-micro", "digits", batch_size=479)
     run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
-    batches = run.loading.batches()
+    batches = run.feed.loading.batches()
     first, second = (
         [x.numpy().tobytes() for _ in range(3) for x in next(next(batches))["inputs"]] for _ in "ab"
     )
@@ -146,7 +146,11 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 def register(monkeypatch, build) -> None:
     micro = models.models()["vit-micro"]
     odd = replace(
-        micro, name="odd", build=build, transform=lambda _, size: micro.transform(micro.build(2))
+        micro,
+        name="odd",
+        build=build,
+        transform=lambda _, size: micro.transform(micro.build(2)),
+        example=lambda _, rows, size: torch.zeros(rows, 1, 28, 28),
     )
     monkeypatch.setitem(models.models(), "odd", odd)
 
@@ -274,7 +278,7 @@ def test_accumulation_takes_the_same_steps(tmp_path):
 def test_epochs_are_cut_alike_whatever_the_micro_batches(tmp_path):
     job = Job("vit-micro", "digits", batch_size=100, accumulate=5)
     run = finetune(job, SPARSE, out=tmp_path / "run", device="cpu")
-    steps = [[len(rows["labels"]) for rows in next(run.loading.batches())] for _ in range(2)]
+    steps = [[len(rows["labels"]) for rows in next(run.feed.loading.batches())] for _ in range(2)]
     assert run.steps_per_epoch == 14
     assert steps == [[20] * 5] * 2
 

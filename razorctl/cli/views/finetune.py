@@ -82,7 +82,8 @@ def show(result: dict[str, Any]) -> None:
         table.add_row("compiling", duration(payoff["compile_seconds"]), Payoff(**payoff).verdict)
     if predicted:
         table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
-    table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
+    if result["epoch_seconds"] is not None:
+        table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
     if "validation_accuracy" in result:
         loss = f"loss {result['validation_loss']:.4f}"
         table.add_row("validation accuracy", f"{result['validation_accuracy']:.4f}", loss)

@@ -1,39 +1,89 @@
 """Data sets of one's own: what a name that is not registered stands for."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from razorctl.config.registry import unknown
-from razorctl.data import DATASETS, Source
-from razorctl.data.own import folder, hub, tables
+from razorctl.data import DATASETS, Progress, Source, Splits
+from razorctl.data.own import folder, hub, streaming, tables
+from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.rows import faults
-from razorctl.data.own.splitting import Checked
+from razorctl.data.own.splitting import Checked, held, share
+from razorctl.data.own.stream import count
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.models import Modality
 
+T = TypeVar("T")
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
 def find(job: Job) -> Source:
     """The data set that a job names by a path or by `hf:`, read as far as planning needs it.
 
-    Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
-    used, and MissingError if it is not on the hub.
+    Of a set of the hub whose card says enough no data are fetched before they are loaded. Raises
+    UsageError if there is none or it is not clear how to use it, DataError if it cannot be used,
+    and MissingError if it is not on the hub.
     """
-    checked = _checked(hub.read(job) if job.dataset.startswith(hub.PREFIX) else _local(job), job)
-    raw, counts = checked.raw, checked.counts()
+    of_hub = job.dataset.startswith(hub.PREFIX)
+    if job.streaming:
+        return _streamed(job, *(streaming.of_hub(job) if of_hub else _read(job, _streams)))
+    if not of_hub:
+        return _source(job, _checked(_read(job, _raw), job))
+    card = hub.card(job)
+    return _source(job, _checked(hub.read(job), job)) if card is None else _of_card(job, card)
+
+
+def _source(job: Job, checked: Checked) -> Source:
+    raw = checked.raw
+    return _described(job, raw.modality, raw.told, checked.classes, checked.counts(), checked.load)
+
+
+def _of_card(job: Job, card: hub.Card) -> Source:
+    """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
+    counts = {**card.counts}
+    counts["aside"] = held(counts["train"], share(job.dataset, counts, job))
+    counts["train"] -= counts["aside"]
+
+    def load(progress: Progress = lambda _: None) -> Splits:
+        return _checked(hub.read(job), job).load(progress)
+
+    used = card.columns
+    told = f"{used.told}, as its card says"
+    return _described(job, used.modality, told, card.classes, counts, load)
+
+
+def _streamed(job: Job, splits: Splits, used: Columns) -> Source:
+    """Streams, whose rows are checked when they are read."""
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    counts = {split: count(rows) for split, rows in parts.items() if rows is not None}
+    return _described(
+        job, used.modality, f"{used.told}, streamed", splits.classes, counts, lambda *_: splits
+    )
+
+
+def _described(
+    job: Job,
+    modality: Modality,
+    told: str,
+    classes: Sequence[str],
+    counts: Mapping[str, int | None],
+    load: Callable[..., Splits],
+) -> Source:
     evaluated = "test" if "test" in counts else "validation"
     return Source(
-        raw.name,
-        raw.told,
-        raw.modality,
-        len(checked.classes),
+        job.dataset,
+        told,
+        modality,
+        len(classes),
         counts["train"],
-        counts.get(evaluated) or counts["aside"],
-        checked.load,
-        _told(checked, counts),
+        counts.get(evaluated) or counts.get("aside"),
+        load,
+        _told(job.dataset, told, classes, counts),
     )
 
 
@@ -49,15 +99,15 @@ def _checked(raw: Raw, job: Job) -> Checked:
     return checked
 
 
-def _local(job: Job) -> Raw:
-    """The rows of a file or a folder."""
+def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
+    """What `found` makes of the file or the folder that a job names."""
     name, path = job.dataset, Path(job.dataset).expanduser()
     if not path.exists():
         if any(separator in name for separator in SEPARATORS):
             raise UsageError(f"{name} does not exist; name a file or a folder that does.")
         raise unknown("data set", name, DATASETS, ", and no such file exists")
     try:
-        return _read(name, path, job)
+        return found(path, job)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(
@@ -65,30 +115,54 @@ def _local(job: Job) -> Raw:
         ) from None
 
 
-def _read(name: str, path: Path, job: Job) -> Raw:
+def _raw(path: Path, job: Job) -> Raw:
+    found = _tables(path, job)
+    return folder.read(job.dataset, path, job) if found is None else tables.read(job.dataset, found)
+
+
+def _streams(path: Path, job: Job) -> tuple[Splits, Columns]:
+    found = _tables(path, job)
+    if found is None:
+        raise UsageError(
+            f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
+            "--streaming out."
+        )
+    return streaming.of_tables(job, found)
+
+
+def _tables(path: Path, job: Job) -> tables.Tables | None:
+    """The tables at a path; None if it is a folder without tables."""
+    name = job.dataset
     if path.is_dir():
         found = tables.in_folder(path)
-        return tables.read(name, found, job) if found else folder.read(name, path, job)
+        return tables.find(name, found, job) if found else None
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if not tables.is_table(path):
         kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
-    return tables.read(name, {path.stem: [path]}, job, single=True)
+    return tables.find(name, {path.stem: [path]}, job, single=True)
 
 
-def _told(checked: Checked, counts: dict[str, int]) -> tuple[str, ...]:
+def _told(
+    name: str, told: str, classes: Sequence[str], counts: Mapping[str, int | None]
+) -> tuple[str, ...]:
     """Lines on what was detected."""
-    raw, classes = checked.raw, checked.classes
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-    parts = [f"{counts['train']:,} rows to train on"]
-    if counts["aside"]:
-        parts.append(f"{counts['aside']:,} put aside for validation")
+    parts = [f"{_number(counts['train'])} rows to train on"]
+    if counts.get("aside"):
+        parts.append(f"{_number(counts['aside'])} put aside for validation")
     parts += [
-        f"{counts[split]:,} for {split}" for split in ("validation", "test") if split in counts
+        f"{_number(counts[split])} for {split}"
+        for split in ("validation", "test")
+        if split in counts
     ]
     return (
-        f"{raw.name}: {raw.told}",
+        f"{name}: {told}",
         f"{len(classes):,} classes: {few}",
         ", ".join(parts),
     )
+
+
+def _number(rows: int | None) -> str:
+    return "an unknown number of" if rows is None else f"{rows:,}"

@@ -39,7 +39,7 @@ def read(name: str, folder: Path, job: Job) -> Raw:
     told = "a folder for each class"
     if others:
         told += f", without its {', '.join(sorted(others))}"
-    called = {split: name if own == "." else own for split, own in chosen.items()}
+    called = {split: folder.resolve().name if own == "." else own for split, own in chosen.items()}
     return Raw(name, "image", splits, called, told, nowhere=tuple(nowhere))
 
 

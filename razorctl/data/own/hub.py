@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data.own import columns, names, parquet
+from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
@@ -30,13 +31,56 @@ class Origin:
     """How `datasets` reads a repository.
 
     builder: the name of its reader. files: split -> paths in the repository. settings: what the
-    repository says of the reader.
+    repository says of the reader. features: the columns and their types as its card has them, None
+    if it has none. counts: split -> rows, as far as the card says so.
     """
 
     repo: str
     builder: str
     files: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, Any]
+    features: "Features | None"
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a repository's card says of a data set, from which it can be planned for.
+
+    names: split -> what it is called in the data. counts: split -> rows, before any is put aside.
+    """
+
+    columns: Columns
+    classes: tuple[str, ...]
+    names: Mapping[str, str]
+    counts: Mapping[str, int]
+
+
+def card(job: Job) -> Card | None:
+    """What the card of a data set says, by which no data are fetched; None if it is not enough.
+
+    It is if it has the number of rows of all splits that are used, and the types of columns among
+    which these are clear, with names of the classes. Raises what `read` raises.
+    """
+    origin = origin_of(job)
+    chosen = names.chosen(job.dataset, list(origin.files), job)
+    if origin.features is None or not {*chosen.values()} <= origin.counts.keys():
+        return None
+    images, classes, _ = parquet.typed(origin.features)
+    # Columns of text that only their content tells are not clear: a word stands for all of it.
+    values = {
+        name: ["word"] if getattr(kind, "dtype", None) in ("string", "large_string") else []
+        for name, kind in origin.features.items()
+    }
+    try:
+        used = columns.detect(job.dataset, columns.Sample(values, images, classes), job)
+    except UsageError:
+        return None  # the data may settle it, or say what is wrong
+    if used.label not in classes or not {used.image} <= {None, *images}:
+        return None
+    found = tuple(origin.features[used.label].names)
+    counts = {split: origin.counts[own] for split, own in chosen.items()}
+    return Card(used, found, chosen, counts)
 
 
 def read(job: Job) -> Raw:
@@ -45,11 +89,7 @@ def read(job: Job) -> Raw:
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
-    name = job.dataset
-    parts = NAME.fullmatch(name)
-    if parts is None:
-        raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
-    origin = _origin(name, parts[1], parts[2])
+    name, origin = job.dataset, origin_of(job)
     chosen = names.chosen(name, list(origin.files), job)
     files = {split: origin.files[own] for split, own in chosen.items()}
     wanted = hub.literally([file for split in files.values() for file in split])
@@ -60,6 +100,15 @@ def read(job: Job) -> Raw:
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         found = load_dataset(origin.builder, data_files=local, **origin.settings)
     return _raw(name, job, found, chosen, folder)
+
+
+def origin_of(job: Job) -> Origin:
+    """Where a data set of the hub comes from, without its data; raises what `read` raises."""
+    name = job.dataset
+    parts = NAME.fullmatch(name)
+    if parts is None:
+        raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
+    return _origin(name, parts[1], parts[2])
 
 
 def _raw(
@@ -149,7 +198,10 @@ def _origin(name: str, repo: str, config: str | None) -> Origin:
                 f"{name} has files of the kind {kind}, which razorctl does not read; choose a data "
                 f"set of {', '.join(BUILDERS)}."
             )
-        return Origin(repo, kind, parts, _settings(builder))
+        info = builder.info
+        rows = {split: part.num_examples for split, part in (info.splits or {}).items()}
+        counts = {str(split): int(count) for split, count in rows.items() if count}
+        return Origin(repo, kind, parts, _settings(builder), info.features, counts)
 
 
 def _settings(builder: Any) -> dict[str, Any]:

@@ -65,10 +65,11 @@ def _items(raw: Raw, split: str) -> Iterator[tuple[int, Any]]:
     """The number and the image of each row: a path, or bytes."""
     rows = raw.splits[split].select_columns("image").with_format("arrow")
     batches = (table["image"].to_pylist() for table in rows.iter(BATCH))
-    return enumerate(map(_content, chain.from_iterable(batches)))
+    return enumerate(map(content, chain.from_iterable(batches)))
 
 
-def _content(image: Any) -> Any:
+def content(image: Any) -> Any:
+    """The path or the bytes of an image as a row has it."""
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image

@@ -40,8 +40,8 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
         )
     values = {value for column in found.values() for value in column.unique().to_pylist()}
     if raw.class_names is None:
-        known = _ordered(raw, {value for value in values if not _missing(value)})
-        classes = tuple(_name(value) for value in known)
+        known = _ordered(raw, {value for value in values if not missing(value)})
+        classes = tuple(name_of(value) for value in known)
     else:
         classes = raw.class_names
         known = list(range(len(classes)))
@@ -49,12 +49,14 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     return classes, {split: _numbers(column, order) for split, column in found.items()}
 
 
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
+    """Whether a label is none."""
     # NaN is the only value that differs from itself.
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def _name(value: Any) -> str:
+def name_of(value: Any) -> str:
+    """The name of the class that a label which is no number of a class stands for."""
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,7 @@
 """Rows of Parquet files."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,10 @@ if TYPE_CHECKING:
 
 
 def _open(file: Path) -> Any:
-    import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
-    try:
+    with _reading(file):
         return ParquetFile(file, memory_map=True)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{file} cannot be read ({reason}); write it again.") from None
 
 
 def features(file: Path) -> "Features":
@@ -74,34 +71,67 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
 
 def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
     """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
+    own = _schema(files[0], columns)
+    with _reading(files[0].parent):
+        return stored(
+            files, own, lambda: (b for file in files for b in _batches(file, columns, own))
+        )
+
+
+def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
+    """The same rows of one file, one at a time."""
+    number = 0
+    with _reading(file):
+        for batch in _batches(file, columns, _schema(file, columns)):
+            for row in batch.to_pylist():
+                yield {**row, "place": f"{file.name}, row {number}"}
+                number += 1
+
+
+def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
+    """The labels of a file; no other column is read."""
+    with _reading(file):
+        table = _open(file).read([columns.label])
+        return table.cast(_plain(table.schema)).column(0)
+
+
+def _schema(file: Path, columns: Columns) -> "pa.Schema":
+    """The columns of `Raw`, with a `fault` if images are named by paths."""
+    import pyarrow as pa
+
+    stored = _plain(_open(file).schema_arrow)
+    fields = [stored.field(column).with_name(own) for column, own in columns.renamed.items()]
+    if any(f.name == "image" and _is_text(f.type) for f in fields):
+        fields = [pa.field("image", pa.string()) if f.name == "image" else f for f in fields]
+        fields.append(pa.field("fault", pa.string()))
+    return pa.schema(fields)  # without metadata, which says how the old names are read
+
+
+def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     renamed = columns.renamed
-    schema = _plain(_open(files[0]).schema_arrow)
-    fields = [schema.field(column).with_name(own) for column, own in renamed.items()]
-    paths = any(f.name == "image" and _is_text(f.type) for f in fields)
-    if paths:
-        fields = [pa.field("image", pa.string()) if f.name == "image" else f for f in fields]
-        fields.append(pa.field("fault", pa.string()))
-    own = pa.schema(fields)  # without metadata, which says how the old names are read
+    for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        arrays = {name: arrays[column] for column, name in renamed.items()}
+        if "fault" in own.names:
+            found = [image(file.parent, value) for value in arrays["image"].to_pylist()]
+            for name in ("image", "fault"):
+                arrays[name] = pa.array([row[name] for row in found], pa.string())
+        cast = [arrays[field.name].cast(field.type) for field in own]
+        yield pa.RecordBatch.from_arrays(cast, schema=own)
 
-    def batches() -> Iterator["pa.RecordBatch"]:
-        for file in files:
-            for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
-                arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-                arrays = {name: arrays[column] for column, name in renamed.items()}
-                if paths:
-                    found = [image(file.parent, value) for value in arrays["image"].to_pylist()]
-                    for name in ("image", "fault"):
-                        arrays[name] = pa.array([row[name] for row in found], pa.string())
-                cast = [arrays[field.name].cast(field.type) for field in own]
-                yield pa.RecordBatch.from_arrays(cast, schema=own)
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns errors of pyarrow in the block, which reads at `path`, into a DataError."""
+    import pyarrow as pa
 
     try:
-        return stored(files, own, batches)
+        yield
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{files[0].parent} cannot be read ({reason}); write it again.") from None
+        raise DataError(f"{path} cannot be read ({reason}); write it again.") from None
 
 
 def _is_text(kind: "pa.DataType") -> bool:

@@ -1,9 +1,10 @@
 """The splits of checked rows; some training rows are put aside where there is no validation."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data import Progress, Splits
+from razorctl.data import Progress, Splits, place
 from razorctl.data.own import images, rows
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
@@ -16,24 +17,27 @@ if TYPE_CHECKING:
 SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
 
 
-def share(raw: Raw, job: Job) -> float:
-    """The share of the training rows that is put aside.
+def share(name: str, splits: Collection[str], job: Job) -> float:
+    """The share of the training rows that is put aside of data that have these splits.
 
     Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
     """
-    if "validation" in raw.splits:
+    if "validation" in splits:
         if job.validation is not None:
             raise UsageError(
-                f"{raw.name} has a validation split, so nothing is put aside; leave --validation "
-                "out."
+                f"{name} has a validation split, so nothing is put aside; leave --validation out."
             )
         return 0.0
-    if job.validation == 0 and "test" not in raw.splits:
+    if job.validation == 0 and "test" not in splits:
         raise UsageError(
-            f"{raw.name} has no validation or test split; give --validation a share such as "
-            f"{SHARE}."
+            f"{name} has no validation or test split; give --validation a share such as {SHARE}."
         )
     return SHARE if job.validation is None else job.validation
+
+
+def held(rows: int, share: float) -> int:
+    """How many of so many rows are put aside, unless classes have too few."""
+    return max(round(share * rows), int(share > 0))
 
 
 def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":
@@ -48,7 +52,7 @@ def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarra
     quota = share * counts
     most = np.maximum(counts - 1, 0)
     taken = np.minimum(quota.astype(int), most)
-    left = max(round(share * len(labels)), int(share > 0)) - taken.sum()
+    left = held(len(labels), share) - taken.sum()
     for number in np.lexsort((draw.rand(len(counts)), taken - quota)):
         if left > 0 and taken[number] < most[number]:
             taken[number] += 1
@@ -72,15 +76,15 @@ class Checked:
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
-        part = share(self.raw, self.job)
+        part = share(self.raw.name, self.raw.splits, self.job)
         found = aside(self.numbers["train"][kept], part, self.job.seed)
         if part and not len(found):
             raise DataError(
                 f"{self.raw.name} has one row of each class, so none can be put aside; add rows, "
                 "or a validation split."
             )
-        held: np.ndarray[Any, Any] = kept[found]
-        return held
+        rows: np.ndarray[Any, Any] = kept[found]
+        return rows
 
     def counts(self) -> dict[str, int]:
         """The rows of each split, and of what is put aside, as far as they are known to be good."""
@@ -106,16 +110,16 @@ class Checked:
         found, skipped = self.refuse(progress)
         kept = rows.good(self.numbers, found)
         rows.sound(self.raw, self.classes, self.numbers, kept)
-        held = self.put_aside(kept["train"])
-        if len(held):
-            kept = {**kept, "train": np.setdiff1d(kept["train"], held)}
+        away = self.put_aside(kept["train"])
+        if len(away):
+            kept = {**kept, "train": np.setdiff1d(kept["train"], away)}
         return Splits(
             self._rows("train", kept["train"]),
-            self._rows("train", held) if len(held) else self._part("validation", kept),
+            self._rows("train", away) if len(away) else self._part("validation", kept),
             self._part("test", kept),
             self.classes,
             skipped,
-            self._record(held, found) if len(held) or skipped else None,
+            self._record(away, found) if len(away) or skipped else None,
         )
 
     def _part(self, split: str, kept: Numbers) -> Any:
@@ -133,13 +137,13 @@ class Checked:
             found = found.cast_column("image", Image())
         return found if len(kept) == len(found) else found.select(kept)
 
-    def _record(self, held: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
+    def _record(self, away: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""
         return {
-            "dataset": self.raw.name,
+            "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
-            "validation": share(self.raw, self.job),
+            "validation": share(self.raw.name, self.raw.splits, self.job),
             "seed": self.job.seed,
-            "rows": held.tolist(),
+            "rows": away.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in found.items() if bad},
         }

@@ -1,6 +1,7 @@
 """Tables: one file, or a folder with a file or several for each split."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,33 @@ def in_folder(folder: Path) -> dict[str, list[Path]]:
     return found if any(map(names.role, found)) else {}
 
 
-def read(name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bool = False) -> Raw:
-    """The rows of tables; `found` has the tables of each split, in one folder.
+@dataclass(frozen=True)
+class Tables:
+    """The tables of each split, and what is known of them before their rows are read.
+
+    splits: what each split is called in the data. class_names, untyped: as in `Raw`. root: the
+    folder that image paths are relative to.
+    """
+
+    files: Mapping[str, Sequence[Path]]
+    splits: Mapping[str, str]
+    columns: Columns
+    class_names: tuple[str, ...] | None
+    root: Path
+
+    @property
+    def of_parquet(self) -> bool:
+        return self.files["train"][0].suffix.casefold() == ".parquet"
+
+    @property
+    def untyped(self) -> bool:
+        return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
+
+
+def find(
+    name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bool = False
+) -> Tables:
+    """The tables that a job uses; `found` has the tables of each split, in one folder.
 
     single: whether it is one file, which is to be split whatever its name.
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
@@ -67,16 +93,23 @@ def read(name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bo
     class_names = [_class_names(file, used) if of_parquet else None for file in every]
     if len(set(class_names)) > 1:
         raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
-    rows = parquet.rows if of_parquet else _of_lines
+    called = {split: part[0].name for split, part in files.items()}
+    return Tables(files, called, used, class_names[0], root)
+
+
+def read(name: str, tables: Tables) -> Raw:
+    """The rows of tables; raises DataError if one cannot be read."""
+    used = tables.columns
+    rows = parquet.rows if tables.of_parquet else _of_lines
     return Raw(
         name,
         used.modality,
-        {split: rows(part, used) for split, part in files.items()},
-        {split: part[0].name for split, part in files.items()},
+        {split: rows(part, used) for split, part in tables.files.items()},
+        tables.splits,
         used.told,
-        class_names=class_names[0],
-        untyped=kinds <= {".csv", ".tsv"},
-        root=root,
+        class_names=tables.class_names,
+        untyped=tables.untyped,
+        root=tables.root,
     )
 
 

@@ -1,0 +1,185 @@
+"""Which streams a job names: tables, and sets of the hub whose files are tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub as cache
+from razorctl.data import Splits
+from razorctl.data.own import columns, hub, lines, names, parquet, rows
+from razorctl.data.own.columns import Columns
+from razorctl.data.own.labels import numbered
+from razorctl.data.own.raw import Raw
+from razorctl.data.own.stream import Stream
+from razorctl.data.own.tables import Tables
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+
+if TYPE_CHECKING:
+    from datasets import Features, IterableDataset
+
+SAMPLE = 100  # rows of the hub that columns are detected from
+
+
+def check(name: str, splits: Mapping[str, Any], job: Job) -> None:
+    """Raises UsageError if nothing is there to evaluate on: rows of a stream are not put aside."""
+    if not {"validation", "test"} & splits.keys():
+        raise UsageError(
+            f"{name} has no validation or test split, and none is put aside of rows that are "
+            "streamed; give it one, or leave --streaming out."
+        )
+    if job.validation is not None:
+        raise UsageError(
+            f"no rows are put aside of {name}, which is streamed; leave --validation or "
+            "--streaming out."
+        )
+
+
+def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
+    """The streams of tables, whose labels are read once before all else.
+
+    Raises DataError if these are no classes, or those of the training rows are not enough.
+    """
+    import numpy as np
+    from datasets import Dataset, IterableDataset
+    from pyarrow import Table
+
+    name, used = job.dataset, tables.columns
+    check(name, tables.files, job)
+    found = {
+        split: Dataset(Table.from_arrays([_labels(part, used)], ["label"]))
+        for split, part in tables.files.items()
+    }
+    raw = Raw(
+        *(name, used.modality, found, tables.splits, used.told),
+        class_names=tables.class_names,
+        untyped=tables.untyped,
+    )
+    classes, numbers = numbered(raw)
+    labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
+    rows.sound(raw, classes, numbers, labeled)
+
+    skipped: list[str] = []
+
+    def stream(split: str) -> Stream:
+        settings = {"files": list(tables.files[split]), "used": used}
+        return Stream(
+            name,
+            tables.splits[split],
+            IterableDataset.from_generator(_records, gen_kwargs=settings),
+            used.modality,
+            classes,
+            tables.class_names is not None,
+            tables.root,
+            len(found[split]),
+            job.skip_bad,
+            skipped,
+        )
+
+    return _splits({split: stream(split) for split in tables.files}), used
+
+
+def _labels(files: Sequence[Path], used: Columns) -> Any:
+    """The labels of files, as a chunked array."""
+    import pyarrow as pa
+
+    if files[0].suffix.casefold() == ".parquet":
+        parts = [parquet.labels(file, used) for file in files]
+        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+    return pa.chunked_array([[row["label"] for row in _records(files, used)]], pa.string())
+
+
+def _records(files: Sequence[Path], used: Columns) -> Iterator[dict[str, Any]]:
+    for file in files:
+        if file.suffix.casefold() == ".parquet":
+            yield from parquet.records(file, used)
+        else:
+            yield from lines.rows(file, used, file.parent)
+
+
+def of_hub(job: Job) -> tuple[Splits, Columns]:
+    """The streams of a data set of the hub, by its card or else by its first rows.
+
+    Raises UsageError if it is not clear what to use or labels have no names, and DataError if it
+    cannot be streamed.
+    """
+    name, origin = job.dataset, hub.origin_of(job)
+    if origin.builder == "imagefolder":
+        raise DataError(
+            f"{name} has a file for each image, which cannot be streamed; choose a data set of "
+            "Parquet files, or leave --streaming out."
+        )
+    chosen = names.chosen(name, list(origin.files), job)
+    check(name, chosen, job)
+    card = hub.card(job)
+    if card is None:
+        first = _opened(origin, chosen["train"])
+        with cache.reading(name, Path()):
+            used, classes = _detected(job, first)
+    else:
+        used, classes = card.columns, card.classes
+
+    skipped: list[str] = []
+
+    def stream(split: str) -> Stream:
+        found = _opened(origin, chosen[split])
+        return Stream(
+            name,
+            chosen[split],
+            _plain(found.select_columns(list(used.renamed)).rename_columns(used.renamed), used),
+            used.modality,
+            classes,
+            True,
+            None,
+            origin.counts.get(chosen[split]),
+            job.skip_bad,
+            skipped,
+        )
+
+    return _splits({split: stream(split) for split in chosen}), used
+
+
+def _opened(origin: hub.Origin, split: str) -> "IterableDataset":
+    from datasets import load_dataset
+
+    files = [f"hf://datasets/{origin.repo}/{file}" for file in origin.files[split]]
+    with cache.quiet_without_terminal():
+        found: IterableDataset = load_dataset(
+            origin.builder,
+            data_files={"train": files},
+            split="train",
+            streaming=True,
+            **origin.settings,
+        )
+    return found
+
+
+def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
+    """The rows with images that are not decoded."""
+    from datasets import Image
+
+    return found if used.image is None else found.cast_column("image", Image(decode=False))
+
+
+def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, ...]]:
+    """The columns and the names of the classes, by the types and the first rows."""
+    name = job.dataset
+    kinds: Features = found._resolve_features().features
+    images, classes, plain = parquet.typed(kinds)
+    first = list(islice(found.select_columns(plain), SAMPLE)) if plain else []
+    values = {column: [row.get(column) for row in first] for column in kinds}
+    used = columns.detect(name, columns.Sample(values, images, classes), job)
+    if used.label not in classes:
+        raise UsageError(
+            f"column {used.label} of {name} does not name its classes, which must be known before "
+            "rows are streamed; choose a data set that does, or leave --streaming out."
+        )
+    return used, tuple(kinds[used.label].names)
+
+
+def _splits(streams: Mapping[str, Stream]) -> Splits:
+    train = streams["train"]
+    return Splits(
+        train, streams.get("validation"), streams.get("test"), train.classes, train.skipped
+    )

@@ -1,0 +1,56 @@
+"""The data of a run as its model takes them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from razorctl import data, models
+from razorctl.data.own.stream import count
+from razorctl.job import Job
+from razorctl.training.loading import Loading, in_order, moved
+from razorctl.training.mixing import mixing
+
+
+class Feed:
+    """The training rows of a resolved job, and those that are evaluated.
+
+    split, evaluated: the name and the micro-batches of what is evaluated during training. test: the
+    test split if it is another one, else None. facts: by which data that have changed are known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        job: Job,
+        family: models.Model,
+        splits: data.Splits,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        transform = changed = family.transform(model, job.input_size)
+        if job.compile and family.padded is not None:
+            changed = family.padded(model, job.input_size)  # or each length is compiled
+        if job.augment != "none":
+            assert family.augmented is not None
+            assert job.augment is not None
+            changed = family.augmented(model, job.input_size, job.augment)
+        self.loading = Loading(splits.train.with_transform(changed), job, device)
+        self.mix = mixing(job, len(splits.classes))
+        self.split, rows = splits.evaluated
+        counts = {"train": count(splits.train), self.split: count(rows)}
+        self.facts = {**counts, "classes": [*splits.classes]}
+        self.evaluated = in_order(rows.with_transform(transform), job, device)
+        self.test: DataLoader[Any] | None = None
+        if self.split != "test" and splits.test is not None:
+            self.test = in_order(splits.test.with_transform(transform), job, device)
+
+    def moved(self, batch: Any) -> tuple[Any, Tensor]:
+        """The inputs and the labels of a batch, on the device."""
+        found = moved(batch, self.device)
+        return found["inputs"], found["labels"]
+
+    def trained(self, batch: Any) -> tuple[Any, Tensor]:
+        """The same of a micro-batch of training rows, mixed if the job says so."""
+        return self.mix(self.moved(batch))

@@ -1,0 +1,128 @@
+"""What a run changes when a step runs out of memory, so that the step can be taken after all."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.methods import METHODS
+from razorctl.recipe import Recipe
+from razorctl.rules.allocation import largest
+
+log = logging.getLogger(__name__)
+
+RATIOS = (0.5, 0.75, 0.9)  # that are tried above the run's own, and below the largest allowed one
+JOINT = (0.5, 0.25)  # joint budgets that are tried last
+
+
+@dataclass(frozen=True)
+class Relief:
+    """How a run needs less memory than it was begun with.
+
+    parts: equal parts of each micro-batch, which are taken one after the other. ratio,
+    joint_budget: those of the recipe from then on; None are the run's own.
+    """
+
+    parts: int = 1
+    ratio: float | None = None
+    joint_budget: float | None = None
+
+    def job(self, job: Job) -> Job:
+        """The job as its steps are taken."""
+        return replace(job, accumulate=job.accumulate * self.parts)
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe that the model is sparsified by."""
+        ratio = recipe.ratio if self.ratio is None else self.ratio
+        budget = recipe.joint_budget if self.joint_budget is None else self.joint_budget
+        return replace(recipe, ratio=ratio, joint_budget=budget)
+
+    def said(self, job: Job) -> str:
+        """It in words, for a resolved job."""
+        words = [f"in micro-batches of {self.job(job).micro_batch}"]
+        if self.ratio is not None:
+            words.append(f"at ratio {self.ratio:g}")
+        if self.joint_budget is not None:
+            words.append(f"with joint budget {self.joint_budget:g}")
+        return ", ".join(words)
+
+
+class Recovery:
+    """What a run of a resolved job and a recipe has changed so far.
+
+    relieved: the steps that ran out of memory, and what changed with each of them.
+    """
+
+    def __init__(
+        self, job: Job, recipe: Recipe, relieved: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.job, self._begun = job, recipe
+        self.relief, self._left = Relief(), reliefs(job, recipe)
+        self.relieved = [dict(each) for each in relieved]
+        for each in self.relieved[-1:]:
+            last = {name: value for name, value in each.items() if name != "step"}
+            self.relief = next(relief for relief in self._left if asdict(relief) == last)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the model is sparsified by."""
+        return self.relief.recipe(self._begun)
+
+    def relieve(self, step: int, sparsify: Callable[[Recipe], object]) -> bool:
+        """Goes on to the next change after a step ran out of memory; False if none is left.
+
+        sparsify: sparsifies the model anew; it may raise UsageError.
+        """
+        for relief in self._left:
+            recipe = relief.recipe(self._begun)
+            try:
+                if recipe != self.recipe:
+                    sparsify(recipe)
+            except UsageError:  # what the model cannot take
+                continue
+            self.relief = relief
+            self.relieved.append({"step": step, **asdict(relief)})
+            said = relief.said(self.job)
+            log.warning("out of memory at step %s; from now on, steps run %s.", f"{step:,}", said)
+            return True
+        return False
+
+
+def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
+    """All that a run may change, in order: first what is exact, then the ratio, then the budget.
+
+    Nothing for a strict job, and for several processes: they wait for each other in the middle of
+    the step that one of them cannot take.
+    """
+    if job.strict or job.processes > 1:
+        return
+    whole = job.micro_batch
+    counts = [count for count in range(2, whole + 1) if whole % count == 0]
+    yield from map(Relief, counts)
+    last = Relief(max(counts, default=1))
+    for ratio in _ratios(job, recipe):
+        last = replace(last, ratio=ratio)
+        yield last
+    if not job.compile and not METHODS[recipe.method].adapts:
+        yield from (replace(last, joint_budget=b) for b in JOINT if b < recipe.joint_budget)
+
+
+def _ratios(job: Job, recipe: Recipe) -> list[float]:
+    """The ratios above the recipe's own that it can have, in ascending order."""
+    if not METHODS[recipe.method].has_ratio:
+        return []
+    most = job.max_ratio
+    if recipe.has_byte_budget:
+        most = min(most, largest("wide" if job.precision == "fp32" else "narrow"))
+    return [ratio for ratio in sorted({*RATIOS, most}) if recipe.ratio < ratio <= most]
+
+
+def parted(batch: Any, parts: int) -> Iterator[Any]:
+    """The equal parts of a batch, by rows."""
+    for number in range(parts):
+        yield tree_map_only(Tensor, lambda tensor: tensor.chunk(parts)[number], batch)  # noqa: B023
