@@ -15,6 +15,8 @@ POSITIVE = (
     "learning_rate",
     "clip_norm",
     "evaluate_every",
+    "patience",
+    "processes",
 )
 
 
@@ -24,7 +26,16 @@ def test_given_values_win_over_the_models_and_those_over_ours():
     assert [f.name for f in dataclasses.fields(job) if getattr(job, f.name) is None] == [
         "epochs",
         "input_size",
-        *("save_every", "image_column", "text_column", "label_column", "split", "validation"),
+        *(
+            "metric",
+            "patience",
+            "save_every",
+            "image_column",
+            "text_column",
+            "label_column",
+            "split",
+            "validation",
+        ),
     ]
 
 

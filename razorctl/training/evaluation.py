@@ -33,7 +33,7 @@ def evaluate(
     from torchmetrics import MeanMetric  # takes seconds
 
     model.eval()
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     figures, losses = _figures(classes).to(device), MeanMetric().to(device)
     for (inputs, labels), counts in _in_step(batches, device):
         with autocast(device, job):

@@ -203,6 +203,7 @@ class Grid:
             recipe.attention,
             "--seed",
             str(at.seed),
+            "--strict",
         ]
         if at.method == "accumulate":
             words += ["--accumulate", str(self._micro_batches())]

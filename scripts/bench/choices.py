@@ -34,7 +34,6 @@ from razorctl.planning.search import Prefer, Search
 GPUS = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "t4")
 MODELS = ("vit-b16", "vit-l16", "bert-base")
 MEMORIES = (2, 4, 6, 8, 11, 16, 24, 40)  # GiB
-MAX_RATIO = 0.95
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -66,7 +65,7 @@ def rows(gpu: str, model: str) -> Iterator[Row]:
     card = gpus.load(gpu)
     before: dict[Prefer, Candidate] = {}
     for gib in (gib for gib in MEMORIES if gib << 30 <= card.memory_bytes):
-        search = Search(Job(model, data.usual(model)), card, gib << 30, None, MAX_RATIO)
+        search = Search(Job(model, data.usual(model)), card, gib << 30, None)
         found = {prefer: search.choose(prefer) for prefer in get_args(Prefer)}
         for prefer, chosen in found.items():
             if chosen is None:

@@ -38,7 +38,7 @@ class Made(Search):
     def __init__(self, budget: int, ways: dict[Recipe, tuple[float, float]], overhead: float):
         self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
         self.budget, self.ways, self.overhead = budget, ways, overhead
-        self.recipe, self.max_ratio = None, 0.95
+        self.recipe = None
         self.looked_at, self.reasons, self._reasons = {}, {}, []
 
     _exact = WAYS[:2]
@@ -110,13 +110,13 @@ ONE = replace(JOB, batch_size=1, optimizer="adamw")  # of no micro-batches, so s
 
 def searched(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = None) -> Search:
     """On a large card, with razor at one ratio: 0.5."""
-    return Search(job, gpus.load("h200"), budget, recipe, 0.5, cache)
+    return Search(replace(job, max_ratio=0.5), gpus.load("h200"), budget, recipe, cache)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, precision):
     job = replace(JOB, batch_size=32768, precision=precision)
-    trying = Search(job, gpus.load("rtx-4090"), GIB, None, 0.95, cache)
+    trying = Search(job, gpus.load("rtx-4090"), GIB, None, cache)
     possible = filter(trying._possible, trying._razor)
     times = [trying.predict(recipe).seconds for recipe in possible]
     assert len(times) >= 2
@@ -167,7 +167,10 @@ def test_what_is_traced_is_known_by_all_that_it_depends_on(cache):
 def test_what_does_not_fit_says_what_would(prefer, cache):
     def fitted(budget: int) -> Plan:
         return plan(
-            JOB, gpus.load("h200"), budget=budget, cache=cache, prefer=prefer, max_ratio=0.5
+            *(replace(JOB, max_ratio=0.5), gpus.load("h200")),
+            budget=budget,
+            cache=cache,
+            prefer=prefer,
         )
 
     with pytest.raises(NoFitError, match=r"does not fit in 0\.50 GiB; it needs 0\.\d+ GiB") as stop:

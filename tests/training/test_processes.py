@@ -200,7 +200,7 @@ def test_what_several_processes_cannot_do(monkeypatch):
     with pytest.raises(UsageError, match="steps of several processes are not compiled"):
         finetune(job, device="cpu")
     with pytest.raises(
-        UsageError, match=r"for 4 processes, and 2 .* torchrun --nproc-per-node 4 -m"
+        UsageError, match=r"for 4 processes, and 2 .*torchrun --nproc-per-node 4 -m"
     ):
         finetune(replace(JOB, processes=4), device="cpu")
     with pytest.raises(UsageError, match="adamw8bit cannot be sharded"):

@@ -53,7 +53,7 @@ def test_a_state_comes_back_with_its_keys_and_numbers(tmp_path):
         "infinite": float("inf"),
         "of an object": torch.tensor(1),
     }
-    state.write(tmp_path, nn.Linear(2, 2), wanted)
+    state.write(tmp_path, nn.Linear(2, 2).state_dict(), wanted)
     found = state.read(tmp_path)
     assert torch.equal(found["state"][0].pop("momentum"), wanted["state"][0].pop("momentum"))
     assert found == wanted
