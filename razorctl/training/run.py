@@ -125,7 +125,8 @@ class Run(Iterator[Step]):
                     "directory with --out."
                 )
             self.history = [Step(**step) for step in known["history"]]
-            self.peak_bytes, self.loading.begun = known["peak_bytes"], tuple(known["begun"])
+            self.peak_bytes = known["peak_bytes"]
+            self.loading.begun = tuple(known.get("begun", self.loading.begun))
         self.metrics = Metrics(out, (json.dumps(asdict(step)) for step in self.history))
         self._steps = self._train()
         rundir.write_settings(out, job, recipe, devices.name(device), plan, splits.record)

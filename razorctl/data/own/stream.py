@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,7 +64,7 @@ class Stream:
     names of the labels. numbered: whether labels are numbers of classes, else they are names.
     root: the folder that image paths must not leave; None if images are no files. count: the number
     of rows, None if it is not known. skipped: gets a line for each bad row that is left out, which
-    is bad again in the next epoch.
+    is bad again in the next epoch. renamed: column of `rows` -> its name in `Raw`, if another.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Stream:
     count: int | None
     skip_bad: bool
     skipped: list[str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     prepared: Prepared | None = None
 
     def with_transform(self, transform: Callable[[Rows], Rows]) -> "Stream":
@@ -113,7 +114,8 @@ class Stream:
 
     def _stored(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         try:
-            yield from rows
+            for row in rows:
+                yield {self.renamed.get(name, name): value for name, value in row.items()}
         except RazorError:
             raise
         except Exception as error:  # the libraries raise many kinds, of files and of networks

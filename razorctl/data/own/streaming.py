@@ -123,11 +123,10 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
     skipped: list[str] = []
 
     def stream(split: str) -> Stream:
-        found = _opened(origin, chosen[split])
         return Stream(
             name,
             chosen[split],
-            _plain(found.select_columns(list(used.renamed)).rename_columns(used.renamed), used),
+            _plain(_opened(origin, chosen[split]), used),
             used.modality,
             classes,
             True,
@@ -135,6 +134,7 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
             origin.counts.get(chosen[split]),
             job.skip_bad,
             skipped,
+            used.renamed,
         )
 
     return _splits({split: stream(split) for split in chosen}), used
@@ -156,10 +156,12 @@ def _opened(origin: hub.Origin, split: str) -> "IterableDataset":
 
 
 def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
-    """The rows with images that are not decoded."""
+    """The rows with the columns that are used, and with images that are not decoded."""
     from datasets import Image
 
-    return found if used.image is None else found.cast_column("image", Image(decode=False))
+    if used.image is not None:
+        found = found.cast_column(used.image, Image(decode=False))
+    return found.select_columns(list(used.renamed))
 
 
 def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, ...]]:
@@ -170,6 +172,7 @@ def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, .
     first = list(islice(found.select_columns(plain), SAMPLE)) if plain else []
     values = {column: [row.get(column) for row in first] for column in kinds}
     used = columns.detect(name, columns.Sample(values, images, classes), job)
+    hub.check_image(name, used, kinds, images)
     if used.label not in classes:
         raise UsageError(
             f"column {used.label} of {name} does not name its classes, which must be known before "
