@@ -3,8 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
+import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image
+from huggingface_hub import constants
 
 from razorctl import data, models
 from razorctl.errors import DataError, MissingError, UsageError
@@ -47,6 +49,12 @@ def films(snapshot, card="", named=True):
         found = found.cast_column("label", kinds) if named else found
         found.to_parquet(snapshot / f"{split}.parquet")
     (snapshot / "README.md").write_text(card)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """datasets waits for seconds at the end of each epoch."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)
 
 
 @pytest.mark.parametrize("card", [CARD, ""], ids=["with a card", "without"])
@@ -137,5 +145,29 @@ def test_a_hub_that_does_not_answer_any_more(server, faults):
     local_hub.cache(server, "dataset", "films/films", partial(films, card=CARD))
     rows = data.of(JOB).load().train
     faults.gated = True
-    with pytest.raises((DataError, MissingError), match="train of hf:films/films cannot be read"):
+    with pytest.raises(DataError, match=r"train of hf:films/films cannot be read on \("):
         list(rows.in_order())
+
+
+@pytest.mark.parametrize("card", [CARD, ""], ids=["with a card", "without"])
+def test_without_the_hub_nothing_is_streamed(card, server, monkeypatch):
+    local_hub.cache(server, "dataset", "films/films", partial(films, card=card))
+    data.of(JOB)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(MissingError, match="hf:films/films cannot be streamed from the hub"):
+        data.of(JOB)
+
+
+def test_a_test_split_of_a_contest_is_not_used(server):
+    def write(snapshot):
+        for split, labels in {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]}.items():
+            rows = Dataset.from_dict({"text": ["a b"] * 2, "label": labels})
+            rows = rows.cast_column("label", ClassLabel(names=["no", "yes"]))
+            rows.to_parquet(snapshot / f"{split}.parquet")
+
+    local_hub.cache(server, "dataset", "films/films", write)
+    splits = data.of(JOB).load()
+    assert (splits.test, splits.evaluated[0]) == (None, "validation")
+    asked = data.of(replace(JOB, split="train,validation,test")).load()
+    with pytest.raises(DataError, match=r"test, row 0 as it is read .no label"):
+        list(asked.test.in_order())
