@@ -1,4 +1,5 @@
 import os
+from types import SimpleNamespace
 
 # Before any import of a library that reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -85,6 +86,30 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home" / "datasets")
     return tmp_path / "home" / "hub"
+
+
+@pytest.fixture
+def faults():
+    """What is wrong with the server: files need a login, or so many are cut off in the middle."""
+    return SimpleNamespace(gated=False, cuts=0)
+
+
+@pytest.fixture
+def server(hub, tmp_path, monkeypatch, faults):
+    """A hub at 127.0.0.1 that has what tests put into the folder returned, as a cache has it."""
+    import datasets
+    from huggingface_hub import constants
+
+    from tests.hub_server import serving
+
+    there = tmp_path / "there"
+    with serving(there, faults) as url:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield there
 
 
 @pytest.fixture(scope="module")

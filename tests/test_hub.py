@@ -1,16 +1,12 @@
 """The hub and its cache: whole runs without network, through a local server, and refusals."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from datasets import ClassLabel, Dataset
@@ -81,81 +77,6 @@ def test_an_unreachable_hub_leaves_what_is_cached(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert len(data.find("rte").load().train) == 8
-
-
-@pytest.fixture
-def faults():
-    """What is wrong with the server: files need a login, or so many are cut off in the middle."""
-    return SimpleNamespace(gated=False, cuts=0)
-
-
-@pytest.fixture
-def server(hub, tmp_path, monkeypatch, faults):
-    """A hub at 127.0.0.1 that has what tests put into the folder returned, as a cache has it."""
-    there = tmp_path / "there"
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            parts = self.path.split("?")[0].strip("/").split("/")
-            if parts[0] == "api":
-                kind, *repo = parts[1], *parts[2:4]
-                folder = there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT
-                if not folder.exists():
-                    return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-                if len(parts) == 4 or parts[4] == "revision":
-                    names = [file.relative_to(folder).as_posix() for file in files(folder)]
-                    known = {"siblings": [{"rfilename": name} for name in names]}
-                    return self.answer(
-                        200, {"id": "/".join(repo), "sha": local_hub.COMMIT, **known}
-                    )
-                return self.answer(200, [self.entry(folder, f) for f in files(folder)])
-            kind = parts.pop(0) if parts[0] == "datasets" else "models"
-            repo, file = parts[:2], Path(*parts[4:])
-            path = there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT / file
-            if not path.is_file():
-                return self.answer(404, b"")
-            if faults.gated:
-                return self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
-            content = path.read_bytes()
-            etag = hashlib.sha256(content).hexdigest()
-            return self.answer(200, content, {"X-Repo-Commit": local_hub.COMMIT, "ETag": etag})
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def entry(self, folder, file):
-            oid = hashlib.sha256(file.read_bytes()).hexdigest()
-            path = file.relative_to(folder).as_posix()
-            return {"type": "file", "path": path, "size": file.stat().st_size, "oid": oid}
-
-        def answer(self, status, content, headers=()):
-            if not isinstance(content, bytes):
-                content = json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": len(content), **dict(headers)}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if faults.cuts and "ETag" in dict(headers):
-                faults.cuts -= 1
-                content, self.close_connection = content[: len(content) // 2], True
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    def files(folder):
-        return sorted(path for path in folder.rglob("*") if path.is_file())
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        url = f"http://127.0.0.1:{http.server_port}"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        yield there
-        http.shutdown()
 
 
 def test_what_is_downloaded_once_is_there_without_network(server, hub, monkeypatch):
@@ -261,8 +182,10 @@ dataset_info:
           '1': good
   splits:
   - name: train
+    num_bytes: 1
     num_examples: {rows}
   - name: test
+    num_bytes: 1
     num_examples: 20
 ---
 """

@@ -61,9 +61,12 @@ def _streamed(job: Job, splits: Splits, used: Columns) -> Source:
     """Streams, whose rows are checked when they are read."""
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     counts = {split: count(rows) for split, rows in parts.items() if rows is not None}
-    return _described(
-        job, used.modality, f"{used.told}, streamed", splits.classes, counts, lambda *_: splits
-    )
+
+    def load(_: Progress | None = None) -> Splits:
+        return streaming.labeled(splits, job)
+
+    told = f"{used.told}, streamed"
+    return _described(job, used.modality, told, splits.classes, counts, load)
 
 
 def _described(

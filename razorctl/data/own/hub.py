@@ -1,7 +1,7 @@
 """Any data set of the Hugging Face hub whose files `datasets` can read; its code is never run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -119,11 +119,7 @@ def _raw(
     first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
     sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
     used = columns.detect(name, sample, job)
-    if used.image is not None and used.image not in images:
-        raise UsageError(
-            f"column {used.image} of {name} has no images but {kinds[used.image]}; name another "
-            "with --image-column."
-        )
+    check_image(name, used, kinds, images)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):
             raise DataError(f"{own} of {name} has no column {missing.pop()}; name other splits.")
@@ -145,6 +141,17 @@ def _raw(
         class_names=tuple(label.names) if used.label in classes else None,
         root=folder.parents[1],  # where the links of the hub's cache lead
     )
+
+
+def check_image(
+    name: str, used: Columns, kinds: Mapping[str, Any], images: Collection[str]
+) -> None:
+    """Raises UsageError if the column of images is of another type."""
+    if used.image is not None and used.image not in images:
+        raise UsageError(
+            f"column {used.image} of {name} has no images but {kinds[used.image]}; name another "
+            "with --image-column."
+        )
 
 
 def _hidden(rows: "Dataset", label: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,7 +64,7 @@ class Stream:
     names of the labels. numbered: whether labels are numbers of classes, else they are names.
     root: the folder that image paths must not leave; None if images are no files. count: the number
     of rows, None if it is not known. skipped: gets a line for each bad row that is left out, which
-    is bad again in the next epoch.
+    is bad again in the next epoch. renamed: column of `rows` -> its name in `Raw`, if another.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Stream:
     count: int | None
     skip_bad: bool
     skipped: list[str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     prepared: Prepared | None = None
 
     def with_transform(self, transform: Callable[[Rows], Rows]) -> "Stream":
@@ -98,13 +99,18 @@ class Stream:
         """The good rows as they are stored; raises what `shuffled` raises."""
         return self._good(self.rows)
 
+    @property
+    def labeled(self) -> bool:
+        """Whether the first row has a label."""
+        return all(map(self._known, islice(self._stored(self.rows), 1)))
+
     def _good(self, rows: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Read]:
         numbers = {name: number for number, name in enumerate(self.classes)}
         stored = islice(enumerate(self._stored(rows)), first, None)
         while chunk := list(islice(stored, CHECKED)):
-            for (position, row), reason in zip(chunk, self._faults(chunk), strict=True):
-                if reason is not None:
-                    self._refuse(position, row, reason)
+            for (position, row), bad in zip(chunk, self._faults(chunk), strict=True):
+                if bad is not None:
+                    self._refuse(position, row, bad)
                     continue
                 texts = {name: row[name] for name in ("text", "text_pair") if name in row}
                 image = {"image": content(row["image"])} if self.modality == "image" else {}
@@ -113,14 +119,14 @@ class Stream:
 
     def _stored(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         try:
-            yield from rows
+            for row in rows:
+                yield {self.renamed.get(name, name): value for name, value in row.items()}
         except RazorError:
             raise
         except Exception as error:  # the libraries raise many kinds, of files and of networks
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise DataError(
-                f"{self.split} of {self.name} cannot be read on ({reason}); go on with --resume "
-                "when it can."
+                f"{self.split} of {self.name} cannot be read on ({reason(error)}); go on with "
+                "--resume when it can."
             ) from error
 
     def _faults(self, chunk: list[tuple[int, Mapping[str, Any]]]) -> list[str | None]:
@@ -128,12 +134,12 @@ class Stream:
         found = [self._fault(row) for _, row in chunk]
         if self.modality == "text":
             return found
-        good = [number for number, reason in enumerate(found) if reason is None]
+        good = [number for number, bad in enumerate(found) if bad is None]
         images = [content(chunk[number][1]["image"]) for number in good]
         # Not kept from one chunk to the next: processes that load rows may be forked in between.
         with ThreadPoolExecutor(THREADS) as pool:
-            for number, reason in zip(good, pool.map(self._image_fault, images), strict=True):
-                found[number] = reason
+            for number, bad in zip(good, pool.map(self._image_fault, images), strict=True):
+                found[number] = bad
         return found
 
     def _image_fault(self, image: str | bytes | None) -> str | None:
@@ -147,20 +153,27 @@ class Stream:
         for name in ("text", "text_pair"):
             if name in row and not (isinstance(row[name], str) and row[name].strip()):
                 return "empty text"
-        label = row["label"]
-        known = not missing(label) and (not self.numbered or 0 <= label < len(self.classes))
-        return None if known else "no label"
+        return None if self._known(row) else "no label"
 
-    def _refuse(self, position: int, row: Mapping[str, Any], reason: str) -> None:
+    def _known(self, row: Mapping[str, Any]) -> bool:
+        label = row["label"]
+        return not missing(label) and (not self.numbered or 0 <= label < len(self.classes))
+
+    def _refuse(self, position: int, row: Mapping[str, Any], why: str) -> None:
         """Notes a bad row; raises DataError if it is not to be left out."""
-        bad = line(row.get("place") or f"{self.split}, row {position} as it is read", reason)
-        if reason == OUTSIDE:
+        bad = line(row.get("place") or f"{self.split}, row {position} as it is read", why)
+        if why == OUTSIDE:
             mend = "name images by paths inside the folder of the table"
             raise refusal(self.name, [bad], mend)
         if not self.skip_bad:
             mend = "correct it, or leave bad rows out with --skip-bad"
             raise refusal(self.name, [bad], mend)
         self.skipped.append(bad)
+
+
+def reason(error: Exception) -> str:
+    """An error of a library in a few words."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def count(rows: Any) -> int | None:

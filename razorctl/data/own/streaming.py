@@ -1,6 +1,9 @@
 """Which streams a job names: tables, and sets of the hub whose files are tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +14,14 @@ from razorctl.data.own import columns, hub, lines, names, parquet, rows
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
-from razorctl.data.own.stream import Stream
+from razorctl.data.own.store import BATCH, stamp
+from razorctl.data.own.stream import Stream, reason
 from razorctl.data.own.tables import Tables
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, MissingError, RazorError, UsageError
 from razorctl.job import Job
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Features, IterableDataset
 
 SAMPLE = 100  # rows of the hub that columns are detected from
@@ -48,7 +53,7 @@ def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
     name, used = job.dataset, tables.columns
     check(name, tables.files, job)
     found = {
-        split: Dataset(Table.from_arrays([_labels(part, used)], ["label"]))
+        split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
         for split, part in tables.files.items()
     }
     raw = Raw(
@@ -80,14 +85,17 @@ def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
     return _splits({split: stream(split) for split in tables.files}), used
 
 
-def _labels(files: Sequence[Path], used: Columns) -> Any:
-    """The labels of files, as a chunked array."""
+@lru_cache(maxsize=8)
+def _labels(files: tuple[Path, ...], used: Columns, _: str) -> "pa.ChunkedArray":
+    """The labels of files, which are read again if the last argument, their stamp, is another."""
     import pyarrow as pa
 
     if files[0].suffix.casefold() == ".parquet":
         parts = [parquet.labels(file, used) for file in files]
         return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-    return pa.chunked_array([[row["label"] for row in _records(files, used)]], pa.string())
+    found = (row["label"] for row in _records(files, used))
+    chunks = iter(lambda: list(islice(found, BATCH)), [])
+    return pa.chunked_array((pa.array(chunk, pa.string()) for chunk in chunks), pa.string())
 
 
 def _records(files: Sequence[Path], used: Columns) -> Iterator[dict[str, Any]]:
@@ -114,20 +122,20 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
     check(name, chosen, job)
     card = hub.card(job)
     if card is None:
-        first = _opened(origin, chosen["train"])
-        with cache.reading(name, Path()):
-            used, classes = _detected(job, first)
+        with _from_hub(name):
+            used, classes = _detected(job, _opened(origin, chosen["train"]))
     else:
         used, classes = card.columns, card.classes
 
     skipped: list[str] = []
 
     def stream(split: str) -> Stream:
-        found = _opened(origin, chosen[split])
+        with _from_hub(name):
+            found = _plain(_opened(origin, chosen[split]), used)
         return Stream(
             name,
             chosen[split],
-            _plain(found.select_columns(list(used.renamed)).rename_columns(used.renamed), used),
+            found,
             used.modality,
             classes,
             True,
@@ -135,9 +143,24 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
             origin.counts.get(chosen[split]),
             job.skip_bad,
             skipped,
+            used.renamed,
         )
 
     return _splits({split: stream(split) for split in chosen}), used
+
+
+@contextmanager
+def _from_hub(name: str) -> Iterator[None]:
+    """Turns any error of the block, which reads from the hub, into a MissingError about `name`."""
+    try:
+        yield
+    except RazorError:
+        raise
+    except Exception as error:  # the libraries raise many kinds
+        raise MissingError(
+            f"{name} cannot be streamed from the hub ({reason(error)}); try again later, or leave "
+            "--streaming out."
+        ) from error
 
 
 def _opened(origin: hub.Origin, split: str) -> "IterableDataset":
@@ -156,10 +179,12 @@ def _opened(origin: hub.Origin, split: str) -> "IterableDataset":
 
 
 def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
-    """The rows with images that are not decoded."""
+    """The rows with the columns that are used, and with images that are not decoded."""
     from datasets import Image
 
-    return found if used.image is None else found.cast_column("image", Image(decode=False))
+    if used.image is not None:
+        found = found.cast_column(used.image, Image(decode=False))
+    return found.select_columns(list(used.renamed))
 
 
 def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, ...]]:
@@ -170,12 +195,24 @@ def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, .
     first = list(islice(found.select_columns(plain), SAMPLE)) if plain else []
     values = {column: [row.get(column) for row in first] for column in kinds}
     used = columns.detect(name, columns.Sample(values, images, classes), job)
+    hub.check_image(name, used, kinds, images)
     if used.label not in classes:
         raise UsageError(
             f"column {used.label} of {name} does not name its classes, which must be known before "
             "rows are streamed; choose a data set that does, or leave --streaming out."
         )
     return used, tuple(kinds[used.label].names)
+
+
+def labeled(splits: Splits, job: Job) -> Splits:
+    """The splits without a test split that has no labels, as in a contest, unless it is asked for.
+
+    Reads its first row. Raises DataError if that cannot be read.
+    """
+    test = splits.test
+    if job.split is not None or splits.validation is None or not isinstance(test, Stream):
+        return splits
+    return splits if test.labeled else replace(splits, test=None)
 
 
 def _splits(streams: Mapping[str, Stream]) -> Splits:

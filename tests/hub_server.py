@@ -1,0 +1,99 @@
+"""A hub at 127.0.0.1 that speaks as much of its API as razorctl uses."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests import local_hub
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+class Handler(BaseHTTPRequestHandler):
+    """there: the folder of the repositories, as a cache has them. faults: what is wrong."""
+
+    there: Path
+    faults: SimpleNamespace
+
+    def do_GET(self):
+        parts = self.path.split("?")[0].strip("/").split("/")
+        if parts[0] == "api":
+            return self.ask(*parts[1:])
+        kind = parts.pop(0) if parts[0] == "datasets" else "models"
+        path = self.folder(kind, parts[:2]) / Path(*parts[4:])
+        if not path.is_file():
+            return self.answer(404, b"")
+        if self.faults.gated:
+            return self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
+        return self.send(path.read_bytes())
+
+    do_HEAD = do_POST = do_GET  # noqa: N815
+
+    def folder(self, kind, repo):
+        return self.there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT
+
+    def ask(self, kind, *rest):
+        """What the API says of a repository, of all its files, or of those that are asked for."""
+        folder = self.folder(kind, rest[:2])
+        if not folder.exists():
+            return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        if len(rest) == 2 or rest[2] == "revision":
+            names = [file.relative_to(folder).as_posix() for file in files(folder)]
+            known = {"siblings": [{"rfilename": name} for name in names]}
+            return self.answer(200, {"id": "/".join(rest[:2]), "sha": local_hub.COMMIT, **known})
+        found = [self.entry(folder, file) for file in files(folder)]
+        if rest[2] == "paths-info":
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+            found = [entry for entry in found if entry["path"] in asked]
+        return self.answer(200, found)
+
+    def entry(self, folder, file):
+        oid = hashlib.sha256(file.read_bytes()).hexdigest()
+        path = file.relative_to(folder).as_posix()
+        return {"type": "file", "path": path, "size": file.stat().st_size, "oid": oid}
+
+    def send(self, content):
+        """A file, or the part of it that is asked for."""
+        etag = hashlib.sha256(content).hexdigest()
+        headers = {"X-Repo-Commit": local_hub.COMMIT, "ETag": etag, "Accept-Ranges": "bytes"}
+        asked = self.headers.get("Range")
+        if asked is None:
+            return self.answer(200, content, headers)
+        first, last = asked.removeprefix("bytes=").split("-")
+        end = min(int(last or len(content)) + 1, len(content))
+        part = f"bytes {first}-{end - 1}/{len(content)}"
+        return self.answer(206, content[int(first) : end], {**headers, "Content-Range": part})
+
+    def answer(self, status, content, headers=()):
+        if not isinstance(content, bytes):
+            content = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": len(content), **dict(headers)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.faults.cuts and "ETag" in dict(headers):
+            self.faults.cuts -= 1
+            content, self.close_connection = content[: len(content) // 2], True
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(there: Path, faults: SimpleNamespace) -> Iterator[str]:
+    """Yields the address of a hub that has the repositories in a folder."""
+    handler = type("Hub", (Handler,), {"there": there, "faults": faults})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
