@@ -1,7 +1,8 @@
 """The progress of runs on stderr: a live bar, or lines where there is no terminal."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -106,6 +107,19 @@ def _lines(run: "Run") -> None:
             if step.step == steps or (tenth and pulse.silence >= APART):
                 pulse.say(text)
             pulse.keep(text)
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows inside it how many of `total` rows are done; yields what is told of each new number."""
+    if not views.err.is_interactive:
+        with Pulse(f"{what}, 0 of {total:,}") as pulse:
+            yield lambda done: pulse.keep(f"{what}, {done:,} of {total:,}")
+        return
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None))
+    with Progress(*columns, TimeRemainingColumn(), console=views.err, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def compare(grid: "Grid") -> None:

@@ -29,11 +29,13 @@ class Model:
         MissingError if the weights cannot be found, and DataError if they cannot be read.
     bare: (classes, input size) -> the same model with fresh weights, without files or network.
     transform: (model, input size) -> a function from data set rows to {"inputs": [...],
-        "labels": [...]}.
+        "labels": [...]}, without labels if the rows have none.
     example: (model, batch size, input size) -> inputs of the shape of a batch of transformed rows.
     logits: (model, batched inputs) -> logits [batch, classes].
     save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
         own library, its configuration with these names and how its inputs are prepared.
+    load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
+        else is read, and no network.
     augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws its
         changes from the default generators; None if its inputs are never augmented.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
@@ -49,8 +51,14 @@ class Model:
     example: Callable[["nn.Module", int, int | None], Any]
     logits: Callable[["nn.Module", Any], "Tensor"]
     save: Callable[["nn.Module", Sequence[str], int | None, Path], None]
+    load: Callable[[Path, int | None], tuple["nn.Module", Callable[[Rows], Rows]]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
+
+
+def prepared(inputs: list[Any], rows: Rows) -> Rows:
+    """The rows that a transform returns."""
+    return {"inputs": inputs, **({"labels": rows["label"]} if "label" in rows else {})}
 
 
 _MODELS: dict[str, Model] = {

@@ -261,6 +261,7 @@ class Run(Iterator[Step]):
             "run_dir": str(self.out),
             "model": self.job.model,
             "dataset": self.job.dataset,
+            "classes": list(self.classes),
             "recipe": asdict(self.recipe),
             "job": asdict(self.job),
             "steps": len(self.history),

@@ -22,7 +22,7 @@ def find(job: Job) -> Source:
     Raises UsageError if there is none or it is not clear how to use it, DataError if it cannot be
     used, and MissingError if it is not on the hub.
     """
-    checked = _checked(hub.read(job) if job.dataset.startswith(hub.PREFIX) else _local(job), job)
+    checked = _checked(read(job), job)
     raw, counts = checked.raw, checked.counts()
     evaluated = "test" if "test" in counts else "validation"
     return Source(
@@ -35,6 +35,11 @@ def find(job: Job) -> Source:
         checked.load,
         _told(checked, counts),
     )
+
+
+def read(job: Job) -> Raw:
+    """The rows of the data set that a job names by a path or by `hf:`; raises as `find`."""
+    return hub.read(job) if job.dataset.startswith(hub.PREFIX) else _local(job)
 
 
 def _checked(raw: Raw, job: Job) -> Checked:
