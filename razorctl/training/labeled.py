@@ -34,7 +34,8 @@ def own_rows(
     """The rows of a split of the data that a finished run was trained on, as it used them.
 
     split: train, validation or test; None is the one that its result is of. Raises as
-    `rundir.finished`, and what loading the data raises, and DataError if other rows would be put aside now.
+    `rundir.finished`, and what loading the data raises, and DataError if other rows would be put
+    aside now.
     """
     run = Path(run)
     result, job = rundir.finished(run)

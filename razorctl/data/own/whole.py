@@ -125,6 +125,9 @@ def unlabeled(
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
     """
+    other = "text" if modality == "image" else "image"
+    if getattr(job, f"{other}_column") is not None:
+        raise UsageError(f"{job.model} takes {modality}s; leave --{other}-column out.")
     absent = [name for name in files if name != STDIN and not Path(name).exists()]
     if absent:
         verb = "does not exist" if len(absent) == 1 else "do not exist"
