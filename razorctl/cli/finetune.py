@@ -24,6 +24,7 @@ from razorctl.cli.views import finetune as view
 from razorctl.errors import UsageError
 from razorctl.ops.cpu import build
 from razorctl.training import rundir
+from razorctl.training import trackers as tracking
 
 if TYPE_CHECKING:
     from razorctl.training.run import Run
@@ -39,6 +40,10 @@ def finetune(
     resume: Annotated[
         bool, option("--resume", help="Go on in --out, or start there if nothing is saved yet.")
     ] = False,
+    tracker: Annotated[
+        list[str] | None,
+        option(help="tensorboard, trackio or wandb; may be repeated. [default: none]"),
+    ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
@@ -56,6 +61,9 @@ def finetune(
     A run that was stopped, by Ctrl-C or in any other way, goes on with --resume
     --out DIR from its newest checkpoint, and ends with the same weights. MODEL,
     DATASET and settings may then be left out.
+
+    Trackers get losses, rates and evaluations. TensorBoard and wandb write into
+    the run directory; WANDB_MODE=offline keeps all there.
     """
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
 
@@ -63,6 +71,7 @@ def finetune(
     if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
         views.say(f"{out} holds a finished run")
         return _show(result, json)
+    trackers = tracking.check(tracker or (), out if resume else None)
     settings = read(ctx, flags, recipe)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
@@ -91,7 +100,7 @@ def finetune(
         effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
-    _show(progress.train(prepare, job, chosen, directory, device).result(), json)
+    _show(progress.train(prepare, job, chosen, directory, device, trackers).result(), json)
 
 
 def _show(result: dict[str, Any], json: bool) -> None:
