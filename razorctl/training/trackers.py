@@ -2,7 +2,9 @@
 
 import json
 import logging
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,13 +106,14 @@ class _Open:
         kind = getattr(tracking, TRACKERS[name])
         self.name, self.works = name, True
         try:
-            self.tracker = kind(*_arguments(name, run), **_settings(name, run, identity, new))
-            self.tracker.main_process_only = False
-            self.tracker.start()
-            if new:
-                settings = {**rundir.merged(run.job, run.recipe), "run_dir": str(run.out)}
-                given = {name: value for name, value in settings.items() if value is not None}
-                self.tracker.store_init_configuration(given)
+            with redirect_stdout(sys.stderr):  # stdout is for the result
+                self.tracker = kind(*_arguments(name, run), **_settings(name, run, identity, new))
+                self.tracker.main_process_only = False
+                self.tracker.start()
+                if new:
+                    settings = {**rundir.merged(run.job, run.recipe), "run_dir": str(run.out)}
+                    given = {name: value for name, value in settings.items() if value is not None}
+                    self.tracker.store_init_configuration(given)
         except Exception as error:  # each library raises its own kinds
             raise UsageError(
                 f"{name} cannot be started ({_reason(error)}); correct that, or leave it out, and "
@@ -131,7 +134,8 @@ class _Open:
         if not self.works:
             return
         try:
-            getattr(self.tracker, verb)(*args, **settings)
+            with redirect_stdout(sys.stderr):
+                getattr(self.tracker, verb)(*args, **settings)
         except Exception as error:  # each library raises its own kinds
             self.works = False
             log.warning("%s fails (%s); training goes on without it.", self.name, _reason(error))
