@@ -126,6 +126,15 @@ def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):
         assert (found.split, len(found.rows)) == (split or "test", count)
 
 
+def test_a_set_of_the_hub_with_one_split_is_taken_whole(runs, hub):
+    local_hub.cache(hub, "dataset", "films/stills", lambda s: photos(s / "train", 3, CLASSES[1:]))
+    job = replace(runs["photos"].job, dataset="hf:films/stills", validation=None)
+    found = labeled(runs["photos"].out, job)
+    assert (found.split, found.rows["label"][:]) == (None, [1] * 3 + [2] * 3)
+    with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
+        labeled(runs["texts"].out, replace(job, model="bert-base"))
+
+
 def test_a_registered_set_is_evaluated_by_names(runs, monkeypatch):
     out = runs["digits"].out
     plain = own_rows(out)
