@@ -24,10 +24,12 @@ def scalars(out: Path) -> dict[str, dict[int, float]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = accumulator.EventAccumulator(str(out / "tensorboard"))
     found.Reload()
-    return {
-        name: {event.step: event.value for event in found.Scalars(name)}
-        for name in found.Tags()["scalars"]
-    }
+    charts = {}
+    for name in found.Tags()["scalars"]:
+        events = found.Scalars(name)
+        charts[name] = {event.step: event.value for event in events}
+        assert len(charts[name]) == len(events)  # no step is there twice
+    return charts
 
 
 def test_tensorboard_has_every_step_and_evaluation(tmp_path):
