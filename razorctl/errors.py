@@ -34,6 +34,12 @@ class DivergedError(RazorError):
     """A loss or a gradient that is not finite, before the weights have changed."""
 
 
+class OutOfMemoryError(RazorError):
+    """A device whose memory is not enough."""
+
+    exit_code = 4
+
+
 class DataError(RazorError):
     """A file of weights or data that cannot be read or has unexpected contents.
 

@@ -121,10 +121,11 @@ def quiet_without_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def reading(name: str, folder: Path) -> Iterator[None]:
+def reading(name: str, folder: Path, mend: str | None = None) -> Iterator[None]:
     """Turns any error of the block, which reads files in `folder`, into a DataError about `name`.
 
-    folder: the return value of `fetch`. A RazorError is raised unchanged.
+    folder: the return value of `fetch`. mend: the end of the sentence; None is for a folder of the
+    hub's cache. A RazorError is raised unchanged.
     """
     try:
         yield
@@ -133,6 +134,5 @@ def reading(name: str, folder: Path) -> Iterator[None]:
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
-        raise DataError(
-            f"{name} cannot be read ({reason}); delete {folder.parents[1]} and run again."
-        ) from error
+        mend = mend or f"delete {folder.parents[1]} and run again"
+        raise DataError(f"{name} cannot be read ({reason}); {mend}.") from error

@@ -111,7 +111,14 @@ def test_what_is_saved_loads_without_razorctl(hub, tmp_path):
             rows = {"text": ["a cat", "dog"], "label": [0, 1]}
             inputs = stack(entry.transform(model, size)(rows)["inputs"])
         with torch.no_grad():
-            torch.save(entry.logits(model, inputs), folder / "logits.pt")
+            logits = entry.logits(model, inputs)
+            loaded, transform = entry.load(folder, size)
+            assert torch.equal(entry.logits(loaded.eval(), inputs), logits)
+        torch.save(logits, folder / "logits.pt")
+        rows = {key: value for key, value in ROWS[entry.modality].items() if key != "label"}
+        prepared = stack(transform(rows)["inputs"])
+        known = stack(entry.transform(model, size)(ROWS[entry.modality])["inputs"])
+        torch.testing.assert_close(prepared, known, rtol=0, atol=0)
     folders = {str(tmp_path / name): size for name, size in sizes.items()}
     command = [sys.executable, "-c", STOCK, json.dumps(folders)]
     found = subprocess.run(command, capture_output=True, text=True)

@@ -12,10 +12,12 @@ from razorctl import __version__, processes
 from razorctl.cli import effects, settings
 from razorctl.cli.compare import compare
 from razorctl.cli.doctor import doctor
+from razorctl.cli.evaluate import evaluate
 from razorctl.cli.finetune import finetune
 from razorctl.cli.list import list_names
 from razorctl.cli.options import option
 from razorctl.cli.plan import plan
+from razorctl.cli.predict import predict
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
 from razorctl.errors import RazorError, Terminated, UsageError
@@ -89,7 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
-for command in (plan, finetune, profile, compare, doctor):
+for command in (plan, finetune, evaluate, predict, profile, compare, doctor):
     app.command(context_settings=CONTEXT)(command)
 app.command("list", context_settings=CONTEXT)(list_names)
 

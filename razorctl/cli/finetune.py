@@ -27,6 +27,7 @@ from razorctl.job import Job
 from razorctl.ops.cpu import build
 from razorctl.recipe import Recipe
 from razorctl.training import rundir
+from razorctl.training import trackers as tracking
 
 if TYPE_CHECKING:
     from razorctl.training.run import Run
@@ -42,6 +43,10 @@ def finetune(
     resume: Annotated[
         bool, option("--resume", help="Go on in --out, or start there if nothing is saved yet.")
     ] = False,
+    tracker: Annotated[
+        list[str] | None,
+        option(help="tensorboard, trackio or wandb; may be repeated. [default: none]"),
+    ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
@@ -59,40 +64,52 @@ def finetune(
     A run that was stopped, by Ctrl-C or in any other way, goes on with --resume
     --out DIR from its newest checkpoint, and ends with the same weights. MODEL,
     DATASET and settings may then be left out.
+
+    Trackers get losses, rates and evaluations. TensorBoard and wandb write into
+    the run directory; WANDB_MODE=offline keeps all there.
     """
+    with processes.connected(device):
+        build.start(device)
+        settled = processes.of_first(
+            lambda: _settle(ctx, flags, plan, recipe, device, out, resume, tracker or (), json)
+        )
+        result = settled
+        if not isinstance(settled, dict):
+            result = _trained(ctx, *settled, device, resume)
+    if processes.first():
+        if json:
+            views.print_json(result)
+        else:
+            view.show(result)
+
+
+Settled = tuple[Job, Recipe, dict[str, Any] | None, Path, Sequence[str]]
+
+
+def _trained(
+    ctx: typer.Context,
+    job: Job,
+    recipe: Recipe,
+    plan: dict[str, Any] | None,
+    out: Path,
+    trackers: Sequence[str],
+    device: str | None,
+    resume: bool,
+) -> dict[str, Any]:
+    """The result of a run that is trained here; none but in the first process."""
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
-
-    if processes.count() > 1:
-        from razorctl import devices
-
-        processes.join(devices.find(device))
-    build.start(device)
-    settled = processes.of_first(
-        lambda: _settle(ctx, flags, plan, recipe, device, out, resume, json)
-    )
-    if isinstance(settled, dict):
-        return _show(settled, json)
-    job, chosen, document, directory = settled
 
     def prepare(at: Callable[[str], None]) -> "Run":
         from razorctl.training import run as trainer
 
         run = trainer.finetune(
-            job,
-            chosen,
-            out=directory,
-            device=device,
-            plan=document,
-            progress=at,
-            resume=resume,
+            job, recipe, out=out, device=device, plan=plan, progress=at, resume=resume
         )
         effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
-    run = progress.train(prepare, job, chosen, directory, device)
-    if processes.first():
-        _show(run.result(), json)
-    processes.leave()
+    run = progress.train(prepare, job, recipe, out, device, trackers)
+    return run.result() if processes.first() else {}
 
 
 def _settle(
@@ -103,13 +120,15 @@ def _settle(
     device: str | None,
     out: Path | None,
     resume: bool,
+    tracker: Sequence[str],
     json: bool,
-) -> tuple[Job, Recipe, dict[str, Any] | None, Path] | dict[str, Any]:
-    """The job, the recipe, the plan's document and the directory, or a finished run's result."""
+) -> Settled | dict[str, Any]:
+    """The job, the recipe, the plan's document and the directory and the trackers, or a finished run's result."""
     begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
     if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
         views.say(f"{out} holds a finished run")
         return result
+    trackers = tracking.check(tracker, out if resume else None)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
     settings = read(ctx, flags, recipe)
@@ -122,16 +141,5 @@ def _settle(
     else:
         job, chosen, document = planning.settle(settings, device, quiet=json)
     effects.note_settings(ctx, chosen)
-    return (
-        job,
-        chosen,
-        document,
-        rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume),
-    )
-
-
-def _show(result: dict[str, Any], json: bool) -> None:
-    if json:
-        views.print_json(result)
-    else:
-        view.show(result)
+    directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
+    return job, chosen, document, directory, trackers

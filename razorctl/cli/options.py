@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import typer
@@ -144,6 +145,14 @@ Preset = Annotated[
         autocompletion=completes("recipes"),
     ),
 ]
+Finished = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Directory of a finished run.", show_default=False)
+]
+Weights = Annotated[
+    str | None,
+    option(help="best or last: those of the run's best or last evaluation. [default: best]"),
+]
+Batch = Annotated[int | None, option(help="Examples in a batch. [default: the run's]", min=1)]
 Device = Annotated[str | None, option(help="cpu, cuda or cuda:N. [default: cuda if any]")]
 Json = Annotated[bool, option("--json", help="Print one JSON document.")]
 

@@ -1,7 +1,8 @@
 """The progress of runs on stderr: a live bar, or lines where there is no terminal."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -15,20 +16,21 @@ from rich.progress import (
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
-from razorctl.cli.views.common import Pulse, duration
+from razorctl.cli.views.common import Pulse, duration, size
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training import rundir
 from razorctl.training.checkpoints import left
 from razorctl.training.signals import noted
+from razorctl.training.trackers import tracked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from razorctl.training.grid import Grid
     from razorctl.training.grid import Progress as Standing
-    from razorctl.training.run import Run
+    from razorctl.training.run import Run, Step
 
 APART = 5.0  # least seconds between two lines
 
@@ -39,11 +41,13 @@ def train(
     recipe: Recipe,
     out: "Path",
     device: str | None,
+    trackers: Sequence[str] = (),
 ) -> "Run":
     """Prepares a run, trains it to the end and returns it; prints its settings and progress.
 
     prepare: makes the run of `job` and `recipe` in `out`; it calls its argument with the name of
-    each stage. The first signal while it trains ends it after a step, with a checkpoint.
+    each stage. trackers: as `trackers.check` returns them. The first signal while it trains ends it
+    after a step, with a checkpoint.
     """
     view.header(job, recipe, out, device)
     before = rundir.settings(out) is not None
@@ -56,7 +60,8 @@ def train(
             views.note(f"{_bad(run)} left out; {out / rundir.SPLIT} has their numbers.")
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
-            (_bar if views.err.is_interactive else _lines)(run)
+            steps = tracked(run, trackers if processes.first() else ())
+            (_bar if views.err.is_interactive else _lines)(run, steps)
         if run.job.streaming and run.skipped:
             views.note(f"{_bad(run)} left out, counted each time that rows were read.")
     except (KeyboardInterrupt, Terminated) as stop:
@@ -74,7 +79,7 @@ def _bad(run: "Run") -> str:
     return "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
 
 
-def _bar(run: "Run") -> None:
+def _bar(run: "Run", steps: Iterable["Step"]) -> None:
     """Trains under a live bar of 80 columns."""
     columns = (
         MofNCompleteColumn(),
@@ -87,32 +92,47 @@ def _bar(run: "Run") -> None:
     with Progress(*columns, console=views.err, transient=True) as bar:
         total, done = run.job.steps, len(run.history)
         task = bar.add_task("", total=total, completed=done, loss="-", accuracy="-", rate="-")
-        for step in run:
+        for step in steps:
             rate = f"{step.samples_per_second:,.0f}"
             bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
             if step.accuracy is not None:
                 bar.update(task, accuracy=f"{step.accuracy:.3f}")
 
 
-def _lines(run: "Run") -> None:
-    """Trains with a line for each tenth of the steps and for the last step.
+def _lines(run: "Run", steps: Iterable["Step"]) -> None:
+    """Trains with a line for each evaluation and for each tenth of the steps.
 
     The line of a tenth is left out if the last one was printed less than APART seconds ago.
     """
-    steps, start, accuracy, before = run.job.steps or 0, time.monotonic(), "", len(run.history)
+    total, start, accuracy, before = run.job.steps or 0, time.monotonic(), "", len(run.history)
     with Pulse("the first step") as pulse:
-        for step in run:
+        for step in steps:
             if step.accuracy is not None:
                 accuracy = f", accuracy {step.accuracy:.3f}"
-            text = f"step {step.step:,} of {steps:,}: loss {step.loss:.2f}{accuracy}"
+            text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{accuracy}"
             text += f", {step.samples_per_second:,.0f}/s"
+            if run.peak_bytes is not None:
+                text += f", peak {size(run.peak_bytes)}"
             each = (time.monotonic() - start) / (step.step - before)
-            if rest := each * (steps - step.step):
+            if rest := each * (total - step.step):
                 text += f", {duration(rest)} left"
-            tenth = 10 * step.step // steps > 10 * (step.step - 1) // steps
-            if step.step == steps or (tenth and pulse.silence >= APART):
+            tenth = 10 * step.step // total > 10 * (step.step - 1) // total
+            if step.accuracy is not None or (tenth and pulse.silence >= APART):
                 pulse.say(text)
             pulse.keep(text)
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows inside it how many of `total` rows are done; yields what is told of each new number."""
+    if not views.err.is_interactive:
+        with Pulse(f"{what}, 0 of {total:,}") as pulse:
+            yield lambda done: pulse.keep(f"{what}, {done:,} of {total:,}")
+        return
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None))
+    with Progress(*columns, TimeRemainingColumn(), console=views.err, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def compare(grid: "Grid") -> None:

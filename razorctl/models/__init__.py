@@ -29,13 +29,15 @@ class Model:
         MissingError if the weights cannot be found, and DataError if they cannot be read.
     bare: (classes, input size) -> the same model with fresh weights, without files or network.
     transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
-        [...], "labels": [...]}. All inputs of a batch have one shape; those of texts are as long
+        [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch have one shape; those of texts are as long
         as the longest of them, to a multiple of 8 tokens, and at most of the input size.
     example: (model, batch size, input size) -> inputs of the largest shape of a batch of
         transformed rows, which saved bytes are traced by.
     logits: (model, batched inputs) -> logits [batch, classes].
     save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
         own library, its configuration with these names and how its inputs are prepared.
+    load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
+        else is read, and no network.
     augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws its
         changes from the default generators; None if its inputs are never augmented.
     padded: as `transform`, but all batches have the shape of `example`, as compiled steps need it;
@@ -53,9 +55,15 @@ class Model:
     example: Callable[["nn.Module", int, int | None], Any]
     logits: Callable[["nn.Module", Any], "Tensor"]
     save: Callable[["nn.Module", Sequence[str], int | None, Path], None]
+    load: Callable[[Path, int | None], tuple["nn.Module", Callable[[Rows], Rows]]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
     padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
+
+
+def prepared(inputs: list[Any], rows: Rows) -> Rows:
+    """The rows that a transform returns."""
+    return {"inputs": inputs, **({"labels": rows["label"]} if "label" in rows else {})}
 
 
 _MODELS: dict[str, Model] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.errors import UsageError
-from razorctl.models import Model, Rows
+from razorctl.models import Model, Rows, prepared
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -115,7 +115,7 @@ def converted(image: "Image") -> "Image":
 
 def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
     inputs = [prepare(converted(image).convert(mode)) for image in rows["image"]]
-    return {"inputs": inputs, "labels": rows["label"]}
+    return prepared(inputs, rows)
 
 
 def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
@@ -151,6 +151,14 @@ def save(
         model_args={**args, **size},
         safe_serialization=True,
     )
+
+
+def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform that `save` wrote."""
+    from timm import create_model
+
+    model: nn.Module = create_model(f"local-dir:{folder}", pretrained=True)
+    return model, transform(model, input_size)
 
 
 def from_hub(
@@ -197,6 +205,7 @@ def from_hub(
         example,
         logits,
         partial(save, {}),
+        load,
         defaults,
         augmented,
     )
@@ -222,6 +231,7 @@ MODELS = (
         example,
         logits,
         partial(save, VIT_MICRO),
+        load,
         {
             "batch_size": 64,
             "steps": 300,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.errors import DataError, UsageError
-from razorctl.models import Model, Rows
+from razorctl.models import Model, Rows, prepared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,7 +58,23 @@ def _tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
     length = tokens if fixed else min(tokens, -(-longest // MULTIPLE) * MULTIPLE)
     batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
     texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-    return {"inputs": texts, "labels": rows["label"]}
+    return prepared(texts, rows)
+
+
+def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform of a folder that `Model.save` wrote."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model: nn.Module
+    with _quiet():
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if found["missing_keys"]:
+        raise ValueError(f"{min(found['missing_keys'])} is not among its weights")
+    return model, partial(_tokenized, tokenizer, input_size or TOKENS)
 
 
 def from_hub(
@@ -152,6 +168,7 @@ def from_hub(
         example,
         logits,
         save,
+        load,
         defaults,
         padded=partial(transform, True),
     )

@@ -32,6 +32,9 @@ SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
 # Written at the end: the best model, if it is not the last, and the adapters, if there are some.
 BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
 
+WRITTEN = "name a directory that `razorctl finetune` has written"
+AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged one
+
 
 def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
     """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
@@ -215,6 +218,37 @@ def document(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         raise _damaged(file) from None
     return found
+
+
+def finished(run: Path) -> tuple[dict[str, Any], Job]:
+    """The result and the job of the finished run in a directory.
+
+    Raises UsageError if there is none, and DataError if the result is damaged or of another
+    version.
+    """
+    if not run.is_dir():
+        what = "is no directory" if run.exists() else "does not exist"
+        raise UsageError(f"{run} {what}; {WRITTEN}.")
+    file = run / RESULT
+    if not file.exists():
+        if (run / METRICS).exists():
+            raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
+        inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
+        mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
+        raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
+    try:
+        result: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        job = Job(**result["job"])
+        known = result["classes"] and {"best_step", "steps", "split"} <= result.keys()
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        raise DataError(f"{file} cannot be read; {AGAIN}.") from None
+    except (LookupError, TypeError, UsageError):
+        known = False
+    if not known:
+        raise DataError(
+            f"{file} is not as this version of razorctl writes it, with classes; train again."
+        ) from None
+    return result, job
 
 
 def _damaged(file: Path) -> DataError:

@@ -23,6 +23,7 @@ def of(run: "Run") -> dict[str, Any]:
         "run_dir": str(run.out),
         "model": run.job.model,
         "dataset": run.job.dataset,
+        "classes": list(run.classes),
         "recipe": asdict(run.recipe),
         "job": asdict(run.job),
         "steps": len(run.history),

@@ -24,7 +24,7 @@ class Steps(list):
     """A run of that many steps, the last of them evaluated."""
 
     def __init__(self, count: int) -> None:
-        self.job, self.history = SimpleNamespace(steps=count), []
+        self.job, self.history, self.peak_bytes = SimpleNamespace(steps=count), [], None
         super().__init__(
             SimpleNamespace(
                 step=step,
@@ -38,7 +38,8 @@ class Steps(list):
 
 def test_a_line_for_each_tenth(said, monkeypatch):
     monkeypatch.setattr(progress, "APART", 0.0)
-    progress._lines(Steps(25))
+    run = Steps(25)
+    progress._lines(run, run)
     steps = [int(line.split()[1]) for line in said()]
     assert steps == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
     assert said()[-1] == "step 25 of 25: loss 1.00, accuracy 0.500, 1,000/s"
@@ -46,8 +47,19 @@ def test_a_line_for_each_tenth(said, monkeypatch):
 
 
 def test_of_a_short_run_only_the_last(said):
-    progress._lines(Steps(25))
+    run = Steps(25)
+    progress._lines(run, run)
     assert [line.split()[1] for line in said()] == ["25"]
+
+
+def test_a_line_for_each_evaluation(said):
+    run = Steps(25)
+    run[11].accuracy = run[12].accuracy = 0.25
+    run.peak_bytes = 3 << 30
+    progress._lines(run, run)
+    assert [line.split()[1] for line in said()] == ["12", "13", "25"]
+    start = "step 12 of 25: loss 1.00, accuracy 0.250, 1,000/s, peak 3.00 GiB, "
+    assert said()[0].startswith(start)
 
 
 def test_the_last_word_again_after_a_silence(said, monkeypatch):

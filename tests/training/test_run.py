@@ -29,6 +29,7 @@ KEYS = [
     "run_dir",
     "model",
     "dataset",
+    "classes",
     "recipe",
     "job",
     "steps",

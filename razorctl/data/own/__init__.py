@@ -90,6 +90,11 @@ def _described(
     )
 
 
+def read(job: Job) -> Raw:
+    """The rows of the data set that a job names by a path or by `hf:`; raises as `find`."""
+    return hub.read(job) if job.dataset.startswith(hub.PREFIX) else _read(job, _raw)
+
+
 def _checked(raw: Raw, job: Job) -> Checked:
     """The rows with all that is wrong with them; refuses them at once if that is known by now."""
     for split, own in raw.names.items():

@@ -50,7 +50,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are used: of an image or of one or two texts, and of the label."""
+    """The columns that are used: of an image or of one or two texts, and of the label.
+
+    label: empty if labels are not read.
+    """
 
     label: str
     image: str | None = None
@@ -67,14 +70,14 @@ class Columns:
         return {
             **own,
             **dict(zip(self.texts, ("text", "text_pair"), strict=False)),
-            self.label: "label",
+            **({self.label: "label"} if self.label else {}),
         }
 
     @property
     def told(self) -> str:
         """The columns, as the end of a sentence."""
         what = f"image in {self.image}" if self.image else f"text in {' and '.join(self.texts)}"
-        return f"{what}, label in {self.label}"
+        return f"{what}, label in {self.label}" if self.label else what
 
 
 def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Columns:
@@ -109,6 +112,27 @@ def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Col
             f"{_listed(sample.values)}."
         )
     return Columns(label, image, texts)
+
+
+def unlabeled(
+    name: str, sample: Sample, job: Job, modality: Modality, root: Path | None = None
+) -> Columns:
+    """The columns of a table whose labels are not read; the arguments and errors are of `detect`.
+
+    modality: what the model takes.
+    """
+    image = _given(name, sample, job.image_column, "image")
+    texts = _given_texts(name, sample, job.text_column)
+    if modality == "image":
+        image = image or _image(name, sample, set(), root)
+    else:
+        texts = texts or _texts(name, sample, set(), None)
+    if image is None and not texts:
+        raise UsageError(
+            f"none of the columns of {name} clearly holds {modality}s: {_listed(sample.values)}; "
+            f"name one with --{modality}-column."
+        )
+    return Columns("", image, texts)
 
 
 def _listed(columns: Iterable[str]) -> str:

@@ -70,7 +70,7 @@ def _images(
     """
     for label in _folders(folder):
         empty = True
-        for file in _files(label, others):
+        for file in files_below(label, others):
             empty = False
             yield _row(top, file, label.name)
         if empty:
@@ -87,8 +87,8 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
     return {"image": str(file), "label": label, "place": place, "fault": fault}
 
 
-def _files(folder: Path, others: set[str]) -> Iterator[Path]:
-    """The images and archives below a folder, in order."""
+def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
+    """The images and archives below a folder, in order; `others` as in `_images`."""
     for here, inside, files in os.walk(folder):
         inside[:] = sorted(name for name in inside if not name.startswith("."))
         others.update("links to folders" for name in inside if Path(here, name).is_symlink())

@@ -64,6 +64,26 @@ def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarra
     return np.sort(np.concatenate(ranges))
 
 
+def chosen(
+    raw: Raw,
+    split: str,
+    kept: "np.ndarray[Any, Any]",
+    labels: "np.ndarray[Any, Any] | None" = None,
+) -> Any:
+    """The rows with the numbers in `kept`, as `Splits` has them; labels: of all rows."""
+    from datasets import Image
+
+    found = raw.splits[split]
+    names = [name for name in ("image", "text", "text_pair") if name in found.column_names]
+    found = found.select_columns(names)
+    # The labels first: rows are copied when a column is added after some are left out.
+    if labels is not None:
+        found = found.add_column("label", labels)
+    if raw.modality == "image":
+        found = found.cast_column("image", Image())
+    return found if len(kept) == len(found) else found.select(kept)
+
+
 @dataclass(frozen=True)
 class Checked:
     """Rows with numbered labels, and what is wrong with them as far as it is known."""
@@ -126,16 +146,7 @@ class Checked:
         return self._rows(split, kept[split]) if split in kept else None
 
     def _rows(self, split: str, kept: "np.ndarray[Any, Any]") -> Any:
-        """The rows with these numbers, as `Splits` has them."""
-        from datasets import Image
-
-        found = self.raw.splits[split]
-        names = [name for name in ("image", "text", "text_pair") if name in found.column_names]
-        # The labels first: rows are copied when a column is added after some are left out.
-        found = found.select_columns(names).add_column("label", self.numbers[split])
-        if self.raw.modality == "image":
-            found = found.cast_column("image", Image())
-        return found if len(kept) == len(found) else found.select(kept)
+        return chosen(self.raw, split, kept, self.numbers[split])
 
     def _record(self, away: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""

@@ -11,6 +11,7 @@ from razorctl.data.own.raw import Raw
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.models import Modality
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -111,6 +112,16 @@ def read(name: str, tables: Tables) -> Raw:
         untyped=tables.untyped,
         root=tables.root,
     )
+
+
+def unlabeled(name: str, file: Path, job: Job, modality: Modality) -> Raw:
+    """The rows of one table without labels, for a model of that modality; raises as `read`."""
+    of_parquet = file.suffix.casefold() == ".parquet"
+    first = (parquet.sample if of_parquet else lines.sample)(file)
+    used = columns.unlabeled(name, first, job, modality, file.parent)
+    rows = parquet.rows if of_parquet else _of_lines
+    own = {"rows": rows([file], used)}
+    return Raw(name, modality, own, {"rows": file.name}, used.told, root=file.parent)
 
 
 def _check(file: Path, sample: Sample, used: Columns) -> None:

@@ -1,0 +1,90 @@
+"""`razorctl evaluate`."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from razorctl.cli.names import completes
+from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
+from razorctl.cli.settings import told
+from razorctl.cli.views import common as views
+from razorctl.cli.views import evaluate as view
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.training import labeled, rundir
+
+COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
+
+
+@takes(*COLUMNS)
+def evaluate(
+    ctx: typer.Context,
+    run: Finished,
+    dataset: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="Name of a data set, hf:ORG/NAME, or a folder or table of one's own.",
+            autocompletion=completes("data sets"),
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        option(help="Split to evaluate. [default: of the run's data the one it was evaluated on]"),
+    ] = None,
+    weights: Weights = None,
+    batch_size: Batch = None,
+    device: Device = None,
+    json: Json = False,
+    **flags: Any,
+) -> None:
+    """Evaluate a finished RUN on DATA, or on the data it was trained on.
+
+    Without DATA the rows are those that the run itself was evaluated on: its
+    test or validation split, or the rows that were put aside. Of DATA it takes
+    the test split, or else the validation split, or all rows if there are no
+    splits. Labels are matched to the classes of the run by name.
+
+    The weights are the best of the run, by its evaluations during training.
+    With --weights last the figures are those of its result.json.
+    """
+    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+
+    given = told(ctx, {**flags, "split": split, "batch_size": batch_size}).given
+    columns = {name: given[name] for name in COLUMNS if name in given}
+    if dataset is None and columns:
+        flag = next(iter(columns)).replace("_", "-")
+        raise UsageError(f"--{flag} says how DATA is read; name DATA, or leave it out.")
+    _, job = rundir.finished(run)
+    wanted = _job(job, dataset or job.dataset, columns)
+    with views.waiting(f"loading {wanted.dataset}") as at:
+        if dataset is None:
+            rows = labeled.own_rows(run, given.get("split"), at)
+        else:
+            rows = labeled.labeled(run, wanted, given.get("split"), at)
+        at(f"loading {run}")
+        from razorctl.training import inference
+
+        found = inference.load(
+            run, weights=weights, device=device, batch_size=given.get("batch_size")
+        )
+    if dataset == job.dataset and rows.split is None:
+        views.note(
+            f"{dataset} is what {run} was trained on; leave it out to evaluate on what was put "
+            "aside."
+        )
+    view.skipped(rows.skipped)
+    with progress.counting(f"evaluating {found.weights}", len(rows.rows)) as done:
+        result = inference.evaluated(found, rows, wanted.dataset, done)
+    if json:
+        views.print_json(result)
+    else:
+        view.show(result)
+
+
+def _job(job: Job, dataset: str, columns: dict[str, Any]) -> Job:
+    """The job of a run with other data."""
+    plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
+    return replace(job, dataset=dataset, validation=None, split=None, **{**plain, **columns})

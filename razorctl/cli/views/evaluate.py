@@ -1,0 +1,32 @@
+"""What `evaluate` prints."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from razorctl.cli.views import common as views
+
+
+def skipped(lines: Sequence[str]) -> None:
+    """A note on bad rows that are left out, with a line for each."""
+    if lines:
+        bad = "1 bad row is" if len(lines) == 1 else f"{len(lines):,} bad rows are"
+        views.note(f"{bad} left out:")
+        for line in lines:
+            views.say(f"  {line}")
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table of `evaluate`."""
+    split = f", {result['split']} split" if result["split"] else ""
+    title = f"{result['model']} on {result['dataset']}{split}: {result['rows']:,} rows"
+    views.out.print(title, soft_wrap=True, highlight=False, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in result["metrics"].items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}")
+    views.out.print(table)
+    views.out.print(f"weights: {result['weights']}", soft_wrap=True, highlight=False, markup=False)

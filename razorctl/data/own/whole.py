@@ -1,0 +1,202 @@
+"""Rows as a trained model takes them: nothing is put aside, and labels are its classes' or none."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data import Progress, own
+from razorctl.data.own import bad, columns, folder, images, names, rows, tables
+from razorctl.data.own.labels import numbered
+from razorctl.data.own.raw import Raw
+from razorctl.data.own.splitting import Checked, chosen
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+from razorctl.models import Modality
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+
+STDIN = "-"
+TEXTS = ".txt"  # a file with a text on each line
+KINDS = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
+
+
+def labeled(
+    job: Job, modality: Modality, classes: Sequence[str], progress: Progress = lambda _: None
+) -> tuple["Dataset", str | None, tuple[str, ...]]:
+    """All rows of the test split of a job's data, or else of the validation split, or else all.
+
+    job: with `split`, the one to take. modality: what the model takes. classes: the names that the
+    numbers of the labels are of.
+    Returns the rows, the split's name in the data, which is None if there are none, and a line for
+    each bad row that is left out. Raises DataError for labels without a class too.
+    """
+    raw = own.read(job)
+    if raw.modality != modality:
+        raise UsageError(
+            f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "
+            f"or its {modality}s with --{modality}-column."
+        )
+    split = next(split for split in ("test", "validation", "train") if split in raw.splits)
+    called = raw.names[split] if len(raw.splits) > 1 or job.split else None
+    if not len(raw.splits[split]):
+        raise names.empty(raw.name, raw.names[split])
+    raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
+    known, numbers = numbered(raw)
+    known_bad = rows.faults(raw, numbers)
+    kept = rows.good(numbers, known_bad)[split]
+    renumbered(raw.name, numbers[split][kept], known, classes)  # before images are read
+    found, skipped = Checked(raw, job, tuple(classes), numbers, known_bad).refuse(progress)
+    kept = rows.good(numbers, found)[split]
+    if not len(kept):
+        raise DataError(f"{raw.name} has only bad rows; correct some.")
+    labels = renumbered(raw.name, numbers[split], known, classes, kept)
+    return chosen(raw, split, kept, labels), called, skipped
+
+
+def renumbered(
+    name: str,
+    labels: "np.ndarray[Any, Any]",
+    known: Sequence[str],
+    classes: Sequence[str],
+    kept: "np.ndarray[Any, Any] | None" = None,
+) -> "np.ndarray[Any, Any]":
+    """Labels [n], which are numbers in `known`, as numbers in `classes`: of the same names.
+
+    kept: the rows that count; None is all. Raises DataError that names those without a class.
+    """
+    import numpy as np
+
+    used = np.unique(labels if kept is None else labels[kept])
+    unknown = [known[number] for number in used if known[number] not in classes]
+    if unknown:
+        few = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        own_few = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
+        raise DataError(
+            f"{name} has labels that are no classes of the run: {few}; its classes are {own_few}, "
+            "so correct them, or choose another column with --label-column."
+        )
+    place = {label: number for number, label in enumerate(classes)}
+    table = np.array([*(place.get(label, -1) for label in known), -1])  # -1 is no label
+    found: np.ndarray[Any, Any] = table[labels]
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """Good rows of files: of one table or text file, or of image files; without labels.
+
+    kept: their numbers, counted from 0 as they are stored.
+    """
+
+    raw: Raw
+    kept: "np.ndarray[Any, Any]"
+    of_images: bool
+
+    @property
+    def data(self) -> "Dataset":
+        """The rows as `Splits` has them, without labels."""
+        found: Dataset = chosen(self.raw, "rows", self.kept)
+        return found
+
+    @property
+    def places(self) -> Iterator[tuple[str, int | None]]:
+        """The file of each row and, in a table or a text file, its number there."""
+        if self.of_images:
+            files = self.raw.splits["rows"].data.column("image")
+            return ((files[row].as_py(), None) for row in self.kept)
+        return ((self.raw.name, int(row)) for row in self.kept)
+
+
+def unlabeled(
+    files: Sequence[str],
+    job: Job,
+    modality: Modality,
+    stdin: Iterable[str] = (),
+    progress: Progress = lambda _: None,
+) -> tuple[list[Part], tuple[str, ...]]:
+    """What files hold for a model of that modality, and a line for each bad row that is left out.
+
+    files: tables; for images also images and folders of them; for texts also .txt files. STDIN
+    stands for the lines in `stdin`, which are texts or the paths of images.
+    Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
+    the job does not skip.
+    """
+    other = "text" if modality == "image" else "image"
+    if getattr(job, f"{other}_column") is not None:
+        raise UsageError(f"{job.model} takes {modality}s; leave --{other}-column out.")
+    absent = [name for name in files if name != STDIN and not Path(name).exists()]
+    if absent:
+        verb = "does not exist" if len(absent) == 1 else "do not exist"
+        raise UsageError(f"{', '.join(absent)} {verb}; name files that do.")
+    import numpy as np
+
+    parts: list[Part] = []
+    skipped: list[str] = []
+    for raw, of_images in _raws(files, job, modality, stdin):
+        numbers = {"rows": np.zeros(len(raw.splits["rows"]), np.int64)}
+        known = rows.faults(raw, numbers)
+        if modality == "image":
+            more = images.faults(raw, known, progress)
+            known = {"rows": dict(sorted({**known["rows"], **more["rows"]}.items()))}
+        skipped += rows.refuse(raw, known, skip_bad=True)
+        parts.append(Part(raw, rows.good(numbers, known)["rows"], of_images))
+    if skipped and not job.skip_bad:
+        name = files[0] if len(files) == 1 else "the list of files"
+        raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
+    return parts, tuple(skipped)
+
+
+def _raws(
+    files: Sequence[str], job: Job, modality: Modality, stdin: Iterable[str]
+) -> Iterator[tuple[Raw, bool]]:
+    """The rows of each table and text file, and of image files that follow each other."""
+    for is_table, group in groupby(files, key=lambda name: tables.is_table(Path(name))):
+        if is_table:
+            for name in group:
+                yield tables.unlabeled(name, Path(name), job, modality), False
+        elif modality == "image":
+            paths = [path for name in group for path in _images(name, stdin)]
+            yield _listed("images", "image", paths, paths), True
+        else:
+            for name in group:
+                lines = list(stdin if name == STDIN else _lines(Path(name)))
+                places = [f"{name}, line {number}" for number in range(1, len(lines) + 1)]
+                yield _listed(name, "text", lines, places), False
+
+
+def _images(name: str, stdin: Iterable[str]) -> list[str]:
+    if name == STDIN:
+        return list(stdin)
+    if not Path(name).is_dir():
+        return [name]
+    found = [str(file) for file in folder.files_below(Path(name), set())]
+    if not found:
+        raise DataError(f"{name} has no images; name another folder.")
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    if file.suffix.casefold() in columns.SUFFIXES:
+        raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
+    if file.is_dir() or file.suffix.casefold() != TEXTS:
+        raise UsageError(
+            f"{file} is no file of texts; give {KINDS}, or TXT with a text on each line."
+        )
+    try:
+        return file.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is not UTF-8; save it as UTF-8.") from None
+
+
+def _listed(name: str, column: Modality, values: list[str], places: list[str]) -> Raw:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    table = pa.table(
+        {column: pa.array(values, pa.string()), "place": pa.array(places, pa.string())}
+    )
+    return Raw(name, column, {"rows": Dataset(table)}, {"rows": name}, "")

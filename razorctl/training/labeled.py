@@ -1,0 +1,84 @@
+"""Rows that a finished run is evaluated on."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from razorctl import data, models
+from razorctl.data.own import whole
+from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
+from razorctl.training import rundir
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Rows whose labels are numbers of a run's classes.
+
+    split: what they are called in the data; None if these have no splits. skipped: a line for each
+    bad row that is left out.
+    """
+
+    rows: "Dataset"
+    split: str | None
+    skipped: tuple[str, ...] = ()
+
+
+def own_rows(
+    run: Path | str, split: str | None = None, progress: data.Progress = lambda _: None
+) -> Labeled:
+    """The rows of a split of the data that a finished run was trained on, as it used them.
+
+    split: train, validation or test; None is the one that its result is of. Raises as
+    `rundir.finished`, and what loading the data raises, and DataError if other rows would be put
+    aside now.
+    """
+    run = Path(run)
+    result, job = rundir.finished(run)
+    splits = data.of(job).load(progress)
+    document = rundir.document(run / rundir.SPLIT)
+    if document != json.loads(json.dumps(splits.record)):
+        raise DataError(
+            f"{job.dataset} has changed since {run} was trained on it, so that other rows would be "
+            "put aside; undo that, or name data to evaluate."
+        )
+    name = split or result["split"]
+    return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped)
+
+
+def labeled(
+    run: Path | str, job: Job, split: str | None = None, progress: data.Progress = lambda _: None
+) -> Labeled:
+    """The rows of any data set that a job names, with labels as a finished run numbers them.
+
+    split: as the data call it; None is the test split, or else the validation split, or else all.
+    Raises as `rundir.finished`, and what reading the data raises, and DataError for labels without
+    a class.
+    """
+    result, _ = rundir.finished(Path(run))
+    if job.dataset in data.DATASETS:
+        splits = data.pair(job)[1].load(progress)
+        name = split or ("test" if splits.test is not None else "validation")
+        return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
+    modality = models.find(job.model).modality
+    job = replace(job, split=split)
+    return Labeled(*whole.labeled(job, modality, result["classes"], progress))
+
+
+def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) -> "Dataset":
+    """The rows of a split, with labels as numbers of `classes`."""
+    import numpy as np
+
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    there = [part for part, rows in parts.items() if rows is not None]
+    rows = parts.get(split)
+    if rows is None:
+        raise UsageError(f"{name} has no split {split}, only {', '.join(there)}; name one of them.")
+    if [*splits.classes] == classes:
+        return rows
+    labels = whole.renumbered(name, np.asarray(rows["label"]), splits.classes, classes)
+    return rows.remove_columns("label").add_column("label", labels)

@@ -1,0 +1,160 @@
+"""Runs followed by experiment trackers, through the classes of accelerate."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from razorctl.config.registry import unknown
+from razorctl.errors import UsageError
+from razorctl.training import rundir
+
+if TYPE_CHECKING:
+    from razorctl.training.run import Run, Step
+
+log = logging.getLogger(__name__)
+
+# Name -> the class in accelerate.tracking.
+TRACKERS = {
+    "tensorboard": "TensorBoardTracker",
+    "trackio": "TrackioTracker",
+    "wandb": "WandBTracker",
+}
+FILE = "trackers.json"  # in a run directory: the names of its trackers, and its id in them
+OF_TRAINING = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoch")
+
+
+def check(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
+    """The trackers of a run: those named, or if none is those of the run in a directory.
+
+    Loads none of them. Raises UsageError for an unknown one, or one whose package is not installed.
+    """
+    chosen = tuple(dict.fromkeys(part.strip() for name in names for part in name.split(",")))
+    if not chosen and out is not None:
+        chosen = tuple(_known(out).get("names", ()))
+    for name in chosen:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+    packages = ("accelerate", *chosen) if chosen else ()
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise UsageError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; run "
+            f"`pip install {' '.join(missing)}`, or leave --tracker out."
+        )
+    return chosen
+
+
+def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
+    """Trains a run to its end and yields its steps, which each tracker has got by then.
+
+    names: what `check` returned. A tracker that is new to the run also gets its earlier steps. One
+    that fails while the run trains is left out from then on, after a warning.
+    Raises UsageError if one cannot be started.
+    """
+    if not names:
+        yield from run
+        return
+    known = _known(run.out)
+    identity, before = known.get("id") or uuid4().hex[:12], known.get("names", [])
+    working: list[_Open] = []
+    try:
+        for name in names:
+            working.append(_Open(name, run, identity, name not in before))
+        with rundir.whole(run.out / FILE) as file:
+            every = [*dict.fromkeys([*before, *names])]
+            file.write_text(json.dumps({"names": every, "id": identity}) + "\n")
+        for step in run:
+            for tracker in working:
+                tracker.log(step.step, _values(run, step))
+            yield step
+        if run.tested is not None:
+            for tracker in working:
+                tracker.log(len(run.history), _named("test", run.tested))
+    finally:
+        for tracker in working:
+            tracker.finish()
+
+
+def _known(out: Path) -> dict[str, Any]:
+    return rundir.document(out / FILE) or {}
+
+
+def _values(run: "Run", step: "Step") -> dict[str, float]:
+    """What a tracker gets of a step, by the names of its charts."""
+    values = _named("train", {name: getattr(step, name) for name in OF_TRAINING})
+    if run.peak_bytes is not None:
+        values["train/peak_bytes"] = run.peak_bytes
+    return values | _named(run.feed.split, step.metrics or {})
+
+
+def _named(group: str, values: Any) -> dict[str, float]:
+    return {f"{group}/{name}": value for name, value in values.items() if value is not None}
+
+
+class _Open:
+    """A tracker of accelerate that is started."""
+
+    def __init__(self, name: str, run: "Run", identity: str, new: bool) -> None:
+        from accelerate import PartialState, tracking
+
+        PartialState()  # which accelerate's loggers need
+        kind = getattr(tracking, TRACKERS[name])
+        self.name, self.works = name, True
+        try:
+            with redirect_stdout(sys.stderr):  # stdout is for the result
+                self.tracker = kind(*_arguments(name, run), **_settings(name, run, identity, new))
+                self.tracker.main_process_only = False
+                self.tracker.start()
+                if new:
+                    settings = {**rundir.merged(run.job, run.recipe), "run_dir": str(run.out)}
+                    given = {name: value for name, value in settings.items() if value is not None}
+                    self.tracker.store_init_configuration(given)
+        except Exception as error:  # each library raises its own kinds
+            raise UsageError(
+                f"{name} cannot be started ({_reason(error)}); correct that, or leave it out, and "
+                f"go on with `{run.command}`."
+            ) from error
+        if new:
+            for step in run.history:
+                self.log(step.step, _values(run, step))
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._call("log", values, step=step)
+
+    def finish(self) -> None:
+        self._call("finish")
+
+    def _call(self, verb: str, *args: Any, **settings: Any) -> None:
+        """Calls the tracker if it works; training must not end because of it."""
+        if not self.works:
+            return
+        try:
+            with redirect_stdout(sys.stderr):
+                getattr(self.tracker, verb)(*args, **settings)
+        except Exception as error:  # each library raises its own kinds
+            self.works = False
+            log.warning("%s fails (%s); training goes on without it.", self.name, _reason(error))
+
+
+def _arguments(name: str, run: "Run") -> tuple[str, ...]:
+    """The name of the project, or for TensorBoard of a folder in the run directory."""
+    return (name, str(run.out)) if name == "tensorboard" else ("razorctl",)
+
+
+def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]:
+    """What the library's own constructor gets, so that a resumed run goes on as one."""
+    if name == "tensorboard":
+        # Steps after the checkpoint that the run goes on from are hidden.
+        return {} if new else {"purge_step": len(run.history) + 1}
+    if name == "wandb":
+        return {"name": run.out.name, "id": identity, "resume": "allow", "dir": str(run.out)}
+    return {"name": f"{run.out.name}-{identity}", "resume": "allow"}
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

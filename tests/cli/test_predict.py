@@ -1,0 +1,271 @@
+"""`razorctl evaluate` and `razorctl predict` as a user meets them."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from tests import local_hub
+from tests.cli.commands import assert_ends_with_an_error, razorctl
+from tests.models import registered
+from tests.own import CLASSES, photos, picture, table
+
+QUICK = ["--device", "cpu", "--batch-size", "4"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shallow):
+    """A folder with a run on images, one on texts, and what they were trained on."""
+    top = tmp_path_factory.mktemp("trained")
+    words = ("a cat", "dog sat", "cat sat a dog")
+    rows = [f"{words[i % 3]} {words[i % 2]},{('pos', 'neg')[i % 2]}" for i in range(24)]
+    with pytest.MonkeyPatch.context() as patch, registered(*local_hub.ENTRIES.values()):
+        patch.setattr(constants, "HF_HUB_CACHE", str(top / "hub"))
+        patch.chdir(top)
+        local_hub.cache_model(top / "hub", "bert-base")
+        photos(Path("d"), 6)
+        table(Path("texts.csv"), rows)
+        more = [*QUICK, "--steps", "2", "--validation", "0.5"]
+        for model, data in (("vit-micro", "d"), ("bert-base", "texts.csv")):
+            done = razorctl("finetune", model, data, *more, "--out", f"run-{Path(data).stem}")
+            assert done.exit_code == 0, done.stderr
+        shutil.rmtree(top / "hub")
+        yield top
+
+
+@pytest.fixture
+def here(trained, tmp_path):
+    """The current directory has all of that."""
+    return shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_evaluate_says_what_the_run_said(here):
+    result = razorctl("evaluate", "run-d", "--weights", "last", "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    known = json.loads(Path("run-d/result.json").read_text())
+    assert document["metrics"] == pytest.approx(known["metrics"], abs=1e-6)
+    assert document["split"] == "validation"
+    assert document["rows"] == len(json.loads(Path("run-d/split.json").read_text())["rows"])
+    shown = razorctl("evaluate", "run-d", "d/../d", "--device", "cpu")
+    assert "vit-micro on d/../d: 18 rows" in shown.stdout
+    assert "balanced accuracy" in shown.stdout
+    assert "weights: run-d/" in shown.stdout
+
+
+def test_data_of_training_are_noted_and_bad_rows_left_out(here):
+    Path("d/car/0.jpg").write_bytes(b"")
+    result = razorctl("evaluate", "run-d", "d", "--device", "cpu", "--skip-bad", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "note: d is what run-d was trained on; leave it out" in result.stderr
+    assert "note: 1 bad row is left out:\n  car/0.jpg (zero bytes)" in result.stderr
+    document = json.loads(result.stdout)
+    assert (document["rows"], document["skipped"], document["split"]) == (17, 1, None)
+
+
+def test_settings_of_a_project_are_not_of_an_evaluation(here):
+    Path("razorctl.toml").write_text('[job]\nsplit = "train,test"\nbatch_size = 3\n')
+    assert razorctl("evaluate", "run-d", "d", "--device", "cpu").exit_code == 0
+    named = razorctl("--config", "razorctl.toml", "evaluate", "run-d", "d", "--device", "cpu")
+    assert named.exit_code == 2
+
+
+def test_predictions_of_a_folder(here):
+    result = razorctl("predict", "run-d", "d", *QUICK, "--probabilities", "--top", "2")
+    assert result.exit_code == 0, result.stderr
+    found = rows(result.stdout)
+    head = "file row label probability label_2 probability_2 p_bus p_car p_tram"
+    assert [*found[0]] == head.split()
+    assert [row["file"] for row in found] == [f"d/{c}/{i}.jpg" for c in CLASSES for i in range(6)]
+    for row in found:
+        values = {name: float(row[f"p_{name}"]) for name in CLASSES}
+        assert sum(values.values()) == pytest.approx(1, abs=1e-4)
+        best, second, _ = sorted(values, key=lambda name: -values[name])
+        assert (row["label"], row["label_2"], row["row"]) == (best, second, "")
+        assert row["probability"] == row[f"p_{best}"]
+
+
+def test_one_document_has_the_same(here):
+    flags = ["--probabilities", "--top", "9", *QUICK]
+    plain = rows(razorctl("predict", "run-d", "d", *flags).stdout)
+    result = razorctl("predict", "run-d", "d", *flags, "--json", "--out", "p.json")
+    assert (result.exit_code, result.stdout) == (0, ""), result.stderr
+    document = json.loads(Path("p.json").read_text())
+    assert document["classes"] == [*CLASSES]
+    assert document["run_dir"] == "run-d"
+    assert len(document["predictions"]) == len(plain)
+    for row, line in zip(document["predictions"], plain, strict=True):
+        assert (row["file"], row["label"], row["row"]) == (line["file"], line["label"], None)
+        assert [entry["label"] for entry in row["top"]] == [
+            line["label"],
+            line["label_2"],
+            line["label_3"],
+        ]
+        assert row["probabilities"]["car"] == pytest.approx(float(line["p_car"]), abs=1e-5)
+
+
+def test_texts_from_a_table_a_file_and_stdin(here):
+    """A class name, and so on, travel with the run; the hub's cache is gone."""
+    table(Path("new.tsv"), ["1\ta cat", "2\tdog sat"], "number\ttext")
+    Path("lines.txt").write_text("a cat\ndog sat\n")
+    from typer.testing import CliRunner
+
+    from razorctl.cli.app import app
+
+    words = ["predict", "run-texts", "new.tsv", "-", "lines.txt", *QUICK]
+    result = CliRunner().invoke(app, words, input="a cat\ndog sat\n")
+    assert result.exit_code == 0, result.stderr
+    found = rows(result.stdout)
+    places = [(file, str(row)) for file in ("new.tsv", "-", "lines.txt") for row in range(2)]
+    assert [(row["file"], row["row"]) for row in found] == places
+    assert {row["label"] for row in found} <= {"pos", "neg"}
+    for row in range(2):
+        assert len({found[row + 2 * part]["probability"] for part in range(3)}) == 1
+
+
+def test_a_reader_that_has_enough_is_no_error(here):
+    command = f"{sys.executable} -m razorctl predict run-d {'d ' * 30} | head -n 2"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2
+
+
+def edit(key: str) -> None:
+    file = Path("run-d/result.json")
+    result = json.loads(file.read_text())
+    del result[key]
+    file.write_text(json.dumps(result))
+
+
+def truncate(file: str) -> None:
+    content = Path(file).read_bytes()
+    Path(file).write_bytes(content[: len(content) // 2])
+
+
+def clear(*files: str) -> None:
+    for file in files:
+        Path(file).unlink()
+
+
+def nested() -> None:
+    shutil.copytree("run-d", "grid/razor-0")
+
+
+OF_RUNS = {
+    "no directory": (lambda: None, "nothing", 2, "nothing does not exist; name a directory"),
+    "a file": (lambda: None, "texts.csv", 2, "texts.csv is no directory; name a directory that"),
+    "no run": (lambda: None, "d", 2, "d holds no run; name a directory that `razorctl finetune`"),
+    "several runs": (nested, "grid", 2, "grid holds several runs; name one of them, such as grid/"),
+    "an unfinished run": (
+        lambda: clear("run-d/result.json"),
+        *("run-d", 2, "not finished; go on with `razorctl finetune --resume --out run-d`"),
+    ),
+    "no classes": (lambda: edit("classes"), "run-d", 5, "result.json is not as this version"),
+    "no job": (lambda: edit("job"), "run-d", 5, "result.json is not as this version"),
+    "no JSON": (lambda: truncate("run-d/result.json"), "run-d", 5, "result.json cannot be read"),
+    "no weights": (
+        lambda: clear("run-d/model.safetensors"),
+        *("run-d", 6, "run-d/model.safetensors is missing; copy the whole run directory again"),
+    ),
+    "truncated weights": (
+        lambda: truncate("run-d/model.safetensors"),
+        *("run-d", 5, "run-d/model.safetensors cannot be read ("),
+    ),
+    "no configuration": (
+        lambda: clear("run-d/config.json"),
+        *("run-d", 5, "run-d/model.safetensors cannot be read ("),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_RUNS)
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_run_that_cannot_be_used(command, case, here):
+    edit, run, code, sentence = OF_RUNS[case]
+    edit()
+    more = ["d/car/0.jpg"] if command == "predict" else []
+    result = razorctl(command, run, *more, "--weights", "last", "--device", "cpu")
+    assert result.exit_code == code, result.output
+    assert_ends_with_an_error(result, sentence)
+    assert result.stdout == ""
+
+
+def others(text: str) -> None:
+    photos(Path("e"), 2, ["car", "van", "truck"])
+    table(Path("e.csv"), [text], "text,label")
+
+
+BAD = {
+    "evaluate run-d e": (5, "no classes of the run: 'truck', 'van'; its classes are 'bus', 'car'"),
+    "evaluate run-d digits": (5, "digits has labels that are no classes of the run: '0', '1'"),
+    "evaluate run-d e.csv": (2, "vit-micro takes images, and e.csv has texts; name other data"),
+    "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
+    "evaluate run-texts digits": (2, "bert-base takes texts, and digits has images"),
+    "evaluate run-d nothing": (2, "unknown data set 'nothing', and no such file exists"),
+    "evaluate run-d --label-column x": (2, "--label-column says how DATA is read; name DATA"),
+    "evaluate run-d --split dev": (2, "d has no split dev, only train, validation; name one"),
+    "evaluate run-d e.csv --split dev": (2, "e.csv has no splits to choose from; leave --split"),
+    "evaluate run-d --weights good": (2, "unknown weights 'good'; choose one of best, last"),
+    "evaluate run-d --device tpu9": (2, "device 'tpu9' cannot be used"),
+    "predict run-d": (2, "Missing argument 'FILES"),
+    "predict run-d x.jpg y.jpg": (2, "x.jpg, y.jpg do not exist; name files that do"),
+    "predict run-d bad.jpg d": (5, "1 bad row: bad.jpg (no image); correct them"),
+    "predict run-d empty": (5, "empty has no images; name another folder"),
+    "predict run-d texts.csv": (2, "none of the columns of texts.csv clearly holds images: text"),
+    "predict run-d d --text-column a": (2, "vit-micro takes images; leave --text-column out"),
+    "predict run-d - -": (2, "- stands for stdin, which can be read only once"),
+    "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
+    "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, PARQUET, or TXT"),
+    "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),
+    "predict run-texts e.csv --text-column x": (2, "e.csv has no column x, only text, label"),
+    "predict run-d d --out e.csv": (2, "e.csv exists already; name another file with --out"),
+    "predict run-d d --out none/p.csv": (2, "cannot write none/p.csv (No such file or directory)"),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_sentence_and_the_exit_code(words, here):
+    others("a cat,pos")
+    Path("empty").mkdir()
+    Path("bad.jpg").write_text("hello")
+    Path("latin.txt").write_bytes("é".encode("latin1"))
+    code, sentence = BAD[words]
+    result = razorctl(*words.split())
+    assert result.exit_code == code, result.output
+    assert sentence in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_bad_files_are_left_out_with_a_note(here):
+    Path("bad.jpg").write_text("hello")
+    picture(Path("good.png"), mode="RGBA")
+    result = razorctl("predict", "run-d", "bad.jpg", "good.png", *QUICK, "--skip-bad", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "bad.jpg (no image)" in result.stderr
+    document = json.loads(result.stdout)
+    assert [row["file"] for row in document["predictions"]] == ["good.png"]
+    assert document["skipped"] == ["bad.jpg (no image)"]
+
+
+def test_help_and_usage_errors_load_no_torch(here):
+    code = (
+        "import sys; from razorctl.cli.app import app\n"
+        "for words in ('predict --help', 'evaluate --help', 'predict none x', 'predict run-d none',"
+        " 'evaluate none', 'predict run-texts d'):\n"
+        "    try: app(words.split())\n"
+        "    except SystemExit: pass\n"
+        "    assert not {'torch', 'timm', 'transformers'} & set(sys.modules), words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

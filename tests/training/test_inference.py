@@ -1,0 +1,257 @@
+"""Finished runs as classifiers: with the run's figures, and from their directory alone."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from huggingface_hub import constants
+
+from razorctl.data.own import whole
+from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training import inference
+from razorctl.training.labeled import labeled, own_rows
+from razorctl.training.run import Run, finetune
+from tests import local_hub
+from tests.models import registered
+from tests.own import CLASSES, photos, picture, table
+
+QUICK = {"batch_size": 8, "steps": 6, "evaluate_every": 1, "validation": 0.5}
+WORDS = ("a cat", "dog sat", "cat sat a dog", "dog dog")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Run]:
+    """A run on images by its test split, one of adapters on images put aside, and one on texts."""
+    top = tmp_path_factory.mktemp("runs")
+    photos(top / "own/photos", 8)
+    rows = [f"{WORDS[i % 4]} {WORDS[i % 3]},{('pos', 'neg')[i % 2]}" for i in range(24)]
+    texts = table(top / "own/texts.csv", rows)
+    jobs = {
+        "digits": (Job("vit-micro", "digits", batch_size=8, steps=2), Recipe("full")),
+        "photos": (Job("vit-micro", str(top / "own/photos"), **QUICK), Recipe("lora")),
+        "texts": (Job("bert-base", str(texts), input_size=12, **QUICK), Recipe(ratio=0.5)),
+    }
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        registered(*local_hub.ENTRIES.values(), shallow=True),
+    ):
+        patch.setattr(constants, "HF_HUB_CACHE", str(top / "hub"))
+        local_hub.cache_model(top / "hub", "bert-base")
+        found = {}
+        for name, (job, recipe) in jobs.items():
+            found[name] = finetune(job, recipe, out=top / name, device="cpu")
+            list(found[name])
+        shutil.rmtree(top / "hub")
+        yield found
+
+
+KINDS = ("digits", "photos", "texts")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_figures_of_its_own_rows_are_those_of_the_result(name, runs):
+    out = runs[name].out
+    result = json.loads((out / "result.json").read_text())
+    rows = own_rows(out)
+    assert rows.split == result["split"]
+    found = inference.load(out, weights="last", device="cpu").evaluate(rows.rows)
+    assert found == pytest.approx(result["metrics"], abs=1e-6)
+
+
+def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypatch, shallow):
+    real = Run.evaluate
+    seen = []
+
+    def evaluate(run, rows=None):
+        figures = real(run, rows)
+        seen.append(figures["loss"])
+        return {**figures, "accuracy": 0.9 if len(seen) == 2 else 0.1}
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    job = Job("vit-micro", str(photos(tmp_path / "d", 8)), **QUICK)
+    list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
+    found = inference.load(tmp_path / "run", device="cpu")
+    assert found.weights == tmp_path / "run/best/model.safetensors"
+    loss = found.evaluate(own_rows(tmp_path / "run").rows)["loss"]
+    assert loss == pytest.approx(seen[1], abs=1e-6)
+    assert loss != pytest.approx(seen[-1], abs=1e-6)
+    shutil.rmtree(tmp_path / "run/best")
+    with pytest.raises(MissingError, match=r"best/model.safetensors is missing; copy the"):
+        inference.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
+    run = runs[name]
+    rows = own_rows(run.out, "train").rows.select(range(11))
+    classifier = inference.load(run.out, weights="last", device="cpu", batch_size=4)
+    found = torch.cat([*classifier.probabilities(rows.remove_columns("label"))])
+    batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
+    with torch.no_grad():
+        logits = run.logits(run.model.eval(), batch["inputs"])
+    torch.testing.assert_close(found, logits.softmax(-1))
+    assert classifier.classes == run.classes
+
+
+def test_labels_are_matched_by_name(runs, tmp_path):
+    """Of a folder whose classes are fewer, so that the same name has another number."""
+    out = runs["photos"].out
+    some = photos(tmp_path / "d", 5, ["car", "tram"])
+    job = replace(runs["photos"].job, dataset=str(some), validation=None)
+    found = labeled(out, job)
+    assert (found.split, len(found.rows)) == (None, 10)
+    assert found.rows["label"][:] == [1] * 5 + [2] * 5
+    classifier = inference.load(out, weights="last", device="cpu")
+    parts, _ = whole.unlabeled([str(some)], job, "image")
+    guesses = [row.ranked(1)[0][0] for row in inference.predicted(classifier, parts)]
+    right = sum(map(str.__eq__, guesses, ["car"] * 5 + ["tram"] * 5))
+    assert classifier.evaluate(found.rows)["accuracy"] == pytest.approx(right / 10)
+
+
+def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):
+    for split, count in (("train", 4), ("val", 3), ("test", 2)):
+        photos(tmp_path / "d" / split, count)
+    job = replace(runs["photos"].job, dataset=str(tmp_path / "d"), validation=None)
+    counts = {None: 6, "val": 9, "train": 12}
+    for split, count in counts.items():
+        found = labeled(runs["photos"].out, job, split)
+        assert (found.split, len(found.rows)) == (split or "test", count)
+
+
+def test_a_set_of_the_hub_with_one_split_is_taken_whole(runs, hub):
+    local_hub.cache(hub, "dataset", "films/stills", lambda s: photos(s / "train", 3, CLASSES[1:]))
+    job = replace(runs["photos"].job, dataset="hf:films/stills", validation=None)
+    found = labeled(runs["photos"].out, job)
+    assert (found.split, found.rows["label"][:]) == (None, [1] * 3 + [2] * 3)
+    with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
+        labeled(runs["texts"].out, replace(job, model="bert-base"))
+
+
+def test_a_registered_set_is_evaluated_by_names(runs, monkeypatch):
+    out = runs["digits"].out
+    plain = own_rows(out)
+    result = json.loads((out / "result.json").read_text())
+    turned = {**result, "classes": result["classes"][::-1]}
+    monkeypatch.setattr("razorctl.training.rundir.finished", lambda _: (turned, runs["digits"].job))
+    found = labeled(out, runs["digits"].job)
+    assert found.rows["label"][:] == [9 - label for label in plain.rows["label"]]
+    with pytest.raises(UsageError, match="digits has no split dev, only train, test"):
+        labeled(out, runs["digits"].job, "dev")
+
+
+def test_data_that_have_changed_are_refused(runs, tmp_path):
+    out = shutil.copytree(runs["photos"].out, tmp_path / "run")
+    record = json.loads((out / "split.json").read_text())
+    (out / "split.json").write_text(json.dumps(record | {"rows": record["rows"][1:]}))
+    with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
+        own_rows(out)
+
+
+def test_a_precision_that_the_device_lacks_becomes_fp32(runs, tmp_path):
+    out = shutil.copytree(runs["photos"].out, tmp_path / "run")
+    result = json.loads((out / "result.json").read_text())
+    result["job"]["precision"] = "fp16"
+    (out / "result.json").write_text(json.dumps(result))
+    assert inference.load(out, device="cpu").job.precision == "fp32"
+
+
+def test_a_batch_that_does_not_fit_is_said(runs):
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    found = inference.load(runs["photos"].out, device="cpu", batch_size=7)
+    found = replace(found, family=replace(found.family, logits=full))
+    rows = own_rows(runs["photos"].out).rows
+    for use in (lambda: found.evaluate(rows), lambda: next(found.probabilities(rows))):
+        with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
+            use()
+
+
+# Run where razorctl cannot be imported: what each library alone makes of the same inputs.
+STOCK = """
+import json, sys
+sys.modules["razorctl"] = None
+import timm, torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+images, picture, texts, text = sys.argv[1:]
+model = timm.create_model(f"local-dir:{images}", pretrained=True).eval()
+transform = create_transform(**resolve_model_data_config(model))
+inputs = transform(Image.open(picture).convert("L"))[None]
+names = model.pretrained_cfg["label_names"]
+found = {"image": dict(zip(names, model(inputs).softmax(-1)[0].tolist()))}
+model = AutoModelForSequenceClassification.from_pretrained(texts).eval()
+tokens = AutoTokenizer.from_pretrained(texts)(text, return_tensors="pt")
+values = model(**tokens).logits.softmax(-1)[0].tolist()
+found["text"] = {model.config.id2label[i]: p for i, p in enumerate(values)}
+print(json.dumps(found))
+"""
+
+
+def test_stock_libraries_predict_the_same(runs, tmp_path):
+    image = str(picture(tmp_path / "a.png", 40))
+    words = [str(runs["photos"].out), image, str(runs["texts"].out), "a cat sat"]
+    command = [sys.executable, "-c", STOCK, *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stock = json.loads(done.stdout)
+    (tmp_path / "a.txt").write_text("a cat sat\n")
+    for name, file, modality in (
+        ("photos", image, "image"),
+        ("texts", str(tmp_path / "a.txt"), "text"),
+    ):
+        classifier = inference.load(runs[name].out, weights="last", device="cpu")
+        parts, _ = whole.unlabeled([file], Job("vit-micro", ""), modality)
+        (row,) = inference.predicted(classifier, parts)
+        found = dict(zip(row.classes, row.probabilities, strict=True))
+        assert found == pytest.approx(stock[modality], abs=1e-5)
+
+
+def test_rows_of_every_kind_of_file_keep_their_order(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photos(Path("d"), 2)
+    table(Path("a.csv"), ["d/car/1.jpg", "d/bus/0.jpg"], "image")
+    Dataset.from_dict({"file": ["d/bus/1.jpg"]}).to_parquet("b.parquet")
+    files = ["d/tram/0.jpg", "a.csv", "d", "-", "b.parquet"]
+    job = replace(runs["photos"].job, dataset="")
+    parts, skipped = whole.unlabeled(files, job, "image", ["d/car/0.jpg"])
+    assert not skipped
+    of_folder = [(f"d/{name}/{i}.jpg", None) for name in CLASSES for i in range(2)]
+    places = [("d/tram/0.jpg", None), ("a.csv", 0), ("a.csv", 1), *of_folder]
+    assert [place for part in parts for place in part.places] == [
+        *places,
+        ("d/car/0.jpg", None),
+        ("b.parquet", 0),
+    ]
+    classifier = inference.load(runs["photos"].out, weights="last", device="cpu")
+    found = [*inference.predicted(classifier, parts)]
+    by_file = {row.file: row.probabilities for row in found}
+    same = {1: "d/car/1.jpg", 2: "d/bus/0.jpg", -1: "d/bus/1.jpg"}
+    for number, file in same.items():
+        assert found[number].probabilities == pytest.approx(by_file[file], abs=1e-6)
+
+
+def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photos(Path("d"), 2)
+    Path("d/car/0.jpg").write_bytes(b"")
+    table(Path("a.csv"), ["d/car/1.jpg,1", "d/bus/9.jpg,2"], "image,n")
+    job = replace(runs["photos"].job, dataset="")
+    lines = ("d/car/0.jpg (zero bytes)", "a.csv, line 3 (missing)")
+    with pytest.raises(DataError, match="has 2 bad rows: ") as error:
+        whole.unlabeled(["d", "a.csv"], job, "image")
+    assert all(line in str(error.value) for line in lines)
+    parts, skipped = whole.unlabeled(["d", "a.csv"], replace(job, skip_bad=True), "image")
+    assert skipped == lines
+    assert [len(part.kept) for part in parts] == [5, 1]
+    assert [*parts[1].places] == [("a.csv", 0)]
