@@ -5,7 +5,6 @@ is called by all processes, in the same order.
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,28 +56,55 @@ def check(wanted: int) -> None:
         )
 
 
-def join(device: "torch.device") -> None:
-    """Connects the processes, through NCCL on CUDA and Gloo on a CPU."""
-    if count() > 1:
-        from accelerate import PartialState
+def join(cpu: bool) -> None:
+    """Connects the processes, through Gloo for CPUs and NCCL for GPUs.
 
-        PartialState(cpu=device.type == "cpu")
+    Raises UsageError if this process has no GPU.
+    """
+    if count() == 1:
+        return
+    import torch
+    from accelerate import PartialState
+
+    if not cpu and local_rank() >= (cards := torch.cuda.device_count()):
+        plural = "" if cards == 1 else "s"
+        raise UsageError(
+            f"process {rank()} has no GPU, since its machine has {cards} GPU{plural}; start as "
+            "many with --nproc-per-node."
+        )
+    PartialState(cpu=cpu)
 
 
-def joined() -> bool:
-    """Whether this process is connected to others."""
-    if count() == 1 or "torch" not in sys.modules:
-        return False
-    import torch.distributed as dist
+@contextmanager
+def connected(name: str | None) -> Iterator[None]:
+    """Inside the block the processes are connected; the name is that of the device, if it is told.
 
-    return dist.is_initialized()
+    A RazorError that leaves it is an ElsewhereError in all but the first process.
+    """
+    if count() == 1:
+        yield
+        return
+    import torch
+
+    join(cpu=name == "cpu" or not torch.cuda.is_available())
+    try:
+        yield
+    except RazorError as error:
+        leave()
+        if first():
+            raise
+        raise ElsewhereError(str(error), error.exit_code) from None
+    except (KeyboardInterrupt, SystemExit):
+        leave()
+        raise
+    leave()
 
 
 def leave() -> None:
     """Disconnects this process from the others, as the last thing it does."""
-    if joined():
-        import torch.distributed as dist
+    import torch.distributed as dist
 
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

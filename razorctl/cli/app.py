@@ -20,7 +20,7 @@ from razorctl.cli.plan import plan
 from razorctl.cli.predict import predict
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
-from razorctl.errors import RazorError, Terminated, UsageError
+from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.training.signals import sigterm_raises
 
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
@@ -43,7 +43,7 @@ class Group(TyperGroup):
             views.error(_ending("terminated", stop))
             raise
         except Exception as error:
-            if isinstance(error, RazorError) and processes.joined() and not processes.first():
+            if isinstance(error, ElsewhereError) and not processes.first():
                 raise typer.Exit(error.exit_code) from None  # the first process says it
             if ctx.params.get("debug") or _stdout_closed(error):
                 raise

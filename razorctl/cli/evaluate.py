@@ -5,11 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+from razorctl import data
 from razorctl.cli.names import completes
 from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
 from razorctl.cli.settings import told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
+from razorctl.data.own.stream import count
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.training import labeled, rundir
@@ -58,7 +60,7 @@ def evaluate(
         flag = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{flag} says how DATA is read; name DATA, or leave it out.")
     _, job = rundir.finished(run)
-    wanted = _job(job, dataset or job.dataset, columns)
+    wanted = _job(job, job.dataset if dataset is None else data.place(dataset), columns)
     with views.waiting(f"loading {wanted.dataset}") as at:
         if dataset is None:
             rows = labeled.own_rows(run, given.get("split"), at)
@@ -70,13 +72,13 @@ def evaluate(
         found = inference.load(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
-    if dataset == job.dataset and rows.split is None:
+    if wanted.dataset == job.dataset and dataset is not None and rows.split is None:
         views.note(
             f"{dataset} is what {run} was trained on; leave it out to evaluate on what was put "
             "aside."
         )
     view.skipped(rows.skipped)
-    with progress.counting(f"evaluating {found.weights}", len(rows.rows)) as done:
+    with progress.counting(f"evaluating {found.weights}", count(rows.rows)) as done:
         result = inference.evaluated(found, rows, wanted.dataset, done)
     if json:
         views.print_json(result)
@@ -87,4 +89,5 @@ def evaluate(
 def _job(job: Job, dataset: str, columns: dict[str, Any]) -> Job:
     """The job of a run with other data."""
     plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
-    return replace(job, dataset=dataset, validation=None, split=None, **{**plain, **columns})
+    plain |= {"validation": None, "split": None, "streaming": False}
+    return replace(job, dataset=dataset, **{**plain, **columns})

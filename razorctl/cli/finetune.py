@@ -1,6 +1,6 @@
 """`razorctl finetune`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,9 +73,7 @@ def finetune(
         settled = processes.of_first(
             lambda: _settle(ctx, flags, plan, recipe, device, out, resume, tracker or (), json)
         )
-        result = settled
-        if not isinstance(settled, dict):
-            result = _trained(ctx, *settled, device, resume)
+        result = settled if isinstance(settled, dict) else _trained(ctx, *settled, device, resume)
     if processes.first():
         if json:
             views.print_json(result)
@@ -123,7 +121,7 @@ def _settle(
     tracker: Sequence[str],
     json: bool,
 ) -> Settled | dict[str, Any]:
-    """The job, the recipe, the plan's document and the directory and the trackers, or a finished run's result."""
+    """The job, recipe, plan's document, directory and trackers, or a finished run's result."""
     begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
     if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
         views.say(f"{out} holds a finished run")

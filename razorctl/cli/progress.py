@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from razorctl import processes
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.cli.views.common import Pulse, duration, size
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
     from razorctl.training.grid import Grid
     from razorctl.training.grid import Progress as Standing
-    from razorctl.training.run import Run, Step
+    from razorctl.training.metrics import Step
+    from razorctl.training.run import Run
 
 APART = 5.0  # least seconds between two lines
 
@@ -123,11 +125,15 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows inside it how many of `total` rows are done; yields what is told of each new number."""
+def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows inside it how many of `total` rows are done; yields what is told of each new number.
+
+    total: None if it is not known.
+    """
     if not views.err.is_interactive:
-        with Pulse(f"{what}, 0 of {total:,}") as pulse:
-            yield lambda done: pulse.keep(f"{what}, {done:,} of {total:,}")
+        of = "" if total is None else f" of {total:,}"
+        with Pulse(f"{what}, 0{of}") as pulse:
+            yield lambda done: pulse.keep(f"{what}, {done:,}{of}")
         return
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None))
     with Progress(*columns, TimeRemainingColumn(), console=views.err, transient=True) as bar:

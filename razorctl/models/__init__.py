@@ -29,8 +29,9 @@ class Model:
         MissingError if the weights cannot be found, and DataError if they cannot be read.
     bare: (classes, input size) -> the same model with fresh weights, without files or network.
     transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
-        [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch have one shape; those of texts are as long
-        as the longest of them, to a multiple of 8 tokens, and at most of the input size.
+        [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch have
+        one shape; those of texts are as long as the longest of them, to a multiple of 8 tokens, and
+        at most of the input size.
     example: (model, batch size, input size) -> inputs of the largest shape of a batch of
         transformed rows, which saved bytes are traced by.
     logits: (model, batched inputs) -> logits [batch, classes].

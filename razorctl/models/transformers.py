@@ -74,7 +74,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if found["missing_keys"]:
         raise ValueError(f"{min(found['missing_keys'])} is not among its weights")
-    return model, partial(_tokenized, tokenizer, input_size or TOKENS)
+    return model, partial(_tokenized, tokenizer, input_size or TOKENS, False)
 
 
 def from_hub(

@@ -22,6 +22,7 @@ from razorctl.training.loading import in_order
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from razorctl.data.own.stream import Stream
     from razorctl.data.own.whole import Part
     from razorctl.training.labeled import Labeled
 
@@ -50,7 +51,7 @@ class Classifier:
         return tuple(self.result["classes"])
 
     def evaluate(
-        self, rows: "Dataset", done: Callable[[int], None] = lambda _: None
+        self, rows: "Dataset | Stream", done: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
         """The figures of `evaluation.evaluate` for rows with labels, such as `Labeled` has.
 
@@ -81,7 +82,7 @@ class Classifier:
                     logits = self.family.logits(self.model, batch["inputs"])
                 yield logits.float().softmax(-1).cpu()
 
-    def _batches(self, rows: "Dataset") -> Iterator[dict[str, Any]]:
+    def _batches(self, rows: "Dataset | Stream") -> Iterator[dict[str, Any]]:
         for batch in in_order(rows.with_transform(self.transform), self.job, self.device):
             yield tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
 
@@ -161,14 +162,20 @@ def evaluated(
 
     dataset: what the rows are of. done: is told how many have been read.
     """
-    start = time.perf_counter()
-    figures = classifier.evaluate(found.rows, done)
+    start, read = time.perf_counter(), 0
+
+    def counted(rows: int) -> None:
+        nonlocal read
+        read = rows
+        done(rows)
+
+    figures = classifier.evaluate(found.rows, counted)
     return {
         "run_dir": str(classifier.run),
         "model": classifier.job.model,
         "dataset": dataset,
         "split": found.split,
-        "rows": len(found.rows),
+        "rows": read,
         "skipped": len(found.skipped),
         "weights": str(classifier.weights),
         "device": devices.name(classifier.device),

@@ -1,12 +1,14 @@
 """Rows that a finished run is evaluated on."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
 from razorctl.data.own import whole
+from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from razorctl.training import rundir
@@ -23,9 +25,9 @@ class Labeled:
     bad row that is left out.
     """
 
-    rows: "Dataset"
+    rows: "Dataset | Stream"
     split: str | None
-    skipped: tuple[str, ...] = ()
+    skipped: Sequence[str] = ()
 
 
 def own_rows(
@@ -69,10 +71,11 @@ def labeled(
     return Labeled(*whole.labeled(job, modality, result["classes"], progress))
 
 
-def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) -> "Dataset":
+def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) -> Any:
     """The rows of a split, with labels as numbers of `classes`."""
     import numpy as np
 
+    rows: Any
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     there = [part for part, rows in parts.items() if rows is not None]
     rows = parts.get(split)
@@ -80,5 +83,7 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
         raise UsageError(f"{name} has no split {split}, only {', '.join(there)}; name one of them.")
     if [*splits.classes] == classes:
         return rows
+    if isinstance(rows, Stream):
+        raise DataError(f"{name} has other classes than the run was trained on; undo that.")
     labels = whole.renumbered(name, np.asarray(rows["label"]), splits.classes, classes)
     return rows.remove_columns("label").add_column("label", labels)

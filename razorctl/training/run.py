@@ -387,7 +387,7 @@ def finetune(
     refuse(job, recipe, place)
     if resume and out is None:
         raise UsageError("there is nothing to resume; name the directory of the run.")
-    processes.join(place)
+    processes.join(place.type == "cpu")
     words = job.model, job.dataset, recipe.method
     out = processes.of_first(lambda: rundir.choose(out, *words, resume=resume))
     command = rundir.resuming(out, None if device is None else str(device), job.processes)

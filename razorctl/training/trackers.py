@@ -15,7 +15,8 @@ from razorctl.errors import UsageError
 from razorctl.training import rundir
 
 if TYPE_CHECKING:
-    from razorctl.training.run import Run, Step
+    from razorctl.training.metrics import Step
+    from razorctl.training.run import Run
 
 log = logging.getLogger(__name__)
 

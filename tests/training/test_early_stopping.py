@@ -62,5 +62,5 @@ def test_a_data_set_has_its_own_metric(tmp_path):
 
 
 def test_metrics_that_are_none():
-    with pytest.raises(UsageError, match="unknown metric 'f2'; known: accuracy, .* f1"):
+    with pytest.raises(UsageError, match="unknown metric 'f2'; known: accuracy, "):
         replace(JOB, metric="f2")

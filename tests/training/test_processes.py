@@ -74,7 +74,7 @@ from razorctl.errors import DataError, ElsewhereError
 from razorctl.training.run import finetune
 
 first, cpu = processes.first(), torch.device("cpu")
-processes.join(cpu)
+processes.join(cpu=True)
 
 def fail(ranks):
     if processes.rank() in ranks:
