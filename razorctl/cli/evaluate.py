@@ -60,7 +60,7 @@ def evaluate(
         flag = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{flag} says how DATA is read; name DATA, or leave it out.")
     _, job = rundir.finished(run)
-    wanted = _job(job, job.dataset if dataset is None else data.place(dataset), columns)
+    wanted = _job(job, dataset or job.dataset, columns)
     with views.waiting(f"loading {wanted.dataset}") as at:
         if dataset is None:
             rows = labeled.own_rows(run, given.get("split"), at)
@@ -72,7 +72,7 @@ def evaluate(
         found = inference.load(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
-    if wanted.dataset == job.dataset and dataset is not None and rows.split is None:
+    if dataset is not None and data.place(dataset) == job.dataset and rows.split is None:
         views.note(
             f"{dataset} is what {run} was trained on; leave it out to evaluate on what was put "
             "aside."
