@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from razorctl.cli.names import completes
+from razorctl.cli.settings import AUTO
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
@@ -32,6 +33,15 @@ _of_job = partial(option, rich_help_panel="Job")
 _of_data = partial(option, rich_help_panel="Data of one's own")
 _of_recipe = partial(option, rich_help_panel="Recipe")
 of_plan = partial(option, rich_help_panel="Planning")
+
+
+def _batch_size(text: str) -> int | str:
+    if text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither an integer nor {AUTO}.") from None
 
 
 def _typed(kind: type[Any], **infos: Any) -> dict[str, Any]:
@@ -58,7 +68,11 @@ JOB = _typed(
     steps=_of_job(help="Optimizer steps."),
     epochs=_of_job(help="Passes over the data, instead of --steps."),
     input_size=_of_job(help="Pixels of an image's side, or tokens. [default: the model's]"),
-    batch_size=_of_job(help="Examples in a step."),
+    batch_size=_of_job(
+        help="Examples in a step; auto is the most that a plan allows in one pass.",
+        parser=_batch_size,
+        metavar="INTEGER|auto",
+    ),
     accumulate=_of_job(help="Micro-batches accumulated in a step. [default: 1]"),
     processes=_of_job(help="Processes that share a batch, one per GPU. [default: torchrun's]"),
     strategy=_of_job(help="Of several processes: ddp, or fsdp, which shards. [default: ddp]"),

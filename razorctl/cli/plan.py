@@ -32,7 +32,7 @@ def plan(
         from razorctl import data
 
         settings = settings.but(dataset=data.usual(settings.given["model"]))
-    planning.say_data(settings.job)
+    planning.say_data(settings.job_to_plan)
     try:
         planned = planning.plan(settings, quiet=json)
     except NoFitError as error:

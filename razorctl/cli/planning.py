@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,14 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     """
     from razorctl.planning import detect
     from razorctl.planning import plan as planner
+    from razorctl.planning.batch import largest_batch
 
     given = settings.given
     index = 0 if place is None else place.index or 0
     gpu, budget, source, assumed = detect.target(given.get("gpu"), given.get("vram"), index)
     if assumed and not quiet:
         views.note(f"{gpu.name} is assumed from --vram alone; name the card with --gpu.")
-    job = settings.job
+    job = settings.job_to_plan
     _check_place(settle_precision(job.precision, gpu.compute_capability), place, gpu.name)
     recipe = settings.recipe if settings.orders else None
     if recipe is not None:
@@ -44,16 +46,13 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
         from razorctl.training.compiled import refuse
 
         refuse(job, recipe, place or torch.device("cuda"))  # `finetune` would, when it is run
-    search = {name: given[name] for name in ("prefer",) if name in given}
+    prefer = given.get("prefer", "balanced")
     with view.planning(gpu.name, budget, source) as report:
-        return planner.plan(
-            job,
-            gpu,
-            budget=budget,
-            recipe=recipe,
-            report=report,
-            **search,
-        )
+        if settings.auto:
+            tried = recipe or Recipe("full" if prefer == "exact" else "razor")
+            size = largest_batch(job, gpu, tried, budget, report=report)
+            job = replace(job, batch_size=size)
+        return planner.plan(job, gpu, budget=budget, recipe=recipe, report=report, prefer=prefer)
 
 
 def _check_place(precision: str, place: "torch.device | None", plan: str) -> None:
@@ -89,16 +88,13 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
     given = settings.given
     if not {"model", "dataset"} <= given.keys():
         raise UsageError("no model or data set is given; name both: finetune vit-micro digits.")
-    job, recipe = settings.job, settings.recipe
     from razorctl.planning import detect
 
-    say_data(job)  # before torch is loaded, which takes seconds
+    say_data(settings.job_to_plan)  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
         found = () if device == "cpu" else detect.detect()
         if settings.orders or not found:
-            for name in (name for name in PLANNING if name in given):
-                views.note(f"{name.replace('_', ' ')} does nothing: the run is not planned.")
-            return job, recipe, None
+            return _unplanned(settings)
     with views.waiting("looking for the device"):
         from razorctl import devices
 
@@ -107,10 +103,18 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         cards = found[place.index or 0 :] if place.type == "cuda" else ()
         if not cards or detect.preset_for(cards[0]) is None:
             views.note(f"the run is not planned: {devices.name(place)} has no preset.")
-            return job, recipe, None
+            return _unplanned(settings)
     planned = plan(settings, place, quiet=quiet)
     view.say_choice(planned)
     return planned.planned_job, planned.planned_recipe, planned.document()
+
+
+def _unplanned(settings: Settings) -> Settled:
+    if settings.auto:
+        raise UsageError("batch size auto needs a plan; name a card with --gpu, or --vram.")
+    for name in (name for name in PLANNING if name in settings.given):
+        views.note(f"{name.replace('_', ' ')} does nothing: the run is not planned.")
+    return settings.job, settings.recipe, None
 
 
 def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> Settled:

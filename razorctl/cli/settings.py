@@ -22,6 +22,7 @@ from razorctl.recipe import Recipe
 PREFIX = "RAZORCTL"  # prefix of environment variables
 PROJECT_FILE = Path("razorctl.toml")
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that this call gives
+AUTO = "auto"  # as a batch size: the largest that a plan allows
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
@@ -40,9 +41,19 @@ class Settings:
         return {f.name: self.given[f.name] for f in fields(kind) if f.name in self.given}
 
     @property
+    def auto(self) -> bool:
+        """Whether a plan is to choose the batch size."""
+        return self.given.get("batch_size") == AUTO
+
+    @property
     def job(self) -> Job:
         """The job; a model and a data set must be given. Raises UsageError for invalid values."""
         return Job(**self.of(Job))
+
+    @property
+    def job_to_plan(self) -> Job:
+        """`job`, but with the usual batch size if a plan is to choose one."""
+        return (self.but(batch_size=None) if self.auto else self).job
 
     @property
     def recipe(self) -> Recipe:

@@ -1,0 +1,55 @@
+"""The largest batch that fits a card in one pass."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from razorctl.job import Job
+from razorctl.memory import trace_cache as traces
+from razorctl.planning.candidates import label
+from razorctl.planning.gpus import Gpu
+from razorctl.planning.search import Search, facts
+from razorctl.recipe import Recipe
+
+TRIED = (8, 16)  # examples of a process from which the memory of others is guessed
+
+
+def largest_batch(
+    job: Job,
+    gpu: Gpu,
+    recipe: Recipe,
+    budget: int,
+    *,
+    cache: traces.Cache | None = None,
+    report: Callable[[str], object] = lambda _: None,
+) -> int:
+    """The largest batch at which a recipe fits `budget` bytes of a card without micro-batches.
+
+    For each process it is a power of two. It is 1 if nothing fits, and at most the training
+    examples. report: called with what is traced. Raises what `plan` raises.
+    """
+    cache, known = cache or traces.Cache(), facts(job)
+    most = (known["train_examples"] or 2**62) // job.processes
+
+    def needed(size: int) -> int:
+        whole = replace(job, batch_size=size * job.processes, accumulate=1)
+        report(f"{label(recipe, 1)}, batch {whole.batch_size}")
+        search = Search(whole, gpu, budget, recipe, cache, known=known)
+        return search.predict(recipe).predicted.needed_bytes
+
+    small, large = TRIED
+    if most < large:
+        size = _power(most)
+    else:
+        each = (needed(large) - needed(small)) / (large - small)
+        guess = large + (budget - needed(large)) / max(each, 1)
+        size = _power(min(most, max(1, int(guess))))
+    while size > 1 and needed(size) > budget:
+        size //= 2
+    while 2 * size <= most and needed(2 * size) <= budget:
+        size *= 2
+    return size * job.processes
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is at most a number."""
+    return 1 << max(0, number.bit_length() - 1)

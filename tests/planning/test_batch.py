@@ -1,0 +1,55 @@
+"""The batch size that a plan chooses."""
+
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from razorctl.cli.app import app
+from razorctl.job import Job
+from razorctl.planning import gpus
+from razorctl.planning.batch import largest_batch
+from razorctl.planning.search import Search
+from razorctl.recipe import Recipe
+
+GPU = gpus.load("rtx-4090")
+JOB = Job("vit-micro", "cifar100", steps=10, precision="fp32")
+MIB = 2**20
+
+
+@pytest.mark.parametrize("recipe", [Recipe("full"), Recipe("razor")])
+@pytest.mark.parametrize("budget", [700 * MIB, 900 * MIB, 24 * 2**30])
+def test_it_is_the_largest_that_fits_in_one_pass(recipe, budget, cache):
+    size = largest_batch(JOB, GPU, recipe, budget, cache=cache)
+
+    def fits(batch: int) -> bool:
+        whole = Search(replace(JOB, batch_size=batch), GPU, budget, recipe, cache)
+        return whole.predict(recipe).fits(budget)
+
+    assert size & (size - 1) == 0
+    assert fits(size)
+    assert 2 * size > 50_000 or not fits(2 * size)  # of training examples
+
+
+def test_of_several_processes_each_has_that_much(cache):
+    one = largest_batch(JOB, GPU, Recipe(), 900 * MIB, cache=cache)
+    both = replace(JOB, processes=2, strategy="fsdp")
+    assert largest_batch(both, GPU, Recipe(), 900 * MIB, cache=cache) == 2 * one
+
+
+def test_where_nothing_fits_it_is_one(cache):
+    assert largest_batch(JOB, GPU, Recipe(), MIB, cache=cache) == 1
+
+
+def test_the_command_line_takes_auto():
+    args = ["plan", "vit-micro", "digits", "--batch-size", "auto", "--vram", "1GB", "--json"]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.stderr
+    assert '"batch_size": 1024' in result.stdout  # of 1,437 training examples
+    args = ["finetune", "vit-micro", "digits", "--device", "cpu", "--batch-size"]
+    result = CliRunner().invoke(app, [*args, "auto"])
+    assert result.exit_code == 2
+    assert "batch size auto needs a plan; name a card with --gpu, or --vram" in result.stderr
+    result = CliRunner().invoke(app, [*args, "some"])
+    assert result.exit_code == 2
+    assert "'some' is neither an integer nor auto" in result.stderr
