@@ -97,6 +97,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
             torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)
         ),
         transform=lambda _, size: micro.transform(micro.build(2)),
+        example=lambda _, batch, size: micro.example(micro.build(2), batch, size),
     )
     monkeypatch.setitem(models.models(), "odd", odd)
     result = razorctl("finetune", "odd", "digits", *QUICK)
