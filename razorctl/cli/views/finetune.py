@@ -75,6 +75,11 @@ def show(result: dict[str, Any]) -> None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
     if predicted:
         table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
+    if result["stopped_early"]:
+        waited = f"{result['metric']} rose no more"
+        table.add_row("stopped early", f"step {result['steps']:,}", waited)
+    for change in result["out_of_memory"][-1:]:
+        table.add_row("out of memory", f"step {change['step']:,}", "taken with less from then on")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
     if payoff := result["payoff"]:
         from razorctl.training.compiled import Payoff  # imports torch, which the run has loaded
@@ -89,6 +94,9 @@ def show(result: dict[str, Any]) -> None:
         table.add_row("validation accuracy", f"{result['validation_accuracy']:.4f}", loss)
     loss = f"loss {result['loss']:.4f}"
     table.add_row(f"{result['split']} accuracy", f"{result['accuracy']:.4f}", loss)
+    if (metric := result["metric"]) not in ("accuracy", "loss"):
+        name = f"{result['split']} {metric.replace('_', ' ')}"
+        table.add_row(name, f"{result['metrics'][metric]:.4f}")
     views.out.print(table)
     files = [f"weights: {result['weights']}"]
     if result["best_weights"] != result["weights"]:
