@@ -30,7 +30,7 @@ def predict(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILES...",
+            metavar="FILES",
             help="Images, folders of images, tables, .txt files, or - for stdin.",
             show_default=False,
         ),

@@ -145,7 +145,7 @@ def unlabeled(
         skipped += rows.refuse(raw, known, skip_bad=True)
         parts.append(Part(raw, rows.good(numbers, known)["rows"], of_images))
     if skipped and not job.skip_bad:
-        name = files[0] if len(files) == 1 else "the list of files"
+        name = files[0] if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
     return parts, tuple(skipped)
 
@@ -164,7 +164,8 @@ def _raws(
         else:
             for name in group:
                 lines = list(stdin if name == STDIN else _lines(Path(name)))
-                places = [f"{name}, line {number}" for number in range(1, len(lines) + 1)]
+                where = "stdin" if name == STDIN else name
+                places = [f"{where}, line {number}" for number in range(1, len(lines) + 1)]
                 yield _listed(name, "text", lines, places), False
 
 
