@@ -31,8 +31,13 @@ def test_the_readme_is_a_front_door():
     assert len(README.read_text().splitlines()) <= 150
 
 
+def blocks(page: Path) -> list[str]:
+    """The blocks of Python in a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def test_the_script_runs_as_printed(tmp_path):
-    (script,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    script, _ = blocks(README)
     printed = run("-c", script, cwd=tmp_path)
     (share,) = re.findall(r"saved for backward: (.*)% of full's", printed)
     assert 0 < float(share) <= 10
@@ -41,10 +46,21 @@ def test_the_script_runs_as_printed(tmp_path):
     assert losses[-1] < losses[0]
 
 
-def test_the_rule_of_contributing_works_as_printed(monkeypatch):
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```$", CONTRIBUTING.read_text(), re.DOTALL | re.MULTILINE
+def test_lines_for_other_libraries_are_those_of_the_examples():
+    """Which tests/test_examples.py runs."""
+    files = sorted((ROOT / "scripts/examples").glob("*.py"))
+    known = {line for file in files for line in file.read_text().splitlines()}
+    _, lines = blocks(README)
+    printed = {line.split("  #")[0] for line in lines.splitlines()}
+    assert printed <= known
+    assert all(
+        any(f"{name}(" in line for line in printed)
+        for name in ("prepare", "get_peft_model", "Trainer")
     )
+
+
+def test_the_rule_of_contributing_works_as_printed(monkeypatch):
+    (code,) = blocks(CONTRIBUTING)
     names: dict[str, Any] = {"__name__": "signs"}
     exec(code, names)
     rule = names["Signs"]()
