@@ -7,7 +7,7 @@ from peft import LoraConfig, get_peft_model
 import razorctl
 
 vit = timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=10)
-model = get_peft_model(vit, LoraConfig(target_modules=["qkv"], modules_to_save=["head"]))
+model = get_peft_model(vit, LoraConfig(target_modules=r".*(qkv|fc\d)", modules_to_save=["head"]))
 images, labels = torch.randn(10, 3, 96, 96), torch.arange(10)
 full = razorctl.saved_bytes(model, images)
 razorctl.sparsify(model)
