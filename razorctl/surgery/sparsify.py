@@ -24,8 +24,11 @@ from razorctl.surgery import adapters, branches, checkpointing, drawing, residua
 
 log = logging.getLogger(__name__)
 
-# Leaves that save nothing worth pruning.
-LIGHT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding)
+# Leaves that save nothing worth pruning; containers are leaves if they are empty, as in PEFT.
+LIGHT = (
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding),
+    *(nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList),
+)
 RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 
 

@@ -1,0 +1,95 @@
+"""The scripts in scripts/examples, and razor on a model that has adapters of PEFT."""
+
+import copy
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+import razorctl
+from razorctl.layers.base import RazorLayer
+from tests.models import SMALL
+from tests.surgery.test_methods import cosine, step
+
+EXAMPLES = Path(__file__).parents[1] / "scripts" / "examples"
+TARGETS = {"vit": ["qkv", "fc1", "fc2"], "bert": ["query", "key", "value", "dense"]}
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch, capsys):
+    def run(name):
+        """The names that an example leaves, the share it says it saves, and its losses."""
+        monkeypatch.chdir(tmp_path)
+        torch.manual_seed(0)
+        left = runpy.run_path(str(EXAMPLES / name))
+        printed = capsys.readouterr().out
+        (share,) = re.findall(r"saved for backward: (.*)% of", printed)
+        assert not any(isinstance(module, RazorLayer) for module in left["model"].modules())
+        return left, float(share), [float(loss) for loss in re.findall(r"loss (.*)", printed)]
+
+    return run
+
+
+def test_accelerate(example):
+    _, share, losses = example("accelerate_loop.py")
+    assert 0 < share <= 10
+    assert losses[-1] < losses[0]
+
+
+def test_trainer(example):
+    _, share, _ = example("trainer.py")
+    assert 0 < share <= 10
+
+
+def test_lora(example):
+    left, share, losses = example("lora.py")
+    assert 0 < share <= 10
+    assert losses[-1] < losses[0]
+    torch.manual_seed(0)  # the weights that the example began with
+    base = timm.create_model("vit_tiny_patch16_224", img_size=96, num_classes=10)
+    loaded = PeftModel.from_pretrained(base, "adapter").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(left["images"]), left["model"].eval()(left["images"]))
+
+
+def adapted(kind, model):
+    torch.manual_seed(2)
+    net = get_peft_model(model, LoraConfig(r=4, target_modules=TARGETS[kind]))
+    for name, parameter in net.named_parameters():
+        if "lora_B" in name:  # zeros, so that no gradient would reach lora_A
+            torch.nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("first", ["get_peft_model", "sparsify"])
+def test_adapters_have_the_gradient_of_stock_ones(kind, first):
+    torch.manual_seed(0)
+    build, batch = SMALL[kind]
+    model, x, recipe = build().train(), batch(), razorctl.Recipe("razor", 0.7)
+    stock = adapted(kind, copy.deepcopy(model))
+    if first == "sparsify":
+        razorctl.sparsify(model, recipe)
+    net = adapted(kind, model)
+    if first == "get_peft_model":
+        razorctl.sparsify(net, recipe)
+    want, got = step(stock, x), step(net, x)
+    assert torch.equal(got[0], want[0])
+    assert [g is None for g in got] == [g is None for g in want]
+    assert cosine(got[1:], want[1:]) > 0.99
+    if first == "get_peft_model":  # in the other order the adapters save in full
+        assert any(isinstance(m, RazorLayer) for n, m in net.named_modules() if "lora_A" in n)
+    razorctl.restore(net)
+    assert [type(m) for m in net.modules()] == [type(m) for m in stock.modules()]
+    assert list(net.state_dict()) == list(stock.state_dict())
+
+
+def test_empty_containers_of_adapters_are_not_named(caplog):
+    caplog.set_level("INFO")
+    razorctl.sparsify(adapted("vit", SMALL["vit"][0]()))
+    assert "head" in caplog.text
+    assert "lora_" not in caplog.text
