@@ -251,7 +251,7 @@ def run_costs() -> str:
             f"{row['step_seconds']:.2f} s",
             f"{row['interval']:,}",
             f"{row['share_of_steps']:.1%} / {row['share_of_all']:.1%}",
-            f"{row['steps_per_save_at_5_percent']:.0f}",
+            f"every {row['steps_per_save_at_5_percent']:.0f} steps",
         ]
         for row in document["saving"]
     ]
@@ -274,7 +274,7 @@ def run_costs() -> str:
         "interval. The interval of the ViT-S/16 is that of `vit-b16`.\n\n"
         + source("run_costs", document)
         + table(
-            ["model", "method", "save", "copy", "step", "interval", "share", "5 % is a save in"],
+            ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],
             saves,
         )
         + "\nSteps that load their rows from files, against the same steps with the same rows in "
