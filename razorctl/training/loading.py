@@ -98,7 +98,7 @@ class Passing(Sampler[list[Key]]):
 class Loader(DataLoader[Any]):
     """A DataLoader with one thread of torch while it loads.
 
-    Rows are small: on a CPU, waiting for a second thread takes longer than their operations.
+    Rows are small: on a busy CPU, a second thread is waited for longer than their operations take.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
