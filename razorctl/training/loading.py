@@ -95,6 +95,26 @@ class Passing(Sampler[list[Key]]):
                 yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
 
 
+class Loader(DataLoader[Any]):
+    """A DataLoader with one thread of torch while it loads.
+
+    Rows are small: on a busy CPU, a second thread is waited for longer than their operations take.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        while True:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                torch.set_num_threads(threads)
+            yield batch
+
+
 class Loading:
     """Loads the micro-batches of each step; on CUDA by processes of its own, which load ahead.
 
@@ -111,7 +131,7 @@ class Loading:
             self.order = Order(len(rows), job)
         self.begun = (0, 0)
         # Its own generator: the seeds of the processes are not drawn from torch's.
-        self.loader = DataLoader(
+        self.loader = Loader(
             Rows(rows, job.seed, drawn=job.augment != "none"),
             batch_sampler=self.order,
             generator=torch.Generator(),
@@ -168,13 +188,13 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     """
     if isinstance(data, Stream):
         order: Any = InOrder(data, job)
-        return DataLoader(data.prepared, batch_sampler=order, **workers(device))  # type: ignore[arg-type]
+        return Loader(data.prepared, batch_sampler=order, **workers(device))  # type: ignore[arg-type]
     own = range(processes.rank(), len(data), job.processes)
     if len(data) < job.processes:
         raise UsageError(
             f"{len(data)} rows cannot be evaluated by {job.processes} processes; start fewer."
         )
-    return DataLoader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
+    return Loader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
 
 
 def moved(batch: Any, device: torch.device) -> Any:

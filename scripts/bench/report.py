@@ -239,6 +239,54 @@ def killed() -> str:
     )
 
 
+def run_costs() -> str:
+    """What checkpoints and loading take of a run on a CPU."""
+    document = load("run_costs")
+    saves = [
+        [
+            f"`{row['model']}`",
+            label(row["case"]),
+            f"{row['save_seconds']:.2f} s",
+            f"{1000 * row['copy_seconds']:.1f} ms",
+            f"{row['step_seconds']:.2f} s",
+            f"{row['interval']:,}",
+            f"{row['share_of_steps']:.1%} / {row['share_of_all']:.1%}",
+            f"every {row['steps_per_save_at_5_percent']:.0f} steps",
+        ]
+        for row in document["saving"]
+    ]
+    loads = [
+        [
+            f"`{row['model']}`, batch {row['batch_size']}",
+            row["data"],
+            f"{row['step_seconds']:.2f} s",
+            f"{row['step_seconds_in_memory']:.2f} s",
+            f"{1000 * row['loading_seconds']:.0f} ms",
+            f"{percent(row['loading_share'], 1)}",
+            f"{percent(row['ratio'] - 1, 1)} ({percent(row['least_ratio'] - 1, 1)} to "
+            f"{percent(row['most_ratio'] - 1, 1)})",
+        ]
+        for row in document["loading"]
+    ]
+    return (
+        "What a checkpoint takes, and the copy of random states and buffers that each step takes: "
+        "their share of the training\nsteps, and of everything, with a checkpoint at the default "
+        "interval. The interval of the ViT-S/16 is that of `vit-b16`.\n\n"
+        + source("run_costs", document)
+        + table(
+            ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],
+            saves,
+        )
+        + "\nSteps that load their rows from files, against the same steps with the same rows in "
+        "memory: medians (least to most).\nThe wait for the rows is what loading adds to a step. "
+        "Images are JPEGs of 500 x 375 pixels. Other work shared the two\ncores, and the load was "
+        f"{document['load']:.1f}; the difference of whole runs shows that, the wait does less.\n\n"
+        + table(
+            ["model", "data", "step", "in memory", "wait", "wait adds", "runs differ by"], loads
+        )
+    )
+
+
 INTRO = """# Measurements
 
 `report.py` writes this page from the files in [`results/`](results). Each file names the script
@@ -273,6 +321,7 @@ def page() -> str:
         "Rates: predicted and published": [published()],
         "Architectures": [architectures()],
         "Killed runs": [killed()],
+        "Checkpoints and loading": [run_costs()],
         "What plan chooses": [choices()],
     }
     found = {title: "\n".join(body) for title, body in sections.items()}

@@ -1,0 +1,43 @@
+"""The threads of torch while rows are loaded."""
+
+import pytest
+import torch
+
+from razorctl.training.loading import Loader
+
+
+class Counting:
+    """Rows that are the number of threads of torch while they are read; the last one is bad."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        if number == 4:
+            raise OSError("a disk is gone")
+        return torch.get_num_threads()
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_rows_are_loaded_with_one_thread_and_all_else_has_its_own(three_threads):
+    loaded = iter(Loader(Counting(), batch_size=2))
+    for _ in range(2):
+        assert next(loaded).tolist() == [1, 1]
+        assert torch.get_num_threads() == 3
+    with pytest.raises(OSError, match="a disk is gone"):
+        next(loaded)
+    assert torch.get_num_threads() == 3
+
+
+def test_each_pass_reads_all_rows_again(three_threads):
+    loader = Loader(range(5), batch_size=2)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+        assert torch.get_num_threads() == 3
