@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from razorctl import data, models
 from razorctl.data.own.stream import count
 from razorctl.job import Job
-from razorctl.training.loading import Loading, in_order, moved
+from razorctl.training.loading import Loading, in_order, kept, moved
 from razorctl.training.mixing import mixing
 
 
@@ -36,12 +36,15 @@ class Feed:
             assert family.augmented is not None
             assert job.augment is not None
             changed = family.augmented(model, job.input_size, job.augment)
-        self.loading = Loading(splits.train.with_transform(changed), job, device)
+        trained = splits.train.with_transform(changed)
+        if job.augment == "none":
+            trained = kept(trained, device)
+        self.loading = Loading(trained, job, device)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": count(splits.train), self.split: count(rows)}
         self.facts = {**counts, "classes": [*splits.classes]}
-        self.evaluated = in_order(rows.with_transform(transform), job, device)
+        self.evaluated = in_order(kept(rows.with_transform(transform), device), job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)

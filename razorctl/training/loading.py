@@ -18,6 +18,7 @@ from razorctl.data.own.stream import Read, Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
+ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
 PRIME = 1_000_003  # of seeds and what is counted under each
 Key = tuple[int, SupportsIndex]  # the epoch and the row, by its number or as it was read
 
@@ -95,6 +96,29 @@ class Passing(Sampler[list[Key]]):
                 yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
 
 
+class Kept(Dataset[Any]):
+    """Rows of images, which stay in memory once they are made, as far as they fit into ROOM bytes.
+
+    Texts do not: how they are padded depends on their micro-batch.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.left = rows, ROOM
+        self._known: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        new = [number for number in numbers if number not in self._known]
+        made = dict(zip(new, self.rows.__getitems__(new) if new else (), strict=True))
+        for number, row in made.items():
+            inputs = row["inputs"]
+            if isinstance(inputs, Tensor) and inputs.nbytes <= self.left:
+                self._known[number], self.left = row, self.left - inputs.nbytes
+        return [made[number] if number in made else self._known[number] for number in numbers]
+
+
 class Loader(DataLoader[Any]):
     """A DataLoader with one thread of torch while it loads.
 
@@ -113,6 +137,14 @@ class Loader(DataLoader[Any]):
             finally:
                 torch.set_num_threads(threads)
             yield batch
+
+
+def kept(rows: Any, device: torch.device) -> Any:
+    """Rows that are not changed at random, as a run reads them again and again.
+
+    Processes that load for CUDA would each keep their own.
+    """
+    return rows if isinstance(rows, Stream) or workers(device) else Kept(rows)
 
 
 class Loading:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from razorctl.training.loading import Loader
+from razorctl.training import loading
+from razorctl.training.loading import Kept, Loader
 
 
 class Counting:
@@ -41,3 +42,37 @@ def test_each_pass_reads_all_rows_again(three_threads):
     for _ in range(2):
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
         assert torch.get_num_threads() == 3
+
+
+class Made:
+    """Rows that count how often they are made."""
+
+    def __init__(self, inputs):
+        self.inputs, self.made = inputs, []
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitems__(self, numbers):
+        self.made += numbers
+        return [{"inputs": self.inputs[number], "labels": number} for number in numbers]
+
+
+def test_images_are_made_once_as_far_as_there_is_room(monkeypatch):
+    monkeypatch.setattr(loading, "ROOM", 2 * 12)
+    rows = Made(torch.arange(9.0).view(3, 3))
+    kept = Kept(rows)
+    for numbers in ([0, 2], [2, 1, 0], [1, 2]):
+        found = kept.__getitems__(numbers)
+        assert [row["labels"] for row in found] == numbers
+        assert torch.equal(torch.stack([row["inputs"] for row in found]), rows.inputs[numbers])
+    assert rows.made == [0, 2, 1, 1]
+    assert len(kept) == 3
+
+
+def test_texts_are_made_anew():
+    rows = Made([{"input_ids": torch.ones(4)}])
+    kept = Kept(rows)
+    for _ in range(2):
+        kept.__getitems__([0])
+    assert rows.made == [0, 0]
