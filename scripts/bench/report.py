@@ -277,10 +277,10 @@ def run_costs() -> str:
             ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],
             saves,
         )
-        + "\nSteps that load their rows from files, against the same steps with the same rows in "
-        "memory: medians (least to most).\nThe wait for the rows is what loading adds to a step. "
-        "Images are JPEGs of 500 x 375 pixels. Other work shared the two\ncores, and the load was "
-        f"{document['load']:.1f}; the difference of whole runs shows that, the wait does less.\n\n"
+        + "\nRuns that load their rows from files, against the same runs with the same rows in "
+        "memory, in turns: means over a run, and\nof these the median (least to most). The wait "
+        "for the rows is what loading adds to a step. Photos are JPEGs of 500 x 375\npixels, which "
+        "are cropped and flipped at random.\n\n"
         + table(
             ["model", "data", "step", "in memory", "wait", "wait adds", "runs differ by"], loads
         )

@@ -262,13 +262,10 @@ def loading(workload: Workload, turns: int) -> list[dict[str, Any]]:
             files, memory = steps(timed), steps(from_memory)
             # The losses tell whether all batches were the same.
             assert [step.loss for step in files] == [step.loss for step in memory]
-            from_files.append(median(step.seconds for step in files))
-            in_memory.append(median(step.seconds for step in memory))
-            loaded += waits[FIRST : len(files) + FIRST]
-            shares += [
-                wait / (step.seconds - wait)
-                for wait, step in zip(waits[FIRST:], files, strict=False)
-            ]
+            from_files.append(fmean(step.seconds for step in files))
+            in_memory.append(fmean(step.seconds for step in memory))
+            loaded.append(fmean(waits[FIRST : len(files) + FIRST]))
+            shares.append(loaded[-1] / (from_files[-1] - loaded[-1]))
     ratios = [one / other for one, other in zip(from_files, in_memory, strict=True)]
     row = {
         "model": job.model,
@@ -297,9 +294,9 @@ def workloads(folder: Path) -> tuple[list[Workload], list[Workload]]:
         Workload(Job("vit-micro", "digits"), turns=1),
         Workload(vit, turns=1, interval=int(str(default))),
     ]
-    vit = replace(vit, augment="crop", save_every=None)
+    vit = replace(vit, steps=8, augment="crop", save_every=None)
     bert = Job(BERT, table, batch_size=16, steps=8, precision="fp32")
-    micro = Job("vit-micro", "digits", steps=40)
+    micro = Job("vit-micro", "digits")
     return saves, [Workload(vit, 2), Workload(bert, 3), Workload(micro, 3)]
 
 
@@ -314,7 +311,7 @@ def main() -> None:
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     document: dict[str, Any] = known | {
         "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "command": "scripts/bench/run_costs.py; under `OMP_WAIT_POLICY=passive`, as other work ran",
+        "command": "scripts/bench/run_costs.py",
         "date": datetime.date.today().isoformat(),
         "versions": {library.__name__: library.__version__ for library in libraries},
         "load": os.getloadavg()[0],
