@@ -118,15 +118,6 @@ processes.leave()
 """
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """The folder in which both processes ran every case, and resumed it after its first step."""
-    folder = tmp_path_factory.mktemp("both")
-    for code, _, errors in ended(start("-c", SCRIPT, str(Path(__file__).parent), folder=folder)):
-        assert code == 0, errors
-    return folder
-
-
 def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
     job = Job(**{**vars(JOB), **settings})
     run = finetune(job, recipe, out=out, device="cpu")
@@ -135,39 +126,30 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
     return load_file(out / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("name", "micro_batches"),
-    [("full ddp", 1), ("lora fsdp", 1), ("razor fsdp", 2)],
-)
-def test_weights_are_those_of_one_process(name, micro_batches, both, tmp_path):
+def test_two_processes_train_as_one(tmp_path):
+    """One test, so that both are started once."""
+    for code, _, errors in ended(start("-c", SCRIPT, str(Path(__file__).parent), folder=tmp_path)):
+        assert code == 0, errors
+    for name in CASES:
+        first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
+        assert first
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+        resumed = load_file(tmp_path / f"{name}, stopped/model.safetensors")
+        once = load_file(tmp_path / name / "model.safetensors")
+        assert resumed.keys() == once.keys()
+        assert all(torch.equal(resumed[key], once[key]) for key in once), name
     # What razor packs depends on the rows that it packs together.
-    one = alone(CASES[name][0], tmp_path / "run", accumulate=micro_batches)
-    two = load_file(both / name / "model.safetensors")
-    assert one.keys() == two.keys()
-    for key, weight in one.items():
-        torch.testing.assert_close(two[key], weight, rtol=1e-3, atol=3e-4, msg=key)
-    results = [json.loads((f / "result.json").read_text()) for f in (tmp_path / "run", both / name)]
-    assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 360)
-    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_all_processes_have_the_same_weights(name, both):
-    first, second = (torch.load(both / f"{name}.{rank}.pt") for rank in range(WORLD))
-    assert first
-    for key in first:
-        torch.testing.assert_close(first[key], second[key], rtol=0, atol=0, msg=key)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_resumed_run_ends_with_the_same_weights(name, both):
-    resumed, once = (load_file(both / n / "model.safetensors") for n in (f"{name}, stopped", name))
-    assert resumed.keys() == once.keys()
-    assert all(torch.equal(resumed[key], once[key]) for key in once)
-
-
-def test_a_lora_run_saves_its_adapter(both):
-    assert (both / "lora fsdp/adapter/adapter_model.safetensors").exists()
+    for name, micro_batches in (("full ddp", 1), ("lora fsdp", 1), ("razor fsdp", 2)):
+        one = alone(CASES[name][0], tmp_path / "one" / name, accumulate=micro_batches)
+        two = load_file(tmp_path / name / "model.safetensors")
+        assert one.keys() == two.keys()
+        for key, weight in one.items():
+            torch.testing.assert_close(two[key], weight, rtol=1e-3, atol=3e-4, msg=key)
+        folders = tmp_path / "one" / name, tmp_path / name
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 360)
+        assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
+    assert (tmp_path / "lora fsdp/adapter/adapter_model.safetensors").exists()
 
 
 RUN = ("-m", "razorctl", "finetune", "vit-micro", "digits", "--device", "cpu", "--json")
