@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -61,6 +60,10 @@ def unsynced(model: nn.Module) -> AbstractContextManager[object]:
 
 def whole(tree: Any) -> Any:
     """A tree with full tensors on the host in place of DTensors. Collective if it has any."""
+    if processes.count() == 1:
+        return tree
+    from torch.distributed.tensor import DTensor  # takes half a second
+
     return tree_map_only(DTensor, lambda t: t.detach().full_tensor().cpu(), tree)
 
 
@@ -72,6 +75,10 @@ def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
 
 def like(value: Any, own: Any) -> Any:
     """A full tensor, as a DTensor if `own` is one, laid out like it. Collective if so."""
+    if processes.count() == 1:
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(own, DTensor):
         return value
     device = own.to_local().device
