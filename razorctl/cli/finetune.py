@@ -65,6 +65,9 @@ def finetune(
     --out DIR from its newest checkpoint, and ends with the same weights. MODEL,
     DATASET and settings may then be left out.
 
+    Started by torchrun, its processes share each batch; README.md has the
+    command line.
+
     Trackers get losses, rates and evaluations. TensorBoard and wandb write into
     the run directory; WANDB_MODE=offline keeps all there.
     """

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from razorctl import devices, hub, models
 from razorctl.errors import MissingError, OutOfMemoryError, UsageError
@@ -17,7 +16,7 @@ from razorctl.job import Job
 from razorctl.step import autocast, precision
 from razorctl.training import rundir
 from razorctl.training.evaluation import evaluate
-from razorctl.training.loading import in_order
+from razorctl.training.loading import in_order, moved
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,7 +83,7 @@ class Classifier:
 
     def _batches(self, rows: "Dataset | Stream") -> Iterator[dict[str, Any]]:
         for batch in in_order(rows.with_transform(self.transform), self.job, self.device):
-            yield tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
+            yield moved(batch, self.device)
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
