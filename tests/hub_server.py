@@ -11,6 +11,28 @@ from types import SimpleNamespace
 
 from tests import local_hub
 
+# What the hub says of a data set beside its files.
+CARD = """---
+dataset_info:
+  features:
+  - name: {text}
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': bad
+          '1': good
+  splits:
+  - name: train
+    num_bytes: 1
+    num_examples: {rows}
+  - name: test
+    num_bytes: 1
+    num_examples: {tested}
+---
+"""
+
 
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ from razorctl import hub as razor_hub
 from razorctl.cli.app import app
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
-from tests import local_hub, own
+from tests import hub_server, local_hub, own
 
 QUICK = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--ratio", "0.5", "--json"]
 RUNS = {"vit-b16": ("cifar100", 32), "bert-base": ("rte", 24)}
@@ -171,34 +171,12 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
         data.of(Job("bert-base", "hf:films/reviews:plain"))
 
 
-CARD = """---
-dataset_info:
-  features:
-  - name: {text}
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '0': bad
-          '1': good
-  splits:
-  - name: train
-    num_bytes: 1
-    num_examples: {rows}
-  - name: test
-    num_bytes: 1
-    num_examples: 20
----
-"""
-
-
 def write_described(snapshot, text="text", rows=20):
     kinds = ClassLabel(names=["bad", "good"])
     for split in ("train", "test"):
         found = Dataset.from_dict({text: ["a film"] * 20, "label": [0, 1] * 10})
         found.cast_column("label", kinds).to_parquet(snapshot / f"{split}.parquet")
-    (snapshot / "README.md").write_text(CARD.format(text=text, rows=rows))
+    (snapshot / "README.md").write_text(hub_server.CARD.format(text=text, rows=rows, tested=20))
 
 
 def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypatch):

@@ -11,31 +11,12 @@ from huggingface_hub import constants
 from razorctl import data, models
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
-from tests import local_hub, own
+from tests import hub_server, local_hub, own
 from tests.data.test_streaming import jpeg
 from tests.training.runs import begin, resume, same, stop
 
 JOB = Job("bert-base", "hf:films/films", batch_size=4, steps=4, save_every=1, streaming=True)
-CARD = """---
-dataset_info:
-  features:
-  - name: text
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '0': bad
-          '1': good
-  splits:
-  - name: train
-    num_bytes: 1
-    num_examples: 20
-  - name: test
-    num_bytes: 1
-    num_examples: 6
----
-"""
+CARD = hub_server.CARD.format(text="text", rows=20, tested=6)
 
 
 def films(snapshot, card="", named=True):
