@@ -10,9 +10,19 @@ from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Task = Literal["classification", "segmentation", "causal-lm", "masked-lm"]
 AUGMENT = ("none", "crop", "rand")
-# Figures that an evaluation has, the loss by its least value.
-METRICS = ("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss")
+# Task -> the figures that an evaluation has; the first is what it is judged by by default.
+OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss")
+OF_TOKENS = ("perplexity", "accuracy", "loss")
+METRICS: dict[Task, tuple[str, ...]] = {
+    "classification": OF_CLASSES,
+    "segmentation": ("mean_iou", "accuracy", "loss"),
+    "causal-lm": OF_TOKENS,
+    "masked-lm": OF_TOKENS,
+}
+EVERY_METRIC = tuple(dict.fromkeys(figure for figures in METRICS.values() for figure in figures))
+LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
@@ -31,6 +41,7 @@ class Job:
     A field that is None takes the model's default, or else a general one; see `resolved`. Raises
     UsageError for values that no training can use.
 
+    task: what the model learns; None is what the data set is for.
     input_size: pixels of an image's side, or tokens of a text.
     epochs: passes over the data, instead of `steps`; may be fractional.
     batch_size: examples of a step, in all processes together.
@@ -110,6 +121,7 @@ class Job:
     validation: float | None = None
     skip_bad: bool = False
     streaming: bool = False
+    task: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -127,7 +139,8 @@ class Job:
             ("optimizer", get_args(OptimizerName)),
             ("strategy", get_args(Strategy)),
             *([] if self.augment is None else [("augment", AUGMENT)]),
-            *([] if self.metric is None else [("metric", METRICS)]),
+            *([] if self.task is None else [("task", get_args(Task))]),
+            *([] if self.metric is None else [("metric", EVERY_METRIC)]),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
@@ -205,6 +218,9 @@ class Job:
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None
+        figures = METRICS.get(job.task, EVERY_METRIC)  # type: ignore[call-overload]
+        if job.metric is not None and job.metric not in figures:
+            raise unknown(f"metric of {job.task}", job.metric, figures)
         if examples is None and job.epochs is not None:
             raise UsageError(
                 f"the number of rows of {job.dataset} is not known before they are streamed; give "

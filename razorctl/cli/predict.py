@@ -69,7 +69,7 @@ def predict(
     plain = {"image_column": None, "text_column": None, "skip_bad": False}
     job = replace(job, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
-        modality = models.find(job.model).modality
+        modality = models.named(job.model).modality
         parts, skipped = whole.unlabeled(files, job, modality, _stdin(files), at)
         at(f"loading {run}")
         from razorctl.training import inference

@@ -5,14 +5,14 @@ package `own` is for what has no entry: files and folders of a user, and any set
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import models
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.job import Job
+from razorctl.job import METRICS, Job, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -62,7 +62,8 @@ class Source:
     load: returns the splits; it may be given a `Progress`. Raises MissingError if the files cannot
         be found, and DataError if they cannot be read.
     told: lines on what was detected.
-    metric: the figure that it is judged by.
+    metric: the figure that it is judged by; None is the usual one of the task.
+    task: what it is for.
     """
 
     name: str
@@ -73,7 +74,8 @@ class Source:
     test_examples: int | None
     load: Callable[..., Splits]
     told: tuple[str, ...] = ()
-    metric: str = "accuracy"
+    metric: str | None = None
+    task: Task = "classification"
 
 
 DATASETS: dict[str, Source] = {
@@ -121,7 +123,7 @@ def place(name: str) -> str:
 
 def usual(model: str) -> str:
     """The name of the data set that a model is planned for if none is given."""
-    return {"image": "cifar100", "text": "rte"}[models.find(model).modality]
+    return {"image": "cifar100", "text": "rte"}[models.named(model).modality]
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:
@@ -130,15 +132,17 @@ def pair(job: Job) -> tuple[models.Model, Source]:
     Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
     data set.
     """
-    family = models.find(job.model)
+    known = models.named(job.model)
     source = of(job)
-    if family.modality != source.modality:
-        fitting = [s.name for s in DATASETS.values() if s.modality == family.modality]
+    if known.modality != source.modality:
+        fitting = [s.name for s in DATASETS.values() if s.modality == known.modality]
         raise UsageError(
-            f"{job.model} takes {family.modality}s, and {job.dataset} has {source.modality}s; "
+            f"{job.model} takes {known.modality}s, and {job.dataset} has {source.modality}s; "
             f"choose one of {', '.join(fitting)}."
         )
-    return family, source
+    family = models.find(job.model, source.task)
+    metric = source.metric or METRICS[source.task][0]
+    return replace(family, defaults={**family.defaults, "metric": metric}), source
 
 
 def check(job: Job) -> Source:

@@ -96,7 +96,7 @@ def from_hub(
     test_examples: int,
     train: tuple[str, ...] = ("data/train-*.parquet",),
     test: tuple[str, ...] = ("data/test-*.parquet",),
-    metric: str = "accuracy",
+    metric: str | None = None,
 ) -> Source:
     """The `Source` of a data set on the hub; see `load` for the arguments."""
     read = partial(load, name, repo, train, test, columns, classes)
@@ -121,7 +121,7 @@ def glue(
     train_examples: int,
     test_examples: int,
     test: str = "validation",
-    metric: str = "accuracy",
+    metric: str | None = None,
 ) -> Source:
     """The `Source` of a task of GLUE; `columns` are those of its text or of its two texts.
 

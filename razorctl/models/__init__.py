@@ -1,15 +1,17 @@
 """Models by name.
 
 Every module of this package is imported, is for one library, and defines `MODELS`, a tuple of
-`Model` entries. It imports its library only in functions, so that listing models loads no torch.
+`Named` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl.config import registry
+from razorctl.errors import UsageError
+from razorctl.job import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,7 +22,7 @@ Modality = Literal["image", "text"]
 
 @dataclass(frozen=True)
 class Model:
-    """A pretrained model by name.
+    """A pretrained model for a task.
 
     An input size is the pixels of an image's side, or the tokens of a text; None is the model's
     own. The functions raise UsageError for a size that the model cannot take.
@@ -50,6 +52,7 @@ class Model:
     name: str
     summary: str
     modality: Modality
+    task: Task
     build: Callable[[int, int | None], "nn.Module"]
     bare: Callable[[int, int | None], "nn.Module"]
     transform: Callable[["nn.Module", int | None], Callable[[Rows], Rows]]
@@ -67,16 +70,46 @@ def prepared(inputs: list[Any], rows: Rows) -> Rows:
     return {"inputs": inputs, **({"labels": rows["label"]} if "label" in rows else {})}
 
 
-_MODELS: dict[str, Model] = {
+@dataclass(frozen=True)
+class Named:
+    """A name of a pretrained model.
+
+    tasks: what it can be trained for, the most usual first. of: the model for one of these.
+    """
+
+    name: str
+    summary: str
+    modality: Modality
+    tasks: tuple[Task, ...]
+    of: Callable[[Task], Model]
+
+
+_MODELS: dict[str, Named] = {
     model.name: model for file in registry.modules(__name__, __path__) for model in file.MODELS
 }
 
 
-def models() -> dict[str, Model]:
-    """Every model by name."""
+def models() -> dict[str, Named]:
+    """Every registered name."""
     return _MODELS
 
 
-def find(name: str) -> Model:
-    """The model of that name; raises UsageError, with the nearest name, if there is none."""
+def named(name: str) -> Named:
+    """What a name stands for; raises UsageError, with the nearest name, if there is none."""
     return registry.find("model", name, _MODELS)
+
+
+def find(name: str, task: str | None = None) -> Model:
+    """The model of that name for a task; None is its usual one.
+
+    Raises UsageError, with the nearest name, if there is none, and for a task that it is not for.
+    """
+    known = named(name)
+    chosen = next((own for own in known.tasks if own == (task or known.tasks[0])), None)
+    if chosen is None:
+        raise UsageError(
+            f"{name} cannot be trained for {task}; choose another model, or one of "
+            f"{', '.join(known.tasks)} with --task."
+        )
+    model = known.of(chosen)
+    return replace(model, defaults={**model.defaults, "task": chosen})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.errors import UsageError
-from razorctl.models import Model, Rows, prepared
+from razorctl.models import Model, Named, Rows, prepared
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,8 +163,8 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
 def from_hub(
     name: str, summary: str, timm_name: str, patch: int, defaults: Mapping[str, Any]
-) -> Model:
-    """The `Model` of a timm ViT with patches of `patch` pixels and weights from the hub."""
+) -> Named:
+    """The name of a timm ViT with patches of `patch` pixels and weights from the hub."""
 
     def settings(classes: int, input_size: int | None) -> dict[str, Any]:
         if input_size is None:
@@ -195,10 +195,11 @@ def from_hub(
         model: nn.Module = create_model(timm_name, **settings(classes, input_size))
         return model
 
-    return Model(
+    model = Model(
         name,
         summary,
         "image",
+        "classification",
         build,
         bare,
         transform,
@@ -209,6 +210,11 @@ def from_hub(
         defaults,
         augmented,
     )
+    return _classifier(model)
+
+
+def _classifier(model: Model) -> Named:
+    return Named(model.name, model.summary, "image", ("classification",), lambda _: model)
 
 
 # SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
@@ -221,24 +227,27 @@ VIT_DEFAULTS = {
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
 }
 MODELS = (
-    Model(
-        "vit-micro",
-        "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
-        "image",
-        _micro,
-        partial(_micro, pretrained=False),
-        transform,
-        example,
-        logits,
-        partial(save, VIT_MICRO),
-        load,
-        {
-            "batch_size": 64,
-            "steps": 300,
-            "sgd": {"learning_rate": 0.2},
-            "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
-        },
-        augmented,
+    _classifier(
+        Model(
+            "vit-micro",
+            "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
+            "image",
+            "classification",
+            _micro,
+            partial(_micro, pretrained=False),
+            transform,
+            example,
+            logits,
+            partial(save, VIT_MICRO),
+            load,
+            {
+                "batch_size": 64,
+                "steps": 300,
+                "sgd": {"learning_rate": 0.2},
+                "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+            },
+            augmented,
+        )
     ),
     from_hub(
         "vit-b16",

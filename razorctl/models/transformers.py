@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.errors import DataError, UsageError
-from razorctl.models import Model, Rows, prepared
+from razorctl.models import Model, Named, Rows, prepared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,8 +79,8 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
 def from_hub(
     name: str, summary: str, repo: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> Model:
-    """The `Model` of a BERT on the hub; `config` is its BertConfig, so that plans download none."""
+) -> Named:
+    """The name of a BERT on the hub; `config` is its BertConfig, so that plans download none."""
 
     def check(input_size: int | None) -> None:
         longest = config["max_position_embeddings"]
@@ -158,10 +158,11 @@ def from_hub(
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
-    return Model(
+    model = Model(
         name,
         summary,
         "text",
+        "classification",
         build,
         bare,
         partial(transform, False),
@@ -172,6 +173,7 @@ def from_hub(
         defaults,
         padded=partial(transform, True),
     )
+    return Named(name, summary, "text", ("classification",), lambda _: model)
 
 
 BERT_BASE = {

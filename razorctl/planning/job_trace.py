@@ -97,10 +97,12 @@ class _AsOnCuda(TorchFunctionMode):
 
 
 @cache
-def _blueprint(name: str, classes: int, input_size: int | None) -> tuple[nn.Module, FakeTensorMode]:
+def _blueprint(
+    name: str, task: str | None, classes: int, input_size: int | None
+) -> tuple[nn.Module, FakeTensorMode]:
     """A model whose parameters are fake tensors of their real sizes, and their fake mode."""
     with torch.device("meta"):
-        model = models.find(name).bare(classes, input_size)
+        model = models.find(name, task).bare(classes, input_size)
     return model, fake.fake(model)
 
 
@@ -111,8 +113,8 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
     recipe that the model cannot take.
     """
-    family = models.find(job.model)
-    model, mode = _blueprint(job.model, classes, job.input_size)
+    family = models.find(job.model, job.task)
+    model, mode = _blueprint(job.model, job.task, classes, job.input_size)
     rows = job.micro_batch
     with mode:
         inputs = family.example(model, rows, job.input_size)

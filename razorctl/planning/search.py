@@ -67,7 +67,15 @@ def traced(
     """
     # Only what changes the trace of a step, so that similar jobs share it.
     step = [
-        *(job.model, classes, job.input_size, job.micro_batch, job.accumulate, job.buckets),
+        *(
+            job.model,
+            job.task,
+            classes,
+            job.input_size,
+            job.micro_batch,
+            job.accumulate,
+            job.buckets,
+        ),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         job.cuda_graphs,  # which keep gradients in memory
         asdict(replace(recipe, seed=0)),

@@ -37,7 +37,7 @@ def finished(run: "Run") -> None:
     Raises RazorError if the disk does not take them.
     """
     out, job, best_one = run.out, run.job, run.best()
-    save = partial(_save, models.find(job.model), run.classes, job.input_size)
+    save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
     try:
         assert run.metrics is not None
         run.metrics.close()

@@ -131,7 +131,7 @@ def load(
         raise UsageError(f"unknown weights {weights!r}; choose one of {', '.join(CHOICES)}.")
     result, job = rundir.finished(run)
     file = run / (rundir.BEST if weights != "last" and _has_best(result) else rundir.WEIGHTS)
-    family, place = models.find(job.model), devices.find(device)
+    family, place = models.find(job.model, job.task), devices.find(device)
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     with hub.reading(str(file), file.parent, rundir.AGAIN):

@@ -66,7 +66,7 @@ def labeled(
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
         return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
-    modality = models.find(job.model).modality
+    modality = models.named(job.model).modality
     job = replace(job, split=split)
     return Labeled(*whole.labeled(job, modality, result["classes"], progress))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from razorctl.job import LEAST
 from razorctl.training.rundir import METRICS, whole
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Step:
         """A figure of its evaluation, the higher the better; None if there was none."""
         if self.metrics is None:
             return None
-        return -self.metrics[metric] if metric == "loss" else self.metrics[metric]
+        return -self.metrics[metric] if metric in LEAST else self.metrics[metric]
 
 
 def waited(steps: Sequence[Step], metric: str) -> int:

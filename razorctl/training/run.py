@@ -100,7 +100,8 @@ class Run(Iterator[Step]):
         # By its absolute path, so that the run can be resumed from any directory.
         job = replace(job, dataset=data.place(job.dataset), precision=precision(job, self.device))
         self.job = job = job.resolved(family.defaults, count(splits.train))
-        self.metric = job.metric or source.metric
+        assert job.metric is not None
+        self.metric = job.metric
         if self.metric == "top5_accuracy" and len(self.classes) <= TOP:
             raise UsageError(
                 f"{job.dataset} has {len(self.classes)} classes, too few for top5_accuracy; choose "
