@@ -13,8 +13,16 @@ from razorctl.errors import DataError, MissingError, RazorError
 TIMEOUT = 10  # seconds
 
 
-def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "dataset"]) -> Path:
+def fetch(
+    name: str,
+    repo: str,
+    files: tuple[str, ...],
+    kind: Literal["model", "dataset"],
+    more: tuple[str, ...] = (),
+) -> Path:
     """The local folder of a repository with its `files`, which may be patterns.
+
+    more: files that are fetched as well, if they are there.
 
     New files are downloaded if the hub can be reached; if not, the cached files are used. HF_HOME,
     HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, which contains `name`, if a
@@ -28,7 +36,10 @@ def fetch(name: str, repo: str, files: tuple[str, ...], kind: Literal["model", "
     try:
         folder = Path(
             snapshot_download(
-                repo, repo_type=kind, allow_patterns=list(files), local_files_only=offline
+                repo,
+                repo_type=kind,
+                allow_patterns=[*files, *more],
+                local_files_only=offline,
             )
         )
         if all(any(folder.glob(file)) for file in files):

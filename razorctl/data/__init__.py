@@ -13,13 +13,13 @@ from razorctl import models
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.job import METRICS, Job, Task
+from razorctl.models import Progress as Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from razorctl.data.own.stream import Stream
 
-Progress = Callable[[str], None]  # is called with what is being done
 SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
 
 
@@ -158,5 +158,5 @@ def check(job: Job) -> Source:
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
         )
-    job.resolved(family.defaults, source.train_examples)
+    job.resolvable(source.train_examples).resolved(family.defaults, source.train_examples)
     return source
