@@ -12,7 +12,7 @@ from razorctl.errors import UsageError
 from razorctl.layers import libraries
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer, Settings, WeightLayer
-from razorctl.layers.libraries import swaps
+from razorctl.layers.libraries import razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -139,7 +139,7 @@ def restore(model: nn.Module) -> None:
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     """What to swap; raises UsageError if the model's attention cannot run on the backend."""
-    known, chosen, kinds = swaps(), [], recipe.rules
+    chosen, kinds = [], recipe.rules
     attention = recipe.backend != "auto"
     if recipe.backend == "sparse-flash" and "attention" not in kinds:
         raise UsageError(
@@ -150,7 +150,7 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
-        razor = known.get(type(module))
+        razor = razor_of(type(module))
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
@@ -249,9 +249,8 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         and isinstance(weight := getattr(module, "weight", None), nn.Parameter)
         and weight.requires_grad
     ]
-    known = swaps()
     strange = attention.union(
-        m for m in weighted if not isinstance(m, RazorLayer) and type(m) not in known
+        m for m in weighted if not isinstance(m, RazorLayer) and razor_of(type(m)) is None
     )
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)

@@ -294,8 +294,8 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, inputs: Any, autocast: torch.dtype | None
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that saves anything before or after."""
-    known = libraries.swaps()
-    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
+    razors = {name: libraries.razor_of(type(m)) for name, m in net.named_modules()}
+    kinds = {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
     full = saved_by_module(net, inputs, autocast=autocast)
     sparsify_within(net, recipe, inputs, autocast=autocast)
     saved = saved_by_module(net, inputs, autocast=autocast)
