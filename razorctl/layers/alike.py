@@ -45,9 +45,9 @@ def made(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     """The stock class in place of the razor class, which no import finds."""
-    _, _, *state = object.__reduce_ex__(self, protocol)
+    reduced: Any = object.__reduce_ex__(self, protocol)
     stock = next(c for c in type(self).__mro__ if not issubclass(c, RazorLayer))
-    return _blank, (stock,), *state
+    return _blank, (stock,), *reduced[2:]
 
 
 def _blank(stock: type[nn.Module]) -> nn.Module:

@@ -52,6 +52,11 @@ def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     return razor
 
 
+def linear_types() -> frozenset[type[nn.Module]]:
+    """The stock types of linear layers."""
+    return frozenset(stock for stock, razor in swaps().items() if razor.kind == "linear")
+
+
 def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
     """Stock block types -> their residual branches, of every library that is loaded."""
     return _registered("BRANCHES")

@@ -155,7 +155,7 @@ class Linear(WeightLayer):
 
     kind: ClassVar[str] = "linear"
     SMALLEST: ClassVar[int] = 2**26
-    bias: Tensor | None
+    bias: Any  # Tensor or None
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False

@@ -122,6 +122,12 @@ class RazorSwiGLU(Gated, stock.SwiGLU):  # type: ignore[misc]
     """timm's gated MLP of two layers before the product."""
 
     activation_name = "act"
+    fc1_g: Any
+    fc1_x: Any
+    fc2: Any
+    drop1: Any
+    drop2: Any
+    norm: Any
 
     def gated_forward(self, x: Tensor) -> Tensor:
         y = self.drop1(self.gated(self.fc1_g(x), self.fc1_x(x)))
@@ -132,10 +138,16 @@ class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
     """timm's gated MLP of one layer before the product."""
 
     activation_name = "act"
+    fc1: Any
+    fc2: Any
+    drop1: Any
+    drop2: Any
+    norm: Any
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        return super().fits(module, rule) and module.chunk_dim == -1
+        last: bool = module.chunk_dim == -1  # type: ignore[assignment]
+        return last and super().fits(module, rule)
 
     def gated_forward(self, x: Tensor) -> Tensor:
         first, second = self.fc1(x).chunk(2, dim=-1)

@@ -9,7 +9,7 @@ class, and the stock function for any other module and for whatever `attend` can
 
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +180,7 @@ class ScaledRMSNorm(Norm):
     """An RMSNorm of transformers that multiplies x_hat by its weight."""
 
     centers = False
-    references = (
+    references: ClassVar[tuple[type[nn.Module], ...]] = (
         modeling_llama.LlamaRMSNorm,
         modeling_olmo2.Olmo2RMSNorm,
         modeling_t5.T5LayerNorm,
@@ -219,6 +219,9 @@ class GatedMLP(Gated):
 
     activation_name = "act_fn"
     references = (modeling_llama.LlamaMLP,)
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
 
     def gated_forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(self.gated(self.gate_proj(x), self.up_proj(x)))
@@ -230,6 +233,8 @@ class JoinedGatedMLP(Gated):
 
     activation_name = "activation_fn"
     references = (modeling_phi3.Phi3MLP,)
+    gate_up_proj: Any
+    down_proj: Any
 
     def gated_forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(self.gated(*self.gate_up_proj(x).chunk(2, dim=-1)))

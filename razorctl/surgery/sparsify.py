@@ -9,7 +9,7 @@ from torch import nn
 
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.layers import libraries
+from razorctl.layers import head, libraries
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer, Settings, WeightLayer
 from razorctl.layers.libraries import razor_of
@@ -146,16 +146,18 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    heads = head.heads(model) if "head" in kinds else frozenset()
+    known = libraries.linear_types()
+    linear = [module for module in model.modules() if type(module) in known]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
-        razor = razor_of(type(module))
+        razor = head.RazorHead if module in heads else razor_of(type(module))
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
             continue
-        if module is skipped:
+        if module is skipped and module not in heads:
             continue
         rules = None
         if razor.kind in kinds:
@@ -203,7 +205,7 @@ def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, n
 
 def log_stock(model: nn.Module, recipe: Recipe) -> None:
     """Logs which modules of a sparsified model have stayed stock."""
-    if not recipe.rules:
+    if not recipe.prunes:
         return
     leaves = {
         name: module
