@@ -36,9 +36,9 @@ def sparsify_within(
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
     without a byte budget is left to `sparsify`. autocast: the dtype of a mixed-precision step, None
-    for none. forward: as in `saved_bytes`. Returns the names of the swapped modules. Raises what `sparsify` raises, and
-    UsageError with the largest ratio that can be met if this one cannot; the model is then as it
-    was.
+    for none. forward: as in `saved_bytes`. Returns the names of the swapped modules. Raises what
+    `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
+    model is then as it was.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
@@ -85,9 +85,9 @@ def saved_bytes(
     model, samplers or random state. `inputs` (a tensor, a tuple of arguments or a mapping of
     keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of a
     mixed-precision step, None for none. `forward` runs a model on inputs, and may compute a loss,
-    whose saved bytes then count too; None calls the model. Under a joint budget the largest blocks count as drawn. A
-    warning says if a model exceeds its byte budget, and by what. Raises UsageError, which names the
-    module, if what the model does depends on values.
+    whose saved bytes then count too; None calls the model. Under a joint budget the largest blocks
+    count as drawn. A warning says if a model exceeds its byte budget, and by what. Raises
+    UsageError, which names the module, if what the model does depends on values.
     """
     recipe = recipe_of(model)
     if recipe is None or not recipe.has_byte_budget:

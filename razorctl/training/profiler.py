@@ -295,8 +295,8 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that saves anything before or after."""
-    known = libraries.swaps()
-    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
+    razors = {name: libraries.razor_of(type(m)) for name, m in net.named_modules()}
+    kinds = {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
     of_job.sparsify(net, recipe, inputs)

@@ -90,8 +90,8 @@ class Place:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise UsageError(
-                f"{self.name} cannot take images of {input_size} pixels ({reason}); leave the input "
-                "size out."
+                f"{self.name} cannot take images of {input_size} pixels ({reason}); leave the "
+                "input size out."
             ) from None
         return model
 
