@@ -15,13 +15,13 @@ AUGMENT = ("none", "crop", "rand")
 # Task -> the figures that an evaluation has; the first is what it is judged by by default.
 OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss")
 OF_TOKENS = ("perplexity", "accuracy", "loss")
-METRICS: dict[Task, tuple[str, ...]] = {
+FIGURES: dict[Task, tuple[str, ...]] = {
     "classification": OF_CLASSES,
     "segmentation": ("mean_iou", "accuracy", "loss"),
     "causal-lm": OF_TOKENS,
     "masked-lm": OF_TOKENS,
 }
-EVERY_METRIC = tuple(dict.fromkeys(figure for figures in METRICS.values() for figure in figures))
+EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
 LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
@@ -148,7 +148,7 @@ class Job:
             *([] if self.optimizer is None else [("optimizer", get_args(OptimizerName))]),
             *([] if self.augment is None else [("augment", AUGMENT)]),
             *([] if self.task is None else [("task", get_args(Task))]),
-            *([] if self.metric is None else [("metric", EVERY_METRIC)]),
+            *([] if self.metric is None else [("metric", EVERY_FIGURE)]),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
@@ -250,7 +250,7 @@ class Job:
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
         assert job.batch_size is not None
-        figures = METRICS.get(job.task, EVERY_METRIC)  # type: ignore[call-overload]
+        figures = FIGURES.get(job.task, EVERY_FIGURE)  # type: ignore[call-overload]
         if job.metric is not None and job.metric not in figures:
             raise unknown(f"metric of {job.task}", job.metric, figures)
         if examples is None and job.epochs is not None:

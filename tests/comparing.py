@@ -47,6 +47,7 @@ def write(
         "job": asdict(Job(seed=seed, **settings)),
         "steps": len(accuracies),
         "accuracy": accuracies[-1],
+        "metrics": {"accuracy": accuracies[-1]},
         "saved_bytes": saved,
         "peak_bytes": peak,
         "step_seconds": step,
@@ -54,7 +55,10 @@ def write(
         "device": device,
         "compiled": compiled,
     }
-    lines = [{"seconds": step, "accuracy": accuracy} for accuracy in accuracies]
+    lines = [
+        {"seconds": step, "accuracy": each, "metrics": None if each is None else {"accuracy": each}}
+        for each in accuracies
+    ]
     (out / "config.toml").write_text(tomli_w.dumps({"environment": {"razorctl": version}}))
     (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (out / "result.json").write_text(json.dumps(result))

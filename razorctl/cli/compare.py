@@ -67,8 +67,8 @@ def compare(
     """
     if json and csv:
         raise UsageError("json and csv cannot both be printed; give one of them.")
-    if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target {target:g} is outside (0, 1]; accuracy is a share, such as 0.95.")
+    if target is not None and not target > 0:
+        raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     found = _finished(ctx, what)
     if found is None:
         if resume and out is None:
@@ -77,6 +77,8 @@ def compare(
         grid = {"seeds": seeds, "device": device, "out": out, "resume": resume}
         found = _run(ctx, settings, methods.split(","), grid)
     document = found.document(target)
+    if target is not None and target > 1 and document["metric"] != "perplexity":
+        raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
     if json:
         views.print_json(document)
     elif csv:

@@ -98,7 +98,14 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
             rate = f"{step.samples_per_second:,.0f}"
             bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
             if step.accuracy is not None:
-                bar.update(task, accuracy=f"{step.accuracy:.3f}")
+                bar.update(task, accuracy=f"{step.accuracy:.3f}{_judged(run, step)}")
+
+
+def _judged(run: "Run", step: "Step") -> str:
+    """The figure by which weights are chosen, if it is none that is shown anyway."""
+    if step.metrics is None or run.metric in ("accuracy", "loss"):
+        return ""
+    return f", {run.metric.replace('_', ' ')} {step.metrics[run.metric]:.4g}"
 
 
 def _lines(run: "Run", steps: Iterable["Step"]) -> None:
@@ -110,7 +117,7 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
     with Pulse("the first step") as pulse:
         for step in steps:
             if step.accuracy is not None:
-                accuracy = f", accuracy {step.accuracy:.3f}"
+                accuracy = f", accuracy {step.accuracy:.3f}{_judged(run, step)}"
             text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{accuracy}"
             text += f", {step.samples_per_second:,.0f}/s"
             if run.peak_bytes is not None:

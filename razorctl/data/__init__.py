@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import models
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.job import METRICS, Job, Task
+from razorctl.job import FIGURES, Job, Task
 from razorctl.models import Progress as Progress
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def pair(job: Job) -> tuple[models.Model, Source]:
             f"choose one of {', '.join(fitting)}."
         )
     family = models.find(job.model, source.task)
-    metric = source.metric or METRICS[source.task][0]
+    metric = source.metric or FIGURES[source.task][0]
     return replace(family, defaults={**family.defaults, "metric": metric}), source
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import razorctl
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.job import FIGURES, LEAST
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
@@ -21,7 +22,7 @@ NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
-TARGET = 0.99  # of full's best accuracy
+TARGET = 0.99  # of full's best score
 IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "int8_forward", "accumulate")
 # Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
 COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
@@ -37,10 +38,20 @@ class FinishedRun:
     steps: list[dict[str, Any]]
 
     @property
+    def figure(self) -> str:
+        """What the run is judged by: the first figure of its task."""
+        return FIGURES[self.result["job"].get("task") or "classification"][0]
+
+    @property
+    def score(self) -> float:
+        """The final value of that figure."""
+        return float(self.result["metrics"][self.figure])
+
+    @property
     def best(self) -> float:
-        """The best accuracy of the run's evaluations."""
-        accuracies = [float(s["accuracy"]) for s in self.steps if s["accuracy"] is not None]
-        return max(accuracies)
+        """The best value of that figure in the run's evaluations."""
+        values = [float(s["metrics"][self.figure]) for s in self.steps if s["metrics"] is not None]
+        return min(values) if self.figure in LEAST else max(values)
 
     def time_to(self, target: float) -> float | None:
         """Seconds of training until an evaluation and all later ones reach `target`; else None.
@@ -50,9 +61,10 @@ class FinishedRun:
         seconds, reached = 0.0, None
         for step in self.steps:
             seconds += step["seconds"]
-            if step["accuracy"] is None:
+            if step["metrics"] is None:
                 continue
-            if step["accuracy"] < target:
+            value, least = step["metrics"][self.figure], self.figure in LEAST
+            if value > target if least else value < target:
                 reached = None
             elif reached is None:
                 reached = seconds
@@ -116,8 +128,9 @@ class Comparison:
 
         Times are medians over the seeds; accuracies are means with a sample standard deviation.
         `memory` names the column that memory is compared by: the measured peak if all runs have
-        one, else the traced saved bytes. A `target` of None is 99 % of `full`'s best accuracy,
-        averaged over its seeds.
+        one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
+        a row is. A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as
+        far above it where less is better.
         """
         done = [entry for entry in self.entries if entry.runs]
         runs = [run.result for entry in done for run in entry.runs]
@@ -125,13 +138,16 @@ class Comparison:
         memory = "peak_bytes" if measured else "saved_bytes"
         full = next((entry for entry in done if _reference(entry, done) is entry), None)
         if target is None and full is not None:
-            target = TARGET * fmean(run.best for run in full.runs)
+            best, least = fmean(run.best for run in full.runs), full.runs[0].figure in LEAST
+            target = best / TARGET if least else best * TARGET
         rows = [_row(entry, _reference(entry, done), memory, target) for entry in self.entries]
-        _mark(rows, memory)
+        metric = done[0].runs[0].figure if done else None
+        _mark(rows, memory, metric in LEAST)
         return {
             "razorctl": razorctl.__version__,
             "model": self.model,
             "dataset": self.dataset,
+            "metric": metric,
             "devices": sorted({result["device"] for result in runs}),
             "shared": _shared([result["job"] for result in runs]),
             "memory": memory,
@@ -351,6 +367,8 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "error": entry.error,
         "label": entry.label,
         "accumulate": entry.accumulate if entry.runs else None,
+        "score": fmean(run.score for run in entry.runs) if results else None,
+        "score_std": stdev(run.score for run in entry.runs) if len(results) > 1 else None,
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
@@ -377,18 +395,22 @@ def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
     return median(known) if known else None
 
 
-def _mark(rows: Sequence[dict[str, Any]], memory: str) -> None:
-    """Adds to each row its `best` columns and whether it is on the Pareto front."""
+def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
+    """Adds to each row its `best` columns and whether it is on the Pareto front.
+
+    least: whether less is better of scores.
+    """
     for row in rows:
         row["best"], row["pareto"] = [], False
-    for name in (memory, *COSTS, *GAINS):
+    gains = GAINS if least else (*GAINS, "score")
+    for name in (memory, *COSTS, *GAINS, "score"):
         values = [row[name] for row in rows if row[name] is not None]
-        best = max(values, default=None) if name in GAINS else min(values, default=None)
+        best = max(values, default=None) if name in gains else min(values, default=None)
         for row in rows:
             if best is not None and row[name] == best:
                 row["best"].append(name)
-    done = [row for row in rows if row["accuracy"] is not None]
-    points = [(row[memory], row["step_seconds"], -row["accuracy"]) for row in done]
+    done, sign = [row for row in rows if row["score"] is not None], 1 if least else -1
+    points = [(row[memory], row["step_seconds"], sign * row["score"]) for row in done]
     for row, on_front in zip(done, pareto(points), strict=True):
         row["pareto"] = on_front
 

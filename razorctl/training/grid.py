@@ -162,8 +162,8 @@ class Grid:
         for number, (seed, name) in enumerate(cells):
             at = Progress(number, len(cells), name, seed)
             try:
-                accuracy = self._run(at, report).result["accuracy"]
-                report(replace(at, end=f"accuracy {accuracy:.4f}"))
+                run = self._run(at, report)
+                report(replace(at, end=f"{run.figure.replace('_', ' ')} {run.score:.4f}"))
             except RazorError as error:
                 note_failure(self._directory(at), error)
                 report(replace(at, end=f"failed: {error}"))

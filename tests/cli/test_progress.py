@@ -25,11 +25,13 @@ class Steps(list):
 
     def __init__(self, count: int) -> None:
         self.job, self.history, self.peak_bytes = SimpleNamespace(steps=count), [], None
+        self.metric = "accuracy"
         super().__init__(
             SimpleNamespace(
                 step=step,
                 loss=1.0,
                 accuracy=0.5 if step == count else None,
+                metrics={"accuracy": 0.5, "perplexity": 12.34567} if step == count else None,
                 samples_per_second=1000.0,
             )
             for step in range(1, count + 1)
@@ -44,6 +46,13 @@ def test_a_line_for_each_tenth(said, monkeypatch):
     assert steps == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
     assert said()[-1] == "step 25 of 25: loss 1.00, accuracy 0.500, 1,000/s"
     assert said()[0].endswith(" left")
+
+
+def test_a_line_has_the_figure_that_the_run_is_judged_by(said):
+    run = Steps(5)
+    run.metric = "perplexity"
+    progress._lines(run, run)
+    assert said()[-1] == "step 5 of 5: loss 1.00, accuracy 0.500, perplexity 12.35, 1,000/s"
 
 
 def test_of_a_short_run_only_the_last(said):

@@ -249,7 +249,7 @@ BAD = {
     "methods of finished runs": (["run", "--methods", "full"], 2, "methods does not apply to"),
     "damaged settings": (["grid"], 5, "grid/comparison.toml is damaged; compare again"),
     "both forms": (["run", "--json", "--csv"], 2, "give one of them"),
-    "target": (["run", "--target", "95"], 2, "target 95 is outside (0, 1]"),
+    "target": (["run", "--target", "95"], 2, "target 95 is above 1"),
 }
 
 

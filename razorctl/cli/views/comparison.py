@@ -9,9 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from razorctl.cli.views import common as views
+from razorctl.job import LEAST
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
+SCORES = {
+    "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
+    "mean_iou": ("mean IoU\n%", 0.01, "{:.2f}"),
+    "perplexity": ("perplexity", 1.0, "{:.2f}"),
+}
 LABEL = 14  # columns of a terminal that a label has at least; a longer one is folded
 # What is left out, in this order, where the terminal is too narrow for it.
 SPARE = ("epoch_seconds", "speedup_vs_full", "time_to_target", "memory_vs_full")
@@ -27,7 +33,7 @@ def show(document: dict[str, Any]) -> None:
         "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
         "speedup_vs_full": ("speed\nx full", 1, "{:.2f}x"),
         "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
-        "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
+        "score": SCORES[document["metric"] or "accuracy"],
         "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
     }
     table, left_out = _table(document, columns), list[str]()
@@ -47,9 +53,13 @@ def show(document: dict[str, Any]) -> None:
             )
     how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
     how += " without compiling" * (memory != "peak_bytes" and compiled)
-    notes = f"Bold: the best. *: Pareto front of memory, step time and accuracy. Memory: {how}. "
+    judged = columns["score"][0].split("\n")[0]
+    notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
     if target is not None and "time_to_target" in columns:
-        notes += f"target: training until accuracy stays at {target:.2%} or more. "
+        reached = f"{target:.2%} or more"
+        if document["metric"] in LEAST:
+            reached = f"{target:.2f} or less"
+        notes += f"target: training until {judged} stays at {reached}. "
     if eager := [row["label"] for row in rows if compiled and row["compiled"] is False]:
         notes += f"Not compiled: {', '.join(eager)}. "
     if left_out:
@@ -83,8 +93,8 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
         cells = ["*" if row["pareto"] else "", escape(row["label"])]
         for name, (_, unit, form) in columns.items():
             text = "-" if row[name] is None else form.format(row[name] / unit)
-            if name == "accuracy" and row["accuracy_std"] is not None:
-                text += f" ± {row['accuracy_std'] / unit:.2f}"
+            if name == "score" and row["score_std"] is not None:
+                text += f" ± {row['score_std'] / unit:.2f}"
             cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
         table.add_row(*cells, style=None if row["seeds"] else "dim")
     return table
