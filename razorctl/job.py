@@ -255,6 +255,11 @@ class Job:
         every = job.evaluate_every or math.ceil(job.steps / 5)
         return replace(job, warmup_steps=warmup, evaluate_every=every)
 
+    def resolvable(self, examples: int | None) -> "Job":
+        """This job without epochs, if only tokenizing a text tells how long they are."""
+        unknown = examples is None and not self.streaming
+        return replace(self, epochs=None) if unknown else self
+
     @property
     def micro_batch(self) -> int:
         """Examples that a process takes at once; needs a resolved job."""

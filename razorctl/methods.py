@@ -6,11 +6,15 @@ from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
+EXACT = ("head",)  # the layer kinds whose gradient is exact, whatever the method
 
 
 @dataclass(frozen=True)
 class Method:
     """A named set of rules.
+
+    The head of a language model, its output embeddings, is exact under every method; all but `full`
+    take its cross-entropy without logits in memory.
 
     rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
     attention: the backend that `Recipe.attention="auto"` means; "auto" leaves the model's own.
@@ -19,8 +23,8 @@ class Method:
     checkpoints: whether the model's own activation checkpointing is switched on.
     adapts: whether LoRA adapters are trained instead of the weights.
     ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
-        which `rules.allocation` chooses the rules; or `nothing`.
-    skip_last_linear: whether the last linear layer stays stock.
+        which `rules.allocation` chooses the other rules; or `nothing`.
+    skip_last_linear: whether the last linear layer, a classifier, stays stock.
     close_up_to: the largest ratio at which the whole gradient has a measured cosine of 0.98 or
         more to the exact one, on two models; see scripts/bench/gradients.py.
     """
@@ -41,12 +45,15 @@ class Method:
     @property
     def approximates(self) -> bool:
         """Whether it saves an approximation of the activations of some layer kinds."""
-        return bool(self.rules) or self.ratio == "bytes"
+        return not set(self.rules) <= set(EXACT) or self.ratio == "bytes"
 
     @property
     def has_ratio(self) -> bool:
         """Whether `Recipe.ratio` has a meaning for this method."""
         return self.approximates and self.ratio != "nothing"
+
+
+HEAD = dict.fromkeys(EXACT, "dense")
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
@@ -59,12 +66,13 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "attention": "topk",
         "activation": "half",
         "dropout": "dense",  # its mask is saved exactly, in bits
+        **HEAD,
     }
 
 
 def _one_rule(rule: str) -> dict[str, str]:
     kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
-    return dict.fromkeys(kinds, rule) | {"dropout": "dense"}
+    return dict.fromkeys(kinds, rule) | {"dropout": "dense"} | HEAD
 
 
 METHODS: dict[str, Method] = {
@@ -75,14 +83,14 @@ METHODS: dict[str, Method] = {
             "checkpoint",
             "runs the model's own activation checkpointing, exact",
             "baseline",
-            {},
+            HEAD,
             checkpoints=True,
         ),
         Method(
             "lora",
             "trains rank-8 adapters of linear layers and the classifier; all else is frozen",
             "LoRA, ICLR 2022, through PEFT",
-            {},
+            HEAD,
             adapts=True,
         ),
         Method(
@@ -147,7 +155,7 @@ METHODS: dict[str, Method] = {
             "razor",
             "saves each input in as many bits as the ratio allows; backward GEMMs in int8",
             "razorctl",
-            {},
+            HEAD,
             attention="sparse-flash",
             int8=True,
             ratio="bytes",

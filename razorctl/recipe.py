@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.methods import DEFAULT_METHOD, METHODS, WEIGHTS, Attention
+from razorctl.methods import DEFAULT_METHOD, EXACT, METHODS, WEIGHTS, Attention
 from razorctl.rules.allocation import allocate
 
 Joint = Literal["weights", "branches"]
@@ -104,10 +104,17 @@ class Recipe:
         method = METHODS[self.method]
         rules: Mapping[str, str] = {}
         if self.has_effect:
-            rules = allocate(self.ratio) if method.ratio == "bytes" else method.rules
-        if self.joint_budget < 1 and self.joint == "weights" and not rules:
-            rules = dict.fromkeys(WEIGHTS, "dense")
+            chosen = allocate(self.ratio) if method.ratio == "bytes" else {}
+            rules = {**chosen, **method.rules}
+        drawn = self.joint_budget < 1 and self.joint == "weights"
+        if drawn and not set(WEIGHTS) <= set(rules):
+            rules = {**dict.fromkeys(WEIGHTS, "dense"), **rules}
         return rules
+
+    @property
+    def prunes(self) -> bool:
+        """Whether any layer kind has a rule that makes its gradient inexact, or is drawn."""
+        return not set(self.rules) <= set(EXACT)
 
     @property
     def backend(self) -> Attention:

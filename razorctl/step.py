@@ -14,6 +14,8 @@ from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import Job, Precision, settle_precision
 
+IGNORED = -100  # a label that does not count, as in torch
+LANGUAGE = ("causal-lm", "masked-lm")
 # `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,
@@ -43,6 +45,7 @@ def train_step(
     check: Callable[[Tensor, Tensor], object] = lambda *_: None,
     unsynced: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
     keep_gradients: bool = False,
+    total: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
@@ -56,14 +59,17 @@ def train_step(
     check: called with what is returned before weights and optimizer change; it may raise.
     unsynced: the context in which a pass of the model leaves gradients to each process.
     keep_gradients: whether gradients stay in memory, as zeros, after the step.
+    total: the number of labels of the whole batch that count, as `counted` says; None gives each
+        micro-batch the same weight.
     """
     losses = []
     for number, (inputs, labels) in enumerate(micro_batches, 1):
         with nullcontext() if number == job.accumulate else unsynced(model):
             with phase("forward"), autocast(labels.device, job):
-                output = logits(model, inputs)
-                loss = F.cross_entropy(output, labels, label_smoothing=job.label_smoothing)
-                loss = loss / job.accumulate
+                loss = losses_of(
+                    logits(model, inputs), labels, job, "mean" if total is None else "sum"
+                )
+                loss = loss / (job.accumulate if total is None else total)
             with phase("backward"):
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
@@ -80,6 +86,23 @@ def train_step(
         kept = keep_gradients or (job.cuda_graphs and job.accumulate > 1)
         optimizer.zero_grad(set_to_none=not kept)
     return loss, norm
+
+
+def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:
+    """The cross-entropy of logits, as `Model.logits` returns them, without labels that are IGNORED.
+
+    reduction: as of `F.cross_entropy`. A language model may hand over logits that are not computed
+    before this asks for them; see `layers.head`.
+    """
+    if job.task in LANGUAGE:
+        output, labels = output.flatten(0, -2), labels.flatten()
+    return F.cross_entropy(output, labels, label_smoothing=job.label_smoothing, reduction=reduction)
+
+
+def counted(labels: Iterable[Tensor], device: torch.device) -> Tensor:
+    """The labels that are not IGNORED, a mean over processes, at least 1. Collective."""
+    count = sum(int((each != IGNORED).sum()) for each in labels)
+    return processes.mean(torch.tensor(float(count), device=device)).clamp(min=1)
 
 
 def refuse_infinite(loss: Tensor, norm: Tensor, *, scaled: bool) -> None:

@@ -12,7 +12,7 @@ from transformers import BertConfig, activations
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from razorctl.layers.base import RazorLayer, Settings
-from razorctl.layers.libraries import swaps
+from razorctl.layers.libraries import razor_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import RULES, Wanted
@@ -41,7 +41,7 @@ class Case:
         """A rule of the layer's width; "topk, centered" is one with the mean correction."""
         module = self.build()
         name, _, centered = name.partition(", ")
-        kind = swaps()[type(module)]
+        kind = razor_of(type(module))
         function = kind.function_of(module) or "gelu"
         rule = RULES[name](Wanted(kind.columns(module), density, unbiased, function))
         return Centered(rule) if centered else rule
@@ -49,13 +49,13 @@ class Case:
     def fits(self, rule: str) -> bool:
         """Whether the layer takes that rule."""
         module = self.build()
-        return swaps()[type(module)].fits(module, self.rule(rule))
+        return razor_of(type(module)).fits(module, self.rule(rule))
 
 
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
     rules = None if rule is None else both(rule)
-    swaps()[type(module)].attach(module, rules, Settings(attention=attention or "auto"))
+    razor_of(type(module)).attach(module, rules, Settings(attention=attention or "auto"))
     assert isinstance(module, RazorLayer)
     return module
 

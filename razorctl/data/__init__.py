@@ -1,8 +1,7 @@
 """Data sets by name, and one's own.
 
 Every module of this package is imported and defines `DATASETS`, a tuple of `Source` entries. The
-package `own` is for what has no entry: files and folders of a user, and any set of the hub. Rows
-become what models take in `tokens`, for language modelling, and in `masks`, for segmentation.
+package `own` is for what has no entry: files and folders of a user, and any set of the hub.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,13 @@ from razorctl import models
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.job import METRICS, Job, Task
+from razorctl.models import Progress as Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from razorctl.data.own.stream import Stream
 
-Progress = Callable[[str], None]  # is called with what is being done
-FOR_MODELS = ("masks", "tokens")  # modules without data sets
 SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
 
 
@@ -33,7 +31,7 @@ class Splits:
 
     A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
     `text` and sometimes a `text_pair`. One for segmentation has an `image` and a `mask` of the same
-    size, whose values are `masks.labels`, and may have the argument `first` of that. One for
+    size, whose values `models.masks` says, and may have a `first` as there. One for
     language modelling has a `text`, or `messages`, each with a `role` and a `content`; it has no
     classes.
 
@@ -86,7 +84,7 @@ class Source:
 
 DATASETS: dict[str, Source] = {
     source.name: source
-    for file in registry.modules(__name__, __path__, skip=("own", *FOR_MODELS))
+    for file in registry.modules(__name__, __path__, skip=("own",))
     for source in file.DATASETS
 }
 
@@ -187,5 +185,5 @@ def check(job: Job) -> Source:
             f"mixup and cutmix mix the labels of images, and {job.dataset} is for {source.task}; "
             "leave them out."
         )
-    job.resolved(family.defaults, source.train_examples)
+    job.resolvable(source.train_examples).resolved(family.defaults, source.train_examples)
     return source

@@ -169,7 +169,7 @@ class SparseFlashFunction(torch.autograd.Function):
             with packing():
                 packed = ctx.rule.pack(to_compute_dtype(joint.detach()))
             save(ctx, mask, state, packed)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        return fused_attention(q, k, v, mask, **options)
 
     @staticmethod
     @once_differentiable
@@ -241,8 +241,17 @@ def _attention_gradient(
         mask = mask.detach().requires_grad_()
         inputs.append(mask)
     with torch.enable_grad(), _replaying(state, q.device):
-        out = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, **options)
+        out = fused_attention(inputs[0], inputs[1], inputs[2], mask, **options)
     return torch.autograd.grad(out, inputs, dout)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, repeats: int = 1, **options: Any
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, with each head of k and v in place of `repeats` heads."""
+    if repeats > 1:
+        k, v = (t.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -341,17 +350,19 @@ class Attention(RazorLayer):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        repeats: int = 1,
     ) -> Tensor:
-        """`F.scaled_dot_product_attention` that saves as the backend and the rules say."""
+        """`fused_attention` that saves as the backend and the rules say."""
         options: dict[str, Any] = {
             "dropout_p": dropout_p,
             "is_causal": is_causal,
             "scale": scale,
             "enable_gqa": enable_gqa,
+            "repeats": repeats,
         }
         gradient = any(t.requires_grad for t in (query, key, value))
         if self.rules is None or not (self.saving and gradient):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+            return fused_attention(query, key, value, attn_mask, **options)
         if self.backend == "sparse-flash":
             # A rule that selects elements selects them of q, k and v separately.
             joins = isinstance(self.rules.wide, Shareable) and not torch.compiler.is_compiling()
@@ -363,8 +374,9 @@ class Attention(RazorLayer):
             )
             return out
         if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+            repeats = query.shape[-3] // key.shape[-3]
+        if repeats > 1:
+            key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
         if is_causal:
             square = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
             attn_mask = square.tril()

@@ -5,6 +5,7 @@ razor classes. Each library has a file of its name. It defines `SWAPS` too, and 
 maps exact block types to their residual branches. A branch is the names of the modules in it that
 save something; the last of them gives the branch's output. `PRE_NORM` maps those block types that
 are nothing but residual connections with a norm first to all modules of each connection.
+A library's `recognized` gives the razor class of a type that is not listed, by its code.
 """
 
 import importlib
@@ -32,9 +33,28 @@ def _of_torch() -> dict[type[nn.Module], type[RazorLayer]]:
 def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
     """Stock types -> razor classes: torch's, and those of every library that is loaded.
 
-    A library that is not loaded has no module in any model, and may be slow to load.
+    A library that is not loaded has no module in any model, and may be slow to load. `razor_of`
+    knows more types.
     """
     return _of_torch() | _registered("SWAPS")
+
+
+def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
+    """The razor class of exactly that stock type; None if there is none."""
+    known = swaps()
+    if stock in known:
+        return known[stock]
+    package = stock.__module__.partition(".")[0]
+    if package not in LIBRARIES:
+        return None
+    file = importlib.import_module(f"razorctl.layers.{package}")
+    razor: type[RazorLayer] | None = file.recognized(stock) if "recognized" in vars(file) else None
+    return razor
+
+
+def linear_types() -> frozenset[type[nn.Module]]:
+    """The stock types of linear layers."""
+    return frozenset(stock for stock, razor in swaps().items() if razor.kind == "linear")
 
 
 def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:

@@ -1,4 +1,4 @@
-"""nn.Linear that saves its input by a rule, and can run its GEMMs in int8.
+"""Linear layers that save their input by a rule, and can run their GEMMs in int8.
 
 The output is the stock one unless the forward pass runs in int8. The bias gradient is always that
 of dy, and so is the input gradient unless its GEMM runs in int8.
@@ -106,7 +106,7 @@ class LinearFunction(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        layer: "RazorLinear",
+        layer: "Linear",
         p: float,
         copy: Copy | None,
         int8: Int8 | None,
@@ -117,11 +117,11 @@ class LinearFunction(torch.autograd.Function):
         # Stock autocast saves a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
-            return F.linear(x, weight, bias)
+            return layer.product(x, weight, bias)
         with no_autocast(x.device):
-            y = int8_linear(int8, weight, bias, x.dtype)
+            y = int8_linear(int8, layer.matrix(weight), bias, x.dtype)
         # Not a view of y, as the stock output is none: attention finds q, k, v by what they view.
-        out: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], len(weight)])
+        out: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])
         return out
 
     @staticmethod
@@ -136,38 +136,48 @@ class LinearFunction(torch.autograd.Function):
         with no_autocast(dy.device):
             # dW first, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.weight_grad(ctx.rule, product, packed, ctx.p)
+                dw = ctx.layer.matrix(ctx.layer.weight_grad(ctx.rule, product, packed, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = product.total
             if ctx.needs_input_grad[0]:
-                dx = product.input_grad(weight).view(ctx.shape)
+                dx = product.input_grad(ctx.layer.matrix(weight)).view(ctx.shape)
         return dx, dw, db, None, None, None, None
 
 
-class RazorLinear(WeightLayer, nn.Linear):
-    """nn.Linear that saves its input by a rule.
+class Linear(WeightLayer):
+    """Base of layers that multiply by a matrix and save their input by a rule.
 
-    It saves no input in a step in which a joint budget does not draw its weight. int8_weight_grad,
-    int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at least SMALLEST
-    multiplications. Below that, making the int8 copies takes more time than int8 gains. A forward
-    pass that saves nothing, as in evaluation, is always the stock one.
+    They save no input in a step in which a joint budget does not draw their weight.
+    int8_weight_grad, int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at
+    least SMALLEST multiplications. Below that, making the int8 copies takes more time than int8
+    gains. A forward pass that saves nothing, as in evaluation, is always the stock one.
     """
 
     kind: ClassVar[str] = "linear"
     SMALLEST: ClassVar[int] = 2**26
+    bias: Any  # Tensor or None
     int8_weight_grad: bool = False
     int8_input_grad: bool = False
     int8_forward: bool = False
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        assert isinstance(module, nn.Linear)
-        return module.in_features
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        return cls.matrix(weight).shape[1]
+
+    @staticmethod
+    def matrix(weight: Tensor) -> Tensor:
+        """The weight as [out, in]; also its gradient, [out, in], in the shape of the weight."""
+        return weight
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The stock output."""
+        return F.linear(x, weight, bias)
 
     @classmethod
     def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
         super().attach(module, rules, settings)
-        assert isinstance(module, RazorLinear)
+        assert isinstance(module, Linear)
         module.int8_weight_grad = settings.int8_weight_grad
         module.int8_input_grad = settings.int8_input_grad
         module.int8_forward = settings.int8_forward
@@ -178,13 +188,14 @@ class RazorLinear(WeightLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
-            return super().forward(input)
+            y: Tensor = super().forward(input)
+            return y
         x = to_compute_dtype(input)
-        weight, p, copy = self.pack(input, (self.kind, x.dtype), lambda: flat(x.detach()))
+        weight, p, copy = self.pack(input, ("linear", x.dtype), lambda: flat(x.detach()))
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))
-        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
+        y = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.gradients.want(y)
         return y
@@ -195,12 +206,16 @@ class RazorLinear(WeightLayer, nn.Linear):
 
     def large(self, x: Tensor) -> bool:
         """Whether GEMMs with the input `x` have at least SMALLEST multiplications."""
-        return x.numel() * self.out_features >= self.SMALLEST
+        return x.numel() * self.matrix(self.weight).shape[0] >= self.SMALLEST
 
     def int8_gemms(self, x: Tensor) -> tuple[bool, bool]:
         """Whether the weight gradient and the input gradient run in int8, for the input `x`."""
         large = self.large(x)
         return large and self.int8_weight_grad, large and self.int8_input_grad
+
+
+class RazorLinear(Linear, nn.Linear):
+    """nn.Linear that saves its input by a rule."""
 
 
 SWAPS = {nn.Linear: RazorLinear}

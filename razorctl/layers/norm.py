@@ -99,7 +99,7 @@ def _gradients(
     dy = dy.reshape(-1, layer.columns(layer))
     with no_autocast(dy.device):
         if any(needed[:2]):
-            columns = None if weight is None else weight.reshape(-1)
+            columns = None if weight is None else layer.scale(weight).reshape(-1)
             residual = None if through is None else through.reshape(dy.shape)
             args = dy, packed, columns, rstd, layer.centers, residual
             if int8:
@@ -184,8 +184,12 @@ class Norm(RazorLayer):
         """What layers hand on to each other in the backward pass; nothing without a memo."""
         return Gradients() if self.memo is None else self.memo.gradients
 
+    def scale(self, weight: Tensor) -> Tensor:
+        """What x_hat is multiplied by, of the shape of the weight."""
+        return weight
+
     def _rule(self, x: Tensor) -> Rule:
-        return self.rules.of(to_compute_dtype(x.new_empty(0, dtype=_computed(x))))
+        return self.rules.of(to_compute_dtype(x.new_empty(0)))
 
     def _needs_grad(self, x: Tensor) -> bool:
         """Whether a gradient needs x_hat."""
@@ -216,7 +220,8 @@ class Norm(RazorLayer):
             and len(self.normalized_shape) == 1
         ):
             like = to_compute_dtype(y.new_empty(0))
-            of_y = rule.of_affine(copy.packed, self.weight, getattr(self, "bias", None), like)
+            scale = None if self.weight is None else self.scale(self.weight)
+            of_y = rule.of_affine(copy.packed, scale, getattr(self, "bias", None), like)
             self.memo.offer(y, ("linear", like.dtype), Copy(rule, of_y))
 
     def stock(self, x: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, Diverted
 from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.gated import Gated
 from razorctl.layers.norm import Norm
 from razorctl.layers.scale import LayerScale
-from razorctl.rules.base import Rules
+from razorctl.rules.base import Rule, Rules
 
 
 class TimmAttention(Attention):
@@ -117,6 +118,44 @@ class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc
     """timm's SiLU."""
 
 
+class RazorSwiGLU(Gated, stock.SwiGLU):  # type: ignore[misc]
+    """timm's gated MLP of two layers before the product."""
+
+    activation_name = "act"
+    fc1_g: Any
+    fc1_x: Any
+    fc2: Any
+    drop1: Any
+    drop2: Any
+    norm: Any
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        y = self.drop1(self.gated(self.fc1_g(x), self.fc1_x(x)))
+        return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
+
+
+class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
+    """timm's gated MLP of one layer before the product."""
+
+    activation_name = "act"
+    fc1: Any
+    fc2: Any
+    drop1: Any
+    drop2: Any
+    norm: Any
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        last: bool = module.chunk_dim == -1  # type: ignore[assignment]
+        return last and super().fits(module, rule)
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        first, second = self.fc1(x).chunk(2, dim=-1)
+        gate, up = (second, first) if self.gate_last else (first, second)
+        y = self.drop1(self.gated(gate, up))
+        return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
+
+
 # Drop path has no razor class: its stock form saves one number per example.
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
     razor.__bases__[1]: razor
@@ -131,6 +170,8 @@ SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
         RazorGELUTanh,
         RazorQuickGELU,
         RazorSwish,
+        RazorSwiGLU,
+        RazorGluMlp,
     )
 }
 

@@ -1,27 +1,40 @@
-"""transformers' own layers, the attention of four of its models, and their residual branches.
+"""transformers' own layers, the residual branches of some blocks, and what is alike in its models.
 
-An attention module asks an AttentionInterface for the function that the model's configuration
-names. While a model is sparsified, the configuration names `razor_eager` in place of `eager`, or
-`razor_sdpa` in place of `sdpa`. These functions call `attend` of a module of a razor class, and the
-stock function for any other module.
+A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
+`alike`. An attention module asks an AttentionInterface for the function that the model's
+configuration names. While a model is sparsified, the configuration names `razor_eager` in place of
+`eager`, or `razor_sdpa` in place of `sdpa`. These functions call `attend` of a module of a razor
+class, and the stock function for any other module and for whatever `attend` cannot do.
 """
 
 import sys
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import activations as stock
+from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
+from transformers.models.gemma import modeling_gemma
+from transformers.models.llama import modeling_llama
+from transformers.models.olmo2 import modeling_olmo2
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.roberta import modeling_roberta
+from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
+from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers import activation
+from razorctl.layers.alike import alike, constants, made, names
 from razorctl.layers.attention import Attention, masked
 from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.gated import Gated
+from razorctl.layers.linear import Linear
+from razorctl.layers.norm import Norm
 from razorctl.rules.base import Rules
 
 PREFIX = "razor_"
@@ -32,16 +45,23 @@ class InterfaceAttention(Attention):
 
     scales_query = False
     config: Any
-    is_causal: bool
+
+    @property
+    def softmax_dtype(self) -> torch.dtype | None:  # type: ignore[override]
+        """Single precision if the stock eager attention takes its softmax so."""
+        eager = _eager(self)
+        code = getattr(eager, "__code__", None)
+        return torch.float32 if code is not None and "float32" in code.co_names else None
 
     @classmethod
     def head_width(cls, module: nn.Module) -> int:
-        sizes = (getattr(module, name, None) for name in ("attention_head_size", "head_dim"))
-        return next(size for size in sizes if isinstance(size, int))
+        """0 if it is unknown."""
+        sizes = [getattr(module, name, None) for name in ("attention_head_size", "head_dim")]
+        return next((size for size in sizes if isinstance(size, int)), 0)
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
-        return cls.head_width(module)
+        return cls.head_width(module) or 1
 
     @classmethod
     def refusal(cls, module: nn.Module, backend: str) -> str | None:
@@ -56,6 +76,10 @@ class InterfaceAttention(Attention):
                 f"runs {config._attn_implementation!r}; build the model with "
                 "attn_implementation='sdpa'."
             )
+        if config._attn_implementation == "eager" and getattr(
+            module, "reorder_and_upcast_attn", False
+        ):
+            return "reorders its eager attention; build the model with attn_implementation='sdpa'."
         if config.output_attentions:
             return (
                 "returns its probabilities, which razor attention cannot; set "
@@ -75,6 +99,13 @@ class InterfaceAttention(Attention):
         super().detach()
 
 
+def _eager(module: nn.Module) -> Any:
+    """The eager attention of the file that a module is from; None if there is none."""
+    homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
+    name = "eager_attention_forward"
+    return next((home[name] for home in homes if name in home), None)
+
+
 def _interface(name: str) -> Any:
     """The attention function that replaces the stock one of that name."""
 
@@ -87,27 +118,57 @@ def _interface(name: str) -> Any:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         razor = module if isinstance(module, InterfaceAttention) and module.saving else None
-        if razor and (razor.backend != "stored" or razor.rules is not None):
-            causal = razor.is_causal and attention_mask is None and query.shape[2] > 1
-            out = razor.attend(
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout_p=kwargs.get("dropout", 0.0),
-                is_causal=causal,
-                scale=kwargs.get("scaling"),
-            )
-            return out.transpose(1, 2).contiguous(), None
-        homes = (vars(sys.modules[c.__module__]) for c in type(module).__mro__)
-        eager = next(h["eager_attention_forward"] for h in homes if "eager_attention_forward" in h)
-        if razor and attention_mask is not None and attention_mask.dtype == torch.bool:
+        stored = razor is not None and razor.backend == "stored" and razor.rules is None
+        if razor is not None and not stored:
+            out = _attended(razor, query, key, value, attention_mask, kwargs)
+            if out is not None:
+                return out.transpose(1, 2).contiguous(), None
+        if stored and attention_mask is not None and attention_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
             attention_mask = masked(zeros, attention_mask)
-        function = ALL_ATTENTION_FUNCTIONS.get_interface("eager" if razor else name, eager)
+        used = "eager" if stored else name
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(used, _eager(module))
         return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
 
     return attention
+
+
+# What changes the result beyond queries, keys, values and mask.
+_MORE = ("position_bias", "softcap", "s_aux", "cache", "head_mask", "sinks")
+
+
+def _attended(
+    razor: InterfaceAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """What `sdpa_attention_forward` of transformers computes, by `attend`.
+
+    None for what it does beyond fused attention.
+    """
+    causal = kwargs.get("is_causal")
+    causal = getattr(razor, "is_causal", True) if causal is None else causal
+    queries, keys = query.shape[2], key.shape[2]
+    causal = bool(causal and mask is None and queries > 1)
+    groups = getattr(razor, "num_key_value_groups", 1)
+    single = queries == 1 and groups > 1  # then stock joins the queries of a group
+    if any(kwargs.get(name) is not None for name in _MORE) or single or (causal and keys > queries):
+        return None
+    native = groups > 1 and use_gqa_in_sdpa(mask, key, value)
+    return razor.attend(
+        query,
+        key,
+        value,
+        mask,
+        dropout_p=kwargs.get("dropout", 0.0),
+        is_causal=causal,
+        scale=kwargs.get("scaling"),
+        enable_gqa=native,
+        repeats=1 if native else groups,
+    )
 
 
 for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
@@ -115,30 +176,106 @@ for name, mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
     AttentionMaskInterface.register(PREFIX + name, mask)
 
 
-class RazorBertSelfAttention(InterfaceAttention, modeling_bert.BertSelfAttention):  # type: ignore[misc]
-    """transformers' BertSelfAttention."""
+class ScaledRMSNorm(Norm):
+    """An RMSNorm of transformers that multiplies x_hat by its weight."""
+
+    centers = False
+    references: ClassVar[tuple[type[nn.Module], ...]] = (
+        modeling_llama.LlamaRMSNorm,
+        modeling_olmo2.Olmo2RMSNorm,
+        modeling_t5.T5LayerNorm,
+    )
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        return weight.numel()
+
+    @property
+    def normalized_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The shape of the weight."""
+        return tuple(self.weight.shape)
+
+    def epsilon(self, x: Tensor) -> float:
+        eps: float = self.variance_epsilon  # type: ignore[assignment]
+        return eps
 
 
-class RazorBertCrossAttention(InterfaceAttention, modeling_bert.BertCrossAttention):  # type: ignore[misc]
-    """transformers' BertCrossAttention."""
+class CenteredRMSNorm(ScaledRMSNorm):
+    """An RMSNorm of transformers that multiplies x_hat by 1 + its weight."""
+
+    references = (modeling_gemma.GemmaRMSNorm,)
+
+    def scale(self, weight: Tensor) -> Tensor:
+        return 1 + weight.float()
+
+    def epsilon(self, x: Tensor) -> float:
+        eps: float = self.eps
+        return eps
 
 
-class RazorRobertaSelfAttention(InterfaceAttention, modeling_roberta.RobertaSelfAttention):  # type: ignore[misc]
-    """transformers' RobertaSelfAttention."""
+class GatedMLP(Gated):
+    """The gated MLP of most language models."""
+
+    activation_name = "act_fn"
+    references = (modeling_llama.LlamaMLP,)
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(self.gated(self.gate_proj(x), self.up_proj(x)))
+        return y
 
 
-class RazorRobertaCrossAttention(InterfaceAttention, modeling_roberta.RobertaCrossAttention):  # type: ignore[misc]
-    """transformers' RobertaCrossAttention."""
+class JoinedGatedMLP(Gated):
+    """A gated MLP with one layer before the product."""
+
+    activation_name = "activation_fn"
+    references = (modeling_phi3.Phi3MLP,)
+    gate_up_proj: Any
+    down_proj: Any
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(self.gated(*self.gate_up_proj(x).chunk(2, dim=-1)))
+        return y
 
 
-class RazorDistilBertSelfAttention(InterfaceAttention, modeling_distilbert.DistilBertSelfAttention):  # type: ignore[misc]
-    """transformers' DistilBertSelfAttention."""
+ALIKE = (ScaledRMSNorm, CenteredRMSNorm, GatedMLP, JoinedGatedMLP)
 
 
-class RazorViTAttention(InterfaceAttention, modeling_vit.ViTAttention):  # type: ignore[misc]
-    """transformers' ViTAttention."""
+@cache
+def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
+    """The razor class of a type of transformers that is not in SWAPS, by its code; else None."""
+    for razor in ALIKE:
+        if any(alike(kind, reference) for reference in razor.references):
+            return made(razor, kind)
+    asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
+    if asks <= names(kind) and not _compares(kind):
+        return made(InterfaceAttention, kind)
+    return None
 
-    softmax_dtype = torch.float32
+
+def _compares(kind: type[nn.Module]) -> bool:
+    """Whether the model of an attention asks which implementation it has, beside that of GPT-2."""
+    if "reorder_and_upcast_attn" in names(kind):
+        return False
+    home = vars(sys.modules[kind.__module__]).values()
+    own = [c for c in home if isinstance(c, type) and c.__module__ == kind.__module__]
+    return any({"sdpa", "eager"} & constants(c, "_attn_implementation") for c in own)
+
+
+class RazorConv1D(Linear, Conv1D):  # type: ignore[misc]
+    """The linear layer of GPT-2, whose weight is [in, out]."""
+
+    @staticmethod
+    def matrix(weight: Tensor) -> Tensor:
+        return weight.t()
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert bias is not None
+        shape = *x.shape[:-1], weight.shape[1]
+        return torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(shape)
 
 
 class RazorGELUActivation(activation.ExactGELU, stock.GELUActivation):  # type: ignore[misc]
@@ -168,12 +305,7 @@ class RazorSiLUActivation(activation.SiLU, stock.SiLUActivation):  # type: ignor
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
     razor.__bases__[1]: razor
     for razor in (
-        RazorBertSelfAttention,
-        RazorBertCrossAttention,
-        RazorRobertaSelfAttention,
-        RazorRobertaCrossAttention,
-        RazorDistilBertSelfAttention,
-        RazorViTAttention,
+        RazorConv1D,
         RazorGELUActivation,
         RazorGELUTanh,
         RazorNewGELUActivation,
@@ -205,4 +337,12 @@ PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
         ("layernorm_after", "mlp", "dropout"),
     ),
 }
-LINEAR_FIRST = frozenset({modeling_vit.ViTAttention, RazorViTAttention, modeling_vit.ViTMLP})
+LINEAR_FIRST = frozenset(
+    kind
+    for kind in (
+        modeling_vit.ViTAttention,
+        recognized(modeling_vit.ViTAttention),
+        modeling_vit.ViTMLP,
+    )
+    if kind is not None
+)

@@ -21,16 +21,28 @@ from razorctl.errors import UsageError
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
 
+Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
 
-def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
+
+def saved_bytes(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> int:
     """As `byte_budget.saved_bytes`, but does not check a byte budget."""
     sizes: list[int] = []
-    _trace(*fake_copies(model, inputs), autocast, sizes.append)
+    _trace(*fake_copies(model, inputs), autocast, forward, sizes.append)
     return sum(sizes)
 
 
 def saved_by_module(
-    model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None
+    model: nn.Module,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
 ) -> dict[str, int]:
     """Module name -> bytes saved in its forward pass, traced as in `saved_bytes`.
 
@@ -46,7 +58,7 @@ def saved_by_module(
     for name, module in model.named_modules():
         module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
         module.register_forward_hook(leave)
-    _trace(mode, model, inputs, autocast, lambda size: sizes.update({running[-1]: size}))
+    _trace(mode, model, inputs, autocast, forward, lambda size: sizes.update({running[-1]: size}))
     return dict(sizes)
 
 
@@ -83,9 +95,13 @@ def _running(model: nn.Module, error: BaseException) -> str:
     return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
-def _forward(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Any:
+def _forward(
+    model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None = None
+) -> Any:
     device = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).device.type
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        if forward is not None:
+            return forward(model, inputs)
         if isinstance(inputs, Mapping):
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -96,6 +112,7 @@ def _trace(
     model: nn.Module,
     inputs: Any,
     autocast: torch.dtype | None,
+    forward: Forward | None,
     note: Callable[[int], object],
 ) -> None:
     """Runs a forward pass and calls `note` with the bytes of each storage when it is first saved.
@@ -103,12 +120,12 @@ def _trace(
     A joint budget's draw is first fixed to the one with the most saved bytes.
     """
 
-    def forward() -> None:
-        _forward(model, inputs, autocast)
+    def run() -> None:
+        _forward(model, inputs, autocast, forward)
 
     with _tracing(model, mode):
-        hold_largest(model, partial(_note_saved, model, forward))
-        _note_saved(model, forward, note)
+        hold_largest(model, partial(_note_saved, model, run))
+        _note_saved(model, run, note)
 
 
 def _note_saved(

@@ -4,13 +4,14 @@ Every module of this package is imported, is for one library, and defines `MODEL
 `Named` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from razorctl.config import registry
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, UsageError
 from razorctl.job import Task
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Rows = dict[str, list[Any]]
 Modality = Literal["image", "text"]
+Progress = Callable[[str], None]  # is called with what is being done
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Model:
     An input size is the pixels of an image's side, or the tokens of a text; None is the model's
     own. The functions raise UsageError for a size that the model cannot take.
 
+    task: what it is trained for. Language models have no classes, which is 0 of them.
     build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
         MissingError if the weights cannot be found, and DataError if they cannot be read.
     bare: (classes, input size) -> the same model with fresh weights, without files or network.
@@ -36,7 +39,9 @@ class Model:
         at most of the input size.
     example: (model, batch size, input size) -> inputs of the largest shape of a batch of
         transformed rows, which saved bytes are traced by.
-    logits: (model, batched inputs) -> logits [batch, classes].
+    logits: (model, batched inputs) -> logits [batch, classes]; of segmentation [batch, classes,
+        height, width], with the size of the images; of a language model [batch, tokens,
+        vocabulary].
     save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
         own library, its configuration with these names and how its inputs are prepared.
     load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
@@ -45,6 +50,10 @@ class Model:
         changes from the default generators; None if its inputs are never augmented.
     padded: as `transform`, but all batches have the shape of `example`, as compiled steps need it;
         None if they have anyway.
+    trained: as `transform`, but with the random changes that the task itself needs in training, as
+        masked language models do; None if there are none.
+    sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
+        tokens of texts; None if it takes rows as they are.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
     """
@@ -63,6 +72,23 @@ class Model:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     augmented: Callable[["nn.Module", int | None, str], Callable[[Rows], Rows]] | None = None
     padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
+    trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
+    sequences: Callable[[Any, int | None, Progress], Any] | None = None
+
+    def batch(
+        self, model: "nn.Module", batch_size: int, input_size: int | None
+    ) -> tuple[Any, "Tensor"]:
+        """`example` with labels."""
+        import torch
+
+        inputs = self.example(model, batch_size, input_size)
+        if self.task == "classification":
+            shape: Sequence[int] = (batch_size,)
+        elif self.task == "segmentation":
+            shape = (batch_size, *inputs.shape[-2:])
+        else:
+            shape = inputs["input_ids"].shape
+        return inputs, torch.zeros(shape, dtype=torch.long)
 
 
 def prepared(inputs: list[Any], rows: Rows) -> Rows:
@@ -83,10 +109,16 @@ class Named:
     tasks: tuple[Task, ...]
     of: Callable[[Task], Model]
 
+    @classmethod
+    def single(cls, model: Model) -> "Named":
+        """The name of a model for one task."""
+        return cls(model.name, model.summary, model.modality, (model.task,), lambda _: model)
 
-_MODELS: dict[str, Named] = {
-    model.name: model for file in registry.modules(__name__, __path__) for model in file.MODELS
-}
+
+# The other files are what these have in common.
+_LIBRARIES = [file for file in registry.modules(__name__, __path__) if hasattr(file, "MODELS")]
+_MODELS: dict[str, Named] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
+CONFIG = "config.json"  # by which the model in a folder is known
 
 
 def models() -> dict[str, Named]:
@@ -95,8 +127,45 @@ def models() -> dict[str, Named]:
 
 
 def named(name: str) -> Named:
-    """What a name stands for; raises UsageError, with the nearest name, if there is none."""
-    return registry.find("model", name, _MODELS)
+    """What a name stands for: a registered one, one with a library's prefix, or a folder.
+
+    Raises UsageError, with the nearest name, if there is none, MissingError if a config cannot be
+    had, and DataError if a folder has no model.
+    """
+    if name in _MODELS:
+        return _MODELS[name]
+    for library in _LIBRARIES:
+        if name.startswith(library.PREFIX):
+            found: Named = library.named(name)
+            return found
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _local(name, folder)
+    prefixes = ", ".join(library.PREFIX + "NAME" for library in _LIBRARIES)
+    raise registry.unknown("model", name, _MODELS, f", and it is neither {prefixes} nor a folder")
+
+
+def place(name: str) -> str:
+    """The name of a model, which for a local folder is its absolute path."""
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if name not in _MODELS and folder.is_dir() else name
+
+
+def _local(name: str, folder: Path) -> Named:
+    """What a folder has, as the library that saved it says in its config.json."""
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
+    for library in _LIBRARIES:
+        if library.owns(config):
+            found: Named = library.local(name, folder.resolve(), config)
+            return found
+    raise DataError(f"{folder / CONFIG} is of no library that razorctl knows; name another folder.")
 
 
 def find(name: str, task: str | None = None) -> Model:

@@ -22,9 +22,9 @@ from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import Traced8bit, build_optimizer
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, train_step
+from razorctl.step import autocast, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.surgery.of_job import OfJob
 
 # Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
 SINGLE = (
@@ -115,10 +115,10 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     """
     family = models.find(job.model, job.task)
     model, mode = _blueprint(job.model, job.task, classes, job.input_size)
-    rows = job.micro_batch
+    of_job = OfJob(family, job)
     with mode:
-        inputs = family.example(model, rows, job.input_size)
-        batch = inputs, torch.zeros(rows, dtype=torch.long)
+        batch = family.batch(model, job.micro_batch, job.input_size)
+        inputs = of_job.inputs(model, torch.device("cpu"))
     scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it would read tensor values
 
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
@@ -129,11 +129,15 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         train_step(
             *(model, family.logits, micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
+            total=None if job.task == "classification" else torch.ones(()),
         )
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:
         with autocast(batch[1].device, job):
-            family.logits(model, batch[0])
+            if of_job.forward is None:
+                family.logits(model, batch[0])
+            else:
+                of_job.forward(model, batch)
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     built = Traced8bit if job.optimizer == "adamw8bit" else build_optimizer
@@ -142,7 +146,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         if device != "cpu":
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
-        sparsify_within(model, recipe, inputs, autocast=DTYPES[job.precision])
+        of_job.sparsify(model, recipe, inputs)
         found = tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
     sizes = [parameter_bytes(block) for block in blocks(model)]
     rest = parameter_bytes(model) - sum(sizes)

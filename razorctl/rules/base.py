@@ -149,6 +149,10 @@ class Shareable(ABC):
     def of_function(self, packed: Any, function: str) -> Packed:
         """The copy of x as a copy of f(x); `function` names f in `ops.activation.FUNCTIONS`."""
 
+    @abstractmethod
+    def of_gated(self, gate: Any, up: Any, function: str) -> Packed:
+        """The copies of two activations as a copy of f(gate) * up; `function` as above."""
+
 
 @dataclass(frozen=True)
 class Rules:

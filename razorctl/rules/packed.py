@@ -103,6 +103,24 @@ class PackedCodes(Packed):
 
 
 @dataclass(frozen=True)
+class PackedGated(Packed):
+    """function(gate) * up of two copies; `function` names one in `ops.activation.FUNCTIONS`."""
+
+    gate: Packed
+    up: Packed
+    function: str
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return *self.gate.tensors, *self.up.tensors
+
+    def holding(self, tensors: Sequence[Tensor | None]) -> Self:
+        first = len(self.gate.tensors)
+        gate, up = self.gate.holding(tensors[:first]), self.up.holding(tensors[first:])
+        return self.replaced(gate=gate, up=up)
+
+
+@dataclass(frozen=True)
 class PackedIntervals(Packed):
     """The numbers of the intervals of `ops.buckets` for `function`, `bits` each, uint8."""
 

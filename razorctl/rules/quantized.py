@@ -12,7 +12,7 @@ from razorctl.ops.activation import (
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.rules.base import Product, Rule, Shareable
-from razorctl.rules.packed import PackedCodes
+from razorctl.rules.packed import PackedCodes, PackedGated
 
 TILE = 256  # rows of a tile; a zero point and a scale then take an eighth of a bit per element
 
@@ -40,14 +40,17 @@ class Quantized(Rule, Shareable):
         packed, zero_point, scale = quantize(rows, self.bits, tile_rows, seed=seed)
         return PackedCodes(x.shape, x.dtype, packed, zero_point, scale, self.bits, tile_rows)
 
-    def unpack(self, packed: PackedCodes) -> Tensor:
+    def unpack(self, packed: PackedCodes | PackedGated) -> Tensor:
+        if isinstance(packed, PackedGated):
+            gate, up = self.unpack(packed.gate), self.unpack(packed.up)  # type: ignore[arg-type]
+            return FUNCTIONS[packed.function].forward(gate).mul_(up)
         copy = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
         rows = packed.shape[:-1].numel()
         x: Tensor = dequantize(*copy, rows, packed.tile_rows, packed.dtype).view(packed.shape)
         return x if packed.function is None else FUNCTIONS[packed.function].forward(x)
 
-    def weight_grad(self, product: Product, packed: PackedCodes) -> Tensor:
-        grad = product.of_codes(packed)
+    def weight_grad(self, product: Product, packed: PackedCodes | PackedGated) -> Tensor:
+        grad = product.of_codes(packed) if isinstance(packed, PackedCodes) else None
         return super().weight_grad(product, packed) if grad is None else grad
 
     def function_grad(self, function: str, dy: Tensor, packed: PackedCodes) -> Tensor:
@@ -120,3 +123,6 @@ class Quantized(Rule, Shareable):
 
     def of_function(self, packed: PackedCodes, function: str) -> PackedCodes:
         return packed.replaced(function=function)
+
+    def of_gated(self, gate: PackedCodes, up: PackedCodes, function: str) -> PackedGated:
+        return PackedGated(gate.shape, gate.dtype, gate, up, function)

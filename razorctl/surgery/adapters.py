@@ -7,13 +7,15 @@ from typing import Any
 from torch import nn
 
 from razorctl.errors import UsageError
+from razorctl.layers.head import heads
+from razorctl.layers.libraries import linear_types
 
 RANK, ALPHA = 8, 16
 MARK = "razor_trainable"
 
 
 def find(model: nn.Module) -> tuple[str, ...]:
-    """The linear layers of `model`, by name: those to be adapted, then its classifier.
+    """The linear layers of `model`, by name: those to be adapted, then its classifier or head.
 
     Raises UsageError if there are none to adapt, or if the model has adapters already.
     """
@@ -21,7 +23,10 @@ def find(model: nn.Module) -> tuple[str, ...]:
         raise UsageError(
             f"{type(model).__name__} has adapters already; merge them, or choose another method."
         )
-    linear = tuple(name for name, module in model.named_modules() if type(module) is nn.Linear)
+    known, own = linear_types(), heads(model)
+    modules = [(name, module) for name, module in model.named_modules() if type(module) in known]
+    modules.sort(key=lambda pair: pair[1] in own)  # keeps the order otherwise
+    linear = tuple(name for name, _ in modules)
     if len(linear) < 2:
         raise UsageError(
             f"{type(model).__name__} has no linear layer before its classifier to adapt; "
@@ -31,19 +36,23 @@ def find(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
-    """Adapts what `find` found; freezes everything else except the classifier."""
+    """Adapts what `find` found; freezes everything else except a classifier.
+
+    The head of a language model, which may be tied to its embeddings, is frozen too.
+    """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
     *adapted, classifier = linear
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted)
     inject_adapter_in_model(config, model)
-    model.get_submodule(classifier).requires_grad_(True)
+    last = model.get_submodule(classifier)
+    last.requires_grad_(last not in heads(model))
     setattr(model, MARK, trainable)
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Writes the adapters and the classifier as `peft.PeftModel.from_pretrained` loads them.
+    """Writes the adapters and any classifier as `peft.PeftModel.from_pretrained` loads them.
 
     model: one to which they are attached. It loads them onto the pretrained model.
     """
@@ -52,16 +61,17 @@ def save(model: nn.Module, folder: Path) -> None:
 
     configs: Any = model.peft_config
     config = copy(configs["default"])
-    classifier = next(
+    trained = [
         name
         for name, module in model.named_modules()
         if type(module) is nn.Linear and module.weight.requires_grad and "lora_" not in name
-    )
-    config.modules_to_save = [classifier]
+    ]
+    config.modules_to_save = trained or None
     config.save_pretrained(str(folder))
     weights = get_peft_model_state_dict(model)
     weights |= {
         f"{classifier}.{name}": parameter
+        for classifier in trained
         for name, parameter in model.get_submodule(classifier).named_parameters()
     }
     prefixed = {f"base_model.model.{name}": w.contiguous() for name, w in weights.items()}

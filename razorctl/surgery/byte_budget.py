@@ -12,6 +12,7 @@ from torch import nn
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.memory import fake, saved
+from razorctl.memory.saved import Forward
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery.sparsify import RECIPE, log_stock, percent, recipe_of, restore, sparsify, swap
@@ -23,26 +24,32 @@ LEAST = 0.01  # of the bytes of full: the least of a layer kind that a warning n
 
 
 def sparsify_within(
-    model: nn.Module, recipe: Recipe, inputs: Any, *, autocast: torch.dtype | None = None
+    model: nn.Module,
+    recipe: Recipe,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
 ) -> tuple[str, ...]:
     """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it saves in full.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
     without a byte budget is left to `sparsify`. autocast: the dtype of a mixed-precision step, None
-    for none. Returns the names of the swapped modules. Raises what `sparsify` raises, and
-    UsageError with the largest ratio that can be met if this one cannot; the model is then as it
-    was.
+    for none. forward: as in `saved_bytes`. Returns the names of the swapped modules. Raises what
+    `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
+    model is then as it was.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
-    full = saved.saved_bytes(model, inputs, autocast=autocast)
+    run: dict[str, Any] = {"autocast": autocast, "forward": forward}
+    full = saved.saved_bytes(model, inputs, **run)
     most = largest("wide" if autocast is None else "narrow")
     ratio = recipe.ratio
     while True:
         names = swap(model, replace(recipe, ratio=ratio))
         try:
-            now = saved.saved_bytes(model, inputs, autocast=autocast)
+            now = saved.saved_bytes(model, inputs, **run)
         except UsageError:  # no rule meets the ratio in 16 bits
             restore(model)
             raise
@@ -54,7 +61,7 @@ def sparsify_within(
             break
         restore(model)
         ratio = min(most, 1 - TIGHTER * (1 - ratio))
-    parts = saved.saved_by_module(model, inputs, autocast=autocast)
+    parts = saved.saved_by_module(model, inputs, **run)
     stock = _stock_parts(model, parts, full, (1 - recipe.ratio) * full)
     restore(model)
     possible = math.floor(1000 * (1 - now / full)) / 1000
@@ -64,24 +71,31 @@ def sparsify_within(
     )
 
 
-def saved_bytes(model: nn.Module, inputs: Any, *, autocast: torch.dtype | None = None) -> int:
+def saved_bytes(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> int:
     """Bytes that autograd would hold between the forward and backward pass of a training step.
 
     Counts unique storages, without parameters and buffers, which exist anyway. The pass runs on
     fake copies in train mode, so it allocates nothing, computes nothing and does not change the
     model, samplers or random state. `inputs` (a tensor, a tuple of arguments or a mapping of
     keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of a
-    mixed-precision step, None for none. Under a joint budget the largest blocks count as drawn. A
-    warning says if a model exceeds its byte budget, and by what. Raises UsageError, which names the
-    module, if what the model does depends on values.
+    mixed-precision step, None for none. `forward` runs a model on inputs, and may compute a loss,
+    whose saved bytes then count too; None calls the model. Under a joint budget the largest blocks
+    count as drawn. A warning says if a model exceeds its byte budget, and by what. Raises
+    UsageError, which names the module, if what the model does depends on values.
     """
     recipe = recipe_of(model)
     if recipe is None or not recipe.has_byte_budget:
-        return saved.saved_bytes(model, inputs, autocast=autocast)
-    parts = saved.saved_by_module(model, inputs, autocast=autocast)
+        return saved.saved_bytes(model, inputs, autocast=autocast, forward=forward)
+    parts = saved.saved_by_module(model, inputs, autocast=autocast, forward=forward)
     _, stock, batch = fake.fake_copies(model, inputs)
     restore(stock)
-    full = saved.saved_bytes(stock, batch, autocast=autocast)
+    full = saved.saved_bytes(stock, batch, autocast=autocast, forward=forward)
     total, most = sum(parts.values()), (1 - recipe.ratio) * full
     if total > most:
         log.warning(

@@ -9,10 +9,10 @@ from torch import nn
 
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.layers import libraries
+from razorctl.layers import head, libraries
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer, Settings, WeightLayer
-from razorctl.layers.libraries import swaps
+from razorctl.layers.libraries import razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -139,23 +139,25 @@ def restore(model: nn.Module) -> None:
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
     """What to swap; raises UsageError if the model's attention cannot run on the backend."""
-    known, chosen, kinds = swaps(), [], recipe.rules
+    chosen, kinds = [], recipe.rules
     attention = recipe.backend != "auto"
     if recipe.backend == "sparse-flash" and "attention" not in kinds:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    heads = head.heads(model) if "head" in kinds else frozenset()
+    known = libraries.linear_types()
+    linear = [module for module in model.modules() if type(module) in known]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
-        razor = known.get(type(module))
+        razor = head.RazorHead if module in heads else razor_of(type(module))
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
             continue
-        if module is skipped:
+        if module is skipped and module not in heads:
             continue
         rules = None
         if razor.kind in kinds:
@@ -203,7 +205,7 @@ def _unknown_attention(model: nn.Module, swapped: set[nn.Module]) -> dict[str, n
 
 def log_stock(model: nn.Module, recipe: Recipe) -> None:
     """Logs which modules of a sparsified model have stayed stock."""
-    if not recipe.rules:
+    if not recipe.prunes:
         return
     leaves = {
         name: module
@@ -249,9 +251,8 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
         and isinstance(weight := getattr(module, "weight", None), nn.Parameter)
         and weight.requires_grad
     ]
-    known = swaps()
     strange = attention.union(
-        m for m in weighted if not isinstance(m, RazorLayer) and type(m) not in known
+        m for m in weighted if not isinstance(m, RazorLayer) and razor_of(type(m)) is None
     )
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)

@@ -1,15 +1,15 @@
-"""What a classifier makes of labeled rows, in torchmetrics' figures."""
+"""What a model makes of labeled rows, in torchmetrics' figures."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl import processes
 from razorctl.job import Job
-from razorctl.step import autocast
+from razorctl.layers.head import lazily
+from razorctl.step import IGNORED, LANGUAGE, autocast, losses_of
 
 Batch = tuple[Any, Tensor]  # inputs and labels
 TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
@@ -25,24 +25,42 @@ def evaluate(
 ) -> dict[str, float]:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
-    Returns the mean cross-entropy `loss`; `accuracy`; `balanced_accuracy` and `f1`, which are
-    means over classes; `matthews`, the correlation of labels and guesses; and with more than TOP
-    classes `top5_accuracy`. `job` says in which precision it runs. Several processes each have
+    Returns the mean cross-entropy `loss` and the `accuracy`, over all labels that count. Of
+    classification also `balanced_accuracy` and `f1`, which are means over classes; `matthews`, the
+    correlation of labels and guesses; and with more than TOP classes `top5_accuracy`. Of
+    segmentation also `mean_iou`, the mean over classes of intersection over union. Of a language
+    model also `perplexity`. `job` says in which precision it runs. Several processes each have
     their own rows, and return the same figures.
     """
     from torchmetrics import MeanMetric  # takes seconds
 
     model.eval()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    figures, losses = _figures(classes).to(device), MeanMetric().to(device)
+    figures, losses = _figures(classes, job).to(device), MeanMetric().to(device)
     for (inputs, labels), counts in _in_step(batches, device):
-        with autocast(device, job):
-            output = logits(model, inputs).float()
-        if counts:
-            figures.update(output, labels)
-            losses.update(F.cross_entropy(output, labels), len(labels))
+        with autocast(device, job), lazily(model):
+            output = logits(model, inputs)
+            if job.task not in LANGUAGE:
+                output = output.float()
+            loss = losses_of(output, labels, job, "sum") if counts else None
+        if loss is not None:
+            count = (labels != IGNORED).sum()
+            losses.update(loss.float() / count.clamp(min=1), count)
+            figures.update(*_guesses(output, labels, job))
     found = {"loss": losses, **figures}
-    return {name: metric.compute().item() for name, metric in found.items()}
+    values = {name: metric.compute().item() for name, metric in found.items()}
+    if job.task in LANGUAGE:
+        values["perplexity"] = torch.tensor(values["loss"]).exp().item()
+    return values
+
+
+def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
+    """What `_figures` take of a batch: guesses and labels, or values and weights of a mean."""
+    if job.task == "classification":
+        return output, labels
+    if job.task == "segmentation":
+        return output.argmax(1), labels
+    return (output.argmax(-1) == labels).float(), (labels != IGNORED).float()
 
 
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
@@ -60,14 +78,24 @@ def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[B
         yield batch, found is not None
 
 
-def _figures(classes: int) -> Any:
-    from torchmetrics import MetricCollection
+def _figures(classes: int, job: Job) -> Any:
+    from torchmetrics import MeanMetric, MetricCollection
     from torchmetrics.classification import (
         MulticlassAccuracy,
         MulticlassF1Score,
+        MulticlassJaccardIndex,
         MulticlassMatthewsCorrCoef,
     )
 
+    if job.task in LANGUAGE:
+        return MetricCollection({"accuracy": MeanMetric()})
+    if job.task == "segmentation":
+        return MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(classes, average="micro", ignore_index=IGNORED),
+                "mean_iou": MulticlassJaccardIndex(classes, ignore_index=IGNORED),
+            }
+        )
     found: dict[str, Any] = {
         "accuracy": MulticlassAccuracy(classes, average="micro"),
         "balanced_accuracy": MulticlassAccuracy(classes, average="macro"),

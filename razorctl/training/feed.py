@@ -1,5 +1,7 @@
 """The data of a run as its model takes them."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +11,25 @@ from torch.utils.data import DataLoader
 from razorctl import data, models
 from razorctl.data.own.stream import count
 from razorctl.job import Job
+from razorctl.step import counted
 from razorctl.training.loading import Loading, in_order, kept, moved
 from razorctl.training.mixing import mixing
+
+
+def sequenced(
+    splits: data.Splits, family: models.Model, job: Job, progress: models.Progress
+) -> data.Splits:
+    """The splits of a data set as the model's transform takes them; see `Model.sequences`."""
+    make = family.sequences
+    if make is None:
+        return splits
+    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
+    made = {
+        name: make(rows, job.input_size, progress)
+        for name, rows in parts.items()
+        if rows is not None
+    }
+    return replace(splits, **made)
 
 
 class Feed:
@@ -29,7 +48,10 @@ class Feed:
         device: torch.device,
     ) -> None:
         self.device = device
+        self.task = job.task
         transform = changed = family.transform(model, job.input_size)
+        if family.trained is not None:
+            changed = family.trained(model, job.input_size)
         if job.compile and family.padded is not None:
             changed = family.padded(model, job.input_size)  # or each length is compiled
         if job.augment != "none":
@@ -37,9 +59,10 @@ class Feed:
             assert job.augment is not None
             changed = family.augmented(model, job.input_size, job.augment)
         trained = splits.train.with_transform(changed)
-        if job.augment == "none":
+        drawn = job.augment != "none" or family.trained is not None
+        if not drawn:
             trained = kept(trained, device)
-        self.loading = Loading(trained, job, device)
+        self.loading = Loading(trained, job, device, drawn)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": count(splits.train), self.split: count(rows)}
@@ -48,6 +71,12 @@ class Feed:
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)
+
+    def total(self, batches: Iterable[Any]) -> Tensor | None:
+        """`step.counted` of the labels of a batch; None for a label of each row. Collective."""
+        if self.task == "classification":
+            return None
+        return counted((batch["labels"] for batch in batches), self.device)
 
     def moved(self, batch: Any) -> tuple[Any, Tensor]:
         """The inputs and the labels of a batch, on the device."""

@@ -56,7 +56,9 @@ class Learner:
             state.load_transient(self.model, self._transient)
             self._transient = None
 
-    def step(self, micro_batches: Iterable[tuple[Any, Tensor]]) -> tuple[Tensor, Tensor]:
+    def step(
+        self, micro_batches: Iterable[tuple[Any, Tensor]], total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Takes a step as `train_step` does.
 
         Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError; it is
@@ -79,6 +81,7 @@ class Learner:
                 self.scaler,
                 check=self._check,
                 unsynced=parallel.unsynced,
+                total=total,
             )
         except (DivergedError, torch.OutOfMemoryError):
             self.model.zero_grad()

@@ -154,7 +154,8 @@ class Loading:
     begun: the epoch and the number of steps before it, which only a stream need be told.
     """
 
-    def __init__(self, rows: Any, job: Job, device: torch.device) -> None:
+    def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool) -> None:
+        """drawn: as of `Rows`."""
         self.accumulate = job.accumulate
         self.order: Order | Passing
         if isinstance(rows, Stream):
@@ -164,7 +165,7 @@ class Loading:
         self.begun = (0, 0)
         # Its own generator: the seeds of the processes are not drawn from torch's.
         self.loader = Loader(
-            Rows(rows, job.seed, drawn=job.augment != "none"),
+            Rows(rows, job.seed, drawn),
             batch_sampler=self.order,
             generator=torch.Generator(),
             **workers(device, persistent=True),

@@ -22,16 +22,15 @@ from razorctl.errors import UsageError
 from razorctl.job import Job, OptimizerName, Precision
 from razorctl.layers import libraries
 from razorctl.memory import measured
-from razorctl.memory.saved import saved_by_module
 from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
-from razorctl.step import DTYPES, train_step
 from razorctl.step import precision as settle
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.step import train_step
+from razorctl.surgery.of_job import OfJob
 from razorctl.training.compiled import Compiled, refuse
 
 CLASSES = 10
@@ -193,9 +192,11 @@ class Training:
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.compiled = Compiled(model, job)
 
-    def inputs(self) -> Any:
-        batch = self.family.example(self.model, self.batch_size, self.job.input_size)
-        return tree_map_only(Tensor, lambda t: t.to(self.device), batch)
+    def batch(self) -> tuple[Any, Tensor]:
+        """Inputs and labels, these at random, on the device."""
+        batch = self.family.batch(self.model, self.batch_size, self.job.input_size)
+        inputs, labels = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
+        return inputs, labels.random_(CLASSES)
 
     def step(self) -> dict[str, float]:
         """Runs one training step. Returns its seconds by phase, and in all under "step"."""
@@ -206,9 +207,8 @@ class Training:
 
         def batch() -> Iterator[tuple[Any, Tensor]]:
             with clock.phase("data"):
-                inputs = self.inputs()
-                labels = torch.randint(CLASSES, (self.batch_size,)).to(self.device)
-            yield inputs, labels
+                made = self.batch()
+            yield made
 
         @contextmanager
         def phase(name: str) -> Iterator[None]:
@@ -230,6 +230,7 @@ def profile(
     *,
     batch_size: int | None = None,
     input_size: int | None = None,
+    task: str | None = None,
     precision: Precision = "auto",
     optimizer: OptimizerName = "sgd",
     compile: bool = False,
@@ -249,7 +250,7 @@ def profile(
     snapshot: file for a CUDA memory snapshot of two more steps.
     Raises UsageError for settings that cannot be used, before any step has run.
     """
-    recipe, family = recipe or Recipe(), models.find(model)
+    recipe, family = recipe or Recipe(), models.find(model, task)
     place = devices.find(device)
     job = Job(
         model,
@@ -267,7 +268,7 @@ def profile(
     _check_files(place, trace, snapshot)
     net = family.bare(CLASSES, job.input_size).to(place)
     training = Training(family, net, job, place)
-    rows = _sparsified_rows(net, recipe, training.inputs(), DTYPES[job.precision])
+    rows = _sparsified_rows(net, recipe, OfJob(family, job), place)
     traced = tracing.trace(job, recipe, CLASSES, place.type)
     gc.collect()  # the fake copies are in reference cycles
     medians, allocator = _measure(training, steps)
@@ -291,14 +292,15 @@ def profile(
 
 
 def _sparsified_rows(
-    net: nn.Module, recipe: Recipe, inputs: Any, autocast: torch.dtype | None
+    net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that saves anything before or after."""
-    known = libraries.swaps()
-    kinds = {name: getattr(known.get(type(m)), "kind", OTHER) for name, m in net.named_modules()}
-    full = saved_by_module(net, inputs, autocast=autocast)
-    sparsify_within(net, recipe, inputs, autocast=autocast)
-    saved = saved_by_module(net, inputs, autocast=autocast)
+    razors = {name: libraries.razor_of(type(m)) for name, m in net.named_modules()}
+    kinds = {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
+    inputs = of_job.inputs(net, device)
+    full = of_job.saved_by_module(net, inputs)
+    of_job.sparsify(net, recipe, inputs)
+    saved = of_job.saved_by_module(net, inputs)
     return tuple(
         Row(name, kind, saved.get(name, 0), full.get(name, 0))
         for name, kind in kinds.items()

@@ -15,23 +15,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, devices, processes
+from razorctl import data, devices, models, processes
 from razorctl.data.own.stream import count
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
-from razorctl.memory.saved import saved_bytes
 from razorctl.optimizer import check_library
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, precision
-from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.step import precision
+from razorctl.surgery.of_job import OfJob
 from razorctl.surgery.sparsify import restore
 from razorctl.training import export, parallel, rundir, space, state, summary
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import refuse
 from razorctl.training.evaluation import TOP, evaluate
-from razorctl.training.feed import Feed
+from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
-from razorctl.training.loading import PRIME, moved
+from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.recovery import Recovery
 
@@ -95,10 +94,11 @@ class Run(Iterator[Step]):
         """Loads the data and builds the model as the recipe says."""
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
-        splits = source.load(progress)
+        splits = sequenced(source.load(progress), family, job, progress)
         self.skipped, self.classes = splits.skipped, splits.classes
-        # By its absolute path, so that the run can be resumed from any directory.
-        job = replace(job, dataset=data.place(job.dataset), precision=precision(job, self.device))
+        # By their absolute paths, so that the run can be resumed from any directory.
+        job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
+        job = replace(job, precision=precision(job, self.device))
         self.job = job = job.resolved(family.defaults, count(splits.train))
         assert job.metric is not None
         self.metric = job.metric
@@ -121,8 +121,9 @@ class Run(Iterator[Step]):
         self.feed = Feed(self.model, job, family, splits, self.device)
         progress("tracing what a step saves")
         # The largest micro-batch, so that no step saves more than is traced by it.
-        self._example = family.example(self.model, job.micro_batch, job.input_size)
-        self.full_saved_bytes = self._saves()
+        self._of_job = OfJob(family, job)
+        inputs = self._of_job.inputs(self.model, self.device)
+        self.full_saved_bytes = self._of_job.saved_bytes(self.model, inputs)
         self._sparsify(self.recovery.recipe)
         if processes.first():
             space.check(self.out, self.model, job, self.checkpoints)
@@ -131,14 +132,9 @@ class Run(Iterator[Step]):
         return splits
 
     def _sparsify(self, recipe: Recipe) -> None:
-        dtype, example = DTYPES[self.job.precision], moved(self._example, self.device)
-        self.pruned = sparsify_within(self.model, recipe, example, autocast=dtype)
-        self.saved_bytes = self._saves()
-
-    def _saves(self) -> int:
-        """What the model as it is saves of a micro-batch, in bytes."""
-        dtype, example = DTYPES[self.job.precision], moved(self._example, self.device)
-        return saved_bytes(self.model, example, autocast=dtype)
+        inputs = self._of_job.inputs(self.model, self.device)
+        self.pruned = self._of_job.sparsify(self.model, recipe, inputs)
+        self.saved_bytes = self._of_job.saved_bytes(self.model, inputs)
 
     def _go_on(self, known: Mapping[str, Any]) -> None:
         """Takes what the state of a checkpoint says of the run before it."""
@@ -226,7 +222,8 @@ class Run(Iterator[Step]):
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         """`Learner.step`, again and with less memory if it runs out of it."""
-        read: list[Any] = []
+        read = [] if self.job.task == "classification" else list(micro_batches)
+        total = self.feed.total(read)
 
         def rows() -> Iterator[Any]:
             yield from list(read)
@@ -236,7 +233,7 @@ class Run(Iterator[Step]):
 
         while True:
             try:
-                return self.learner.step(map(self.feed.trained, rows()))
+                return self.learner.step(map(self.feed.trained, rows()), total)
             except torch.OutOfMemoryError:
                 if self.learner.torn or not self.recovery.relieve(step, self._sparsify_anew):
                     raise

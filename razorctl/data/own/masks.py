@@ -8,7 +8,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from razorctl.data import masks
 from razorctl.data.own import images, names, rows
 from razorctl.data.own.folder import files_below
 from razorctl.data.own.labels import numbered
@@ -17,6 +16,7 @@ from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
 from razorctl.job import Job
+from razorctl.models import masks
 
 IMAGES = ("images", "image", "img")
 MASKS = ("masks", "mask", "annotations", "annotation", "labels")

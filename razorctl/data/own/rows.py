@@ -102,8 +102,8 @@ def sound(
 ) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
-    That is if a split is empty, and for a classifier if all training rows are of one class or each is of its own, or if
-    another split has a class without training rows.
+    That is if a split is empty, and for a classifier if all training rows are of one class or each
+    is of its own, or if another split has a class without training rows.
     """
     import numpy as np
 

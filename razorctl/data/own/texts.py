@@ -70,13 +70,16 @@ def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
         return packed((row for file in own for row in _documents(top, file, len(own) == 1)), schema)
 
     splits: dict[str, Any] = {}
-    for split, called in chosen.items():
-        own = files[called]
+    for split, part in chosen.items():
+        own = files[part]
         splits[split] = stored(own, schema, partial(batches, own), len(own) == 1)
     told = "a document for each file"
-    if any(len(files[called]) == 1 for called in chosen.values()):
+    if any(len(files[part]) == 1 for part in chosen.values()):
         told = f"text, with {GAP} empty lines between documents"
-    called = {s: files[own][0].name if len(files[own]) == 1 else own for s, own in chosen.items()}
+    files_of = {split: files[called] for split, called in chosen.items()}
+    called = {
+        split: of[0].name if len(of) == 1 else chosen[split] for split, of in files_of.items()
+    }
     return Raw(name, "text", splits, called, told, task=task)
 
 

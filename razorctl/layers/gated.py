@@ -1,0 +1,102 @@
+"""Gated MLPs, down(f(gate) * up): gate and up are packed once, for all that needs them.
+
+x -- gate_proj -- gate -- f --+
+ +-- up_proj ---- up -------- * -- y -- down_proj      y = f(gate) * up is what the copies tell
+
+Stock saves gate, f(gate), up and y.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.libraries import razor_of
+from razorctl.layers.sharing import Copy
+from razorctl.ops.activation import FUNCTIONS
+from razorctl.rules.base import Rule, Shareable
+from razorctl.rules.derivative import Buckets
+from razorctl.spans import packing
+
+
+class GatedFunction(torch.autograd.Function):
+    """y = f(gate) * up, the stock forward, with both gradients from what the rule unpacks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, layer: "Gated", function: str, copies: list[Copy]
+    ) -> Tensor:
+        ctx.rule, ctx.function = copies[0].rule, function
+        save(ctx, *(copy.packed for copy in copies))
+        return layer.activation(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = saved(ctx)
+        rows, dgate, dup = flat(dy), None, None
+        with no_autocast(dy.device):
+            if ctx.needs_input_grad[0]:
+                dact = rows * ctx.rule.unpack(up).to(dy.dtype)
+                dgate = ctx.rule.function_grad(ctx.function, dact, gate).view(dy.shape)
+                del dact
+            if ctx.needs_input_grad[1]:
+                act = FUNCTIONS[ctx.function].forward(ctx.rule.unpack(gate).to(dy.dtype))
+                dup = act.mul_(rows).view(dy.shape)
+        return dgate, dup, None, None, None
+
+
+class Gated(RazorLayer):
+    """Base of razor gated MLPs. activation_name: the attribute that is the module of f."""
+
+    kind: ClassVar[str] = "activation"
+    activation_name: ClassVar[str]
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        function = getattr(module, cls.activation_name)
+        razor = type(function) if isinstance(function, RazorLayer) else razor_of(type(function))
+        return None if razor is None else razor.function_of(function)
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        # Intervals tell f'(gate) alone.
+        values = rule.elementwise and not isinstance(rule, Buckets)
+        return values and cls.function_of(module) is not None
+
+    def activation(self, gate: Tensor) -> Tensor:
+        """f(gate)."""
+        y: Tensor = getattr(self, self.activation_name)(gate)
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving:
+            y: Tensor = super().forward(x)
+            return y
+        return self.gated_forward(x)
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        """The stock forward, with `gated` in place of the activation function and the product."""
+        raise NotImplementedError
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """f(gate) * up; its copy is offered to the linear layer that it feeds."""
+        alike = gate.dtype == up.dtype and gate.shape == up.shape
+        if not (alike and (gate.requires_grad or up.requires_grad)):
+            return self.activation(gate) * up
+        rule, function = self.rules.of(gate), self.function_of(self)
+        assert function is not None
+        with packing(), torch.no_grad():
+            copies = [Copy(rule, rule.pack(flat(part.detach()))) for part in (gate, up)]
+        y: Tensor = GatedFunction.apply(gate, up, self, function, copies)
+        dtype = to_compute_dtype(y.detach()[:0]).dtype
+        if self.memo is not None and isinstance(rule, Shareable) and dtype == y.dtype:
+            of_y = rule.of_gated(copies[0].packed, copies[1].packed, function)
+            self.memo.offer(y, ("linear", dtype), Copy(rule, of_y))
+        return y
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch: none; see timm and transformers

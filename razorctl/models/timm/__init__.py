@@ -1,0 +1,97 @@
+"""Vision models built by timm: registered ones, any by name, and those in local folders."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from razorctl.config import registry
+from razorctl.job import Task
+from razorctl.models import Model, Named
+from razorctl.models.timm.classification import Place, classifier, in_folder
+from razorctl.models.timm.micro import MICRO
+from razorctl.models.timm.segmentation import segmenter
+
+PREFIX = "timm:"
+# SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.
+VIT_DEFAULTS = {
+    "batch_size": 128,
+    "steps": 20_000,
+    "evaluate_every": 1000,
+    "augment": "crop",
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
+}
+
+
+def of(place: Place, summary: str, defaults: Mapping[str, Any]) -> Named:
+    """What a name of an architecture stands for."""
+
+    def model(task: Task) -> Model:
+        make = segmenter if task == "segmentation" else classifier
+        return make(place, summary, defaults)
+
+    return Named(place.name, summary, "image", ("classification", "segmentation"), model)
+
+
+def from_hub(name: str, summary: str, architecture: str, defaults: Mapping[str, Any]) -> Named:
+    """The name of an architecture whose weights are on the hub."""
+    return of(Place(name, architecture), f"{summary}; from the hub", defaults)
+
+
+def named(name: str) -> Named:
+    """What `timm:NAME` stands for; raises UsageError, with the nearest name, if there is none."""
+    from timm import is_model, list_models
+
+    architecture = name.removeprefix(PREFIX)
+    if not is_model(architecture.split(".")[0]):
+        raise registry.unknown("model of timm", architecture, list_models())
+    return from_hub(name, architecture, architecture, {})
+
+
+def owns(config: Mapping[str, Any]) -> bool:
+    """Whether a folder with that config.json has a model of timm."""
+    return "architecture" in config and "library" not in config
+
+
+def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
+    """What a local folder has; raises DataError if timm cannot build it."""
+    return of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
+
+
+MODELS = (
+    Named.single(MICRO),
+    from_hub(
+        "vit-b16",
+        "ViT-B/16, 224 px, pretrained on ImageNet-21k",
+        "vit_base_patch16_224.augreg_in21k",
+        VIT_DEFAULTS,
+    ),
+    from_hub(
+        "vit-l16",
+        "ViT-L/16, 224 px, pretrained on ImageNet-21k",
+        "vit_large_patch16_224.augreg_in21k",
+        {**VIT_DEFAULTS, "adamw": {"learning_rate": 5e-5, "weight_decay": 0.05}},
+    ),
+    from_hub(
+        "dinov2-s",
+        "DINOv2 ViT-S/14, 518 px",
+        "vit_small_patch14_dinov2.lvd142m",
+        {**VIT_DEFAULTS, "batch_size": 64},
+    ),
+    from_hub(
+        "swin-t",
+        "Swin-T, 224 px, ImageNet-1k",
+        "swin_tiny_patch4_window7_224.ms_in1k",
+        VIT_DEFAULTS,
+    ),
+    from_hub(
+        "convnext-t",
+        "ConvNeXt-T, 224 px, ImageNet-12k and 1k",
+        "convnext_tiny.in12k_ft_in1k",
+        VIT_DEFAULTS,
+    ),
+    from_hub("resnet50", "ResNet-50, 224 px, ImageNet-1k", "resnet50.a1_in1k", VIT_DEFAULTS),
+    from_hub(
+        "mobilenetv2", "MobileNetV2, 224 px, ImageNet-1k", "mobilenetv2_100.ra_in1k", VIT_DEFAULTS
+    ),
+)

@@ -1,0 +1,207 @@
+"""Image classifiers of timm."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.errors import DataError, UsageError
+from razorctl.models import Model, Rows, images
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where timm has an architecture and its weights: on the hub, or in a local folder.
+
+    architecture: timm's name, with the tag of the weights if it has several. args: with which timm
+    builds it, beside the number of classes. fixed: whether it is built for one size of images.
+    """
+
+    name: str
+    architecture: str
+    folder: Path | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """What `timm.create_model` takes."""
+        return self.architecture if self.folder is None else f"local-dir:{self.folder}"
+
+    def settings(self, input_size: int | None) -> dict[str, Any]:
+        """The arguments of `create_model` for images of a size; raises UsageError if none fit."""
+        from timm.models import get_pretrained_cfg
+
+        config: Any = get_pretrained_cfg(self.architecture)
+        if input_size is None or not (config is None or config.fixed_input_size):
+            return {}
+        named = re.search(r"patch(\d+)", self.architecture)
+        side = int(self.args.get("patch_size", named[1] if named else 1))
+        if input_size % side:
+            raise UsageError(
+                f"{self.name} splits images into patches of {side} pixels, and {input_size} is not "
+                f"a multiple of that; use {-(-input_size // side) * side}."
+            )
+        return {"img_size": input_size}
+
+    def create(self, pretrained: bool, input_size: int | None, **wanted: Any) -> "nn.Module":
+        """The model, with the pretrained weights or fresh ones.
+
+        Raises MissingError or DataError if the weights cannot be had, and UsageError for a size
+        that it cannot take.
+        """
+        from timm import create_model
+
+        wanted |= self.settings(input_size)
+        if not pretrained:
+            return self._created(input_size, create_model, self.source, **wanted)
+        if self.folder is not None:
+            with hub.reading(self.name, self.folder, "name another folder"):
+                return self._created(
+                    input_size, create_model, self.source, pretrained=True, **wanted
+                )
+        file = "model.safetensors"
+        folder = hub.fetch(self.name, f"timm/{self.tagged}", (file,), "model")
+        # The hub's file has timm's layout, even if the first release of the weights had another.
+        weights = {"file": str(folder / file), "custom_load": False}
+        with hub.reading(self.name, folder):
+            return self._created(
+                input_size,
+                create_model,
+                self.source,
+                pretrained=True,
+                pretrained_cfg_overlay=weights,
+                **wanted,
+            )
+
+    def _created(
+        self, input_size: int | None, create: Callable[..., Any], *args: Any, **wanted: Any
+    ) -> "nn.Module":
+        try:
+            model: nn.Module = create(*args, **wanted)
+        except (AssertionError, ValueError, TypeError) as error:
+            if input_size is None:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise UsageError(
+                f"{self.name} cannot take images of {input_size} pixels ({reason}); leave the "
+                "input size out."
+            ) from None
+        return model
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """timm's settings of the pretrained weights; empty if it has none."""
+        if self.folder is not None:
+            return dict(json.loads((self.folder / "config.json").read_text())["pretrained_cfg"])
+        from timm.models import get_pretrained_cfg
+
+        known: Any = get_pretrained_cfg(self.architecture)
+        return {} if known is None else dict(known.to_dict())
+
+    @property
+    def tagged(self) -> str:
+        """The architecture with the tag of its weights; raises UsageError if it has none."""
+        from timm.models import get_pretrained_cfg
+
+        config: Any = get_pretrained_cfg(self.architecture)
+        if config is None or not (config.hf_hub_id or config.url or config.file):
+            raise UsageError(
+                f"{self.name} has no pretrained weights; choose an architecture that has."
+            )
+        return f"{config.architecture}.{config.tag}" if config.tag else str(config.architecture)
+
+
+def data_config(model: "nn.Module", input_size: int | None) -> dict[str, Any]:
+    """timm's data config of a model, for images `input_size` pixels high and wide."""
+    from timm.data import resolve_model_data_config
+
+    return images.resized(resolve_model_data_config(model), input_size)
+
+
+def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+    return images.transform(data_config(model, input_size))
+
+
+def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
+    return images.augmented(data_config(model, input_size), augment)
+
+
+def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
+    return images.example(data_config(model, input_size), batch_size)
+
+
+def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    output: Tensor = model(inputs)
+    return output
+
+
+def save(
+    place: Place,
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    """Writes what `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
+    from timm.models import save_for_hf
+
+    save_for_hf(
+        model,
+        folder,
+        model_config={"label_names": list(classes)},
+        model_args={**place.args, **place.settings(input_size)},
+        safe_serialization=True,
+    )
+
+
+def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform that `save` wrote."""
+    from timm import create_model
+
+    model: nn.Module = create_model(f"local-dir:{folder}", pretrained=True)
+    return model, transform(model, input_size)
+
+
+def classifier(place: Place, summary: str, defaults: Mapping[str, Any]) -> Model:
+    """The classifier of an architecture; all but its last layer is pretrained."""
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        return place.create(True, input_size, num_classes=classes)
+
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        return place.create(False, input_size, num_classes=classes)
+
+    return Model(
+        place.name,
+        summary,
+        "image",
+        "classification",
+        build,
+        bare,
+        transform,
+        example,
+        logits,
+        partial(save, place),
+        load,
+        defaults,
+        augmented,
+    )
+
+
+def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Place:
+    """The model in a local folder, by its config.json; raises DataError if timm has no such one."""
+    from timm.models import is_model
+
+    architecture = str(config["architecture"])
+    if not is_model(architecture.split(".")[0]):
+        raise DataError(
+            f"{folder} names an architecture that timm lacks, {architecture}; update timm."
+        )
+    return Place(name, architecture, folder, config.get("model_args") or {})

@@ -1,0 +1,82 @@
+"""vit-micro, which is built in: its weights come with the package."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from razorctl.errors import UsageError
+from razorctl.models import Model
+from razorctl.models.timm import classification
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+VIT_MICRO = {
+    "img_size": 28,
+    "patch_size": 7,
+    "in_chans": 1,
+    "embed_dim": 128,
+    "depth": 6,
+    "num_heads": 4,
+}
+ARCHITECTURE = "vit_tiny_patch16_224"  # whose arguments VIT_MICRO replaces
+WEIGHTS = Path(__file__).parents[1] / "vit_micro" / "model.safetensors"
+
+
+def vit_micro(num_classes: int, pretrained: bool = True) -> "VisionTransformer":
+    """A ViT of 1.2 million parameters for 28 x 28 gray images, pretrained on Fashion-MNIST.
+
+    The classifier is always fresh. pretraining.json beside the weights says how they were made.
+    """
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(num_classes=num_classes, **VIT_MICRO)
+    size = VIT_MICRO["img_size"]
+    model.pretrained_cfg = {
+        "architecture": ARCHITECTURE,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "input_size": (1, size, size),
+        "mean": (0.5,),
+        "std": (0.5,),
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+    }
+    if pretrained:
+        head = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
+        model.load_state_dict({**load_file(WEIGHTS), **head})
+    return model
+
+
+def _micro(
+    classes: int, input_size: int | None = None, pretrained: bool = True
+) -> "VisionTransformer":
+    if input_size not in (None, VIT_MICRO["img_size"]):
+        raise UsageError(
+            f"vit-micro takes images of {VIT_MICRO['img_size']} x {VIT_MICRO['img_size']} pixels, "
+            f"not {input_size}; leave the input size out."
+        )
+    return vit_micro(classes, pretrained)
+
+
+MICRO = Model(
+    "vit-micro",
+    "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
+    "image",
+    "classification",
+    _micro,
+    partial(_micro, pretrained=False),
+    classification.transform,
+    classification.example,
+    classification.logits,
+    partial(classification.save, classification.Place("vit-micro", ARCHITECTURE, args=VIT_MICRO)),
+    classification.load,
+    {
+        "batch_size": 64,
+        "steps": 300,
+        "sgd": {"learning_rate": 0.2},
+        "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
+    },
+    classification.augmented,
+)

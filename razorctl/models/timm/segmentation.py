@@ -1,0 +1,108 @@
+"""Semantic segmentation: a backbone of timm with a linear layer on its last features."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.models import Model, Rows, images, masks
+from razorctl.models.timm.classification import Place
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def _built(place: Place, classes: int, input_size: int | None, pretrained: bool) -> "nn.Module":
+    from timm.data import resolve_data_config
+
+    from razorctl.models.timm.linear_segmenter import LinearSegmenter
+
+    backbone = place.create(pretrained, input_size, features_only=True, out_indices=(-1,))
+    config = resolve_data_config(pretrained_cfg=place.config)
+    return LinearSegmenter(backbone, classes, images.resized(config, input_size))
+
+
+def example(model: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
+    config: Any = model.data_config
+    return images.example(images.resized(config, input_size), batch_size)
+
+
+def transform(model: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+    """A function from rows with images and masks to rows with tensors of one size."""
+    config: Any = model.data_config
+    return masks.transform(images.resized(config, input_size))
+
+
+def augmented(model: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
+    config: Any = model.data_config
+    return masks.augmented(images.resized(config, input_size), augment)
+
+
+def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    output: Tensor = model(inputs)
+    return output
+
+
+def save(
+    place: Place,
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    """Writes the weights, and how to build the model again."""
+    from safetensors.torch import save_file
+
+    config = {
+        "library": "razorctl",
+        "head": "linear",
+        "architecture": place.architecture,
+        "model_args": {**place.args, **place.settings(input_size)},
+        "label_names": list(classes),
+        "data_config": model.data_config,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(model.state_dict(), folder / "model.safetensors")
+
+
+def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform that `save` wrote."""
+    from safetensors.torch import load_file
+    from timm import create_model
+
+    from razorctl.models.timm.linear_segmenter import LinearSegmenter
+
+    config = json.loads((folder / "config.json").read_text())
+    args = config["model_args"]
+    backbone = create_model(config["architecture"], features_only=True, out_indices=(-1,), **args)
+    model = LinearSegmenter(backbone, len(config["label_names"]), config["data_config"])
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model, transform(model, input_size)
+
+
+def segmenter(place: Place, summary: str, defaults: Mapping[str, Any]) -> Model:
+    """A linear head on the last features of an architecture, whose backbone is pretrained."""
+    return Model(
+        place.name,
+        summary,
+        "image",
+        "segmentation",
+        partial(_pretrained, place),
+        partial(_bare, place),
+        transform,
+        example,
+        logits,
+        partial(save, place),
+        load,
+        defaults,
+        augmented,
+    )
+
+
+def _pretrained(place: Place, classes: int, input_size: int | None = None) -> "nn.Module":
+    return _built(place, classes, input_size, pretrained=True)
+
+
+def _bare(place: Place, classes: int, input_size: int | None = None) -> "nn.Module":
+    return _built(place, classes, input_size, pretrained=False)

@@ -1,0 +1,223 @@
+"""Vision models of torchvision: any by name, for classification and for segmentation."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.config import registry
+from razorctl.errors import MissingError, UsageError
+from razorctl.job import Task
+from razorctl.models import Model, Named, Rows, images, masks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PREFIX = "torchvision:"
+DEFAULTS = {
+    "batch_size": 64,
+    "steps": 5000,
+    "sgd": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
+}
+SIDES = {"classification": 224, "segmentation": 520}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in all its presets
+
+
+def _config(task: Task, input_size: int | None) -> dict[str, Any]:
+    pixels = input_size or SIDES[task]
+    crop = 0.875 if task == "classification" else 1.0
+    return {
+        "input_size": (3, pixels, pixels),
+        "mean": MEAN,
+        "std": STD,
+        "interpolation": "bilinear",
+        "crop_pct": crop,
+    }
+
+
+def _bare(architecture: str, task: Task, classes: int, _: int | None = None) -> "nn.Module":
+    from torchvision.models import get_model
+
+    own = {"weights_backbone": None, "aux_loss": False} if task == "segmentation" else {}
+    model: nn.Module = get_model(architecture, weights=None, num_classes=classes, **own)
+    return model
+
+
+def _build(
+    name: str, architecture: str, task: Task, classes: int, input_size: int | None = None
+) -> "nn.Module":
+    """The model with pretrained weights, except those that depend on the classes."""
+    import os
+    from urllib.error import URLError
+
+    import torch
+    from torchvision.models import get_model_weights
+
+    model = _bare(architecture, task, classes, input_size)
+    url: str = get_model_weights(architecture).DEFAULT.url
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    file = folder / url.rsplit("/", 1)[-1]
+    try:
+        if not file.exists() and os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
+            raise URLError("offline")
+        with hub.reading(name, file, f"delete {file} and run again"):
+            weights = torch.hub.load_state_dict_from_url(
+                url, map_location="cpu", progress=False, check_hash=True, weights_only=True
+            )
+    except URLError as error:
+        raise MissingError(
+            f"{name} is not in {folder} and its server cannot be reached ({error.reason}); run "
+            "once with a network, or set TORCH_HOME to a folder that has it."
+        ) from None
+    own = model.state_dict()
+    fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
+    model.load_state_dict({**own, **fitting})
+    return model
+
+
+def _logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    output: Any = model(inputs)
+    if isinstance(output, Mapping):  # of segmentation
+        output = output["out"]
+    logits: Tensor = getattr(output, "logits", output)  # some also have auxiliary ones
+    return logits
+
+
+def _save(
+    architecture: str,
+    task: Task,
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    """Writes the weights, which `torchvision.models.get_model` takes, and what they are of."""
+    from safetensors.torch import save_file
+
+    config = {
+        "library": "torchvision",
+        "architecture": architecture,
+        "task": task,
+        "label_names": list(classes),
+        "input_size": input_size or SIDES[task],
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(model.state_dict(), folder / "model.safetensors")
+
+
+def _load(
+    folder: Path, input_size: int | None = None
+) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform of a folder that `Model.save` wrote."""
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    task, classes = config["task"], len(config["label_names"])
+    model = _bare(config["architecture"], task, classes)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model, _made(task).transform(_config(task, input_size or config["input_size"]))
+
+
+def _made(task: Task) -> Any:
+    return masks if task == "segmentation" else images
+
+
+def _model(
+    name: str,
+    architecture: str,
+    build: Callable[[int, int | None], "nn.Module"],
+    task: Task,
+    summary: str,
+) -> Model:
+    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+        made: Callable[[Rows], Rows] = _made(task).transform(_config(task, input_size))
+        return made
+
+    def augmented(_: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
+        made: Callable[[Rows], Rows] = _made(task).augmented(_config(task, input_size), augment)
+        return made
+
+    def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
+        return images.example(_config(task, input_size), batch_size)
+
+    return Model(
+        name,
+        summary,
+        "image",
+        task,
+        build,
+        partial(_bare, architecture, task),
+        transform,
+        example,
+        _logits,
+        partial(_save, architecture, task),
+        _load,
+        DEFAULTS,
+        augmented,
+    )
+
+
+def _named(name: str, architecture: str, summary: str, task: Task) -> Named:
+    build = partial(_build, name, architecture, task)
+    model = _model(name, architecture, build, task, summary)
+    return Named.single(model)
+
+
+def named(name: str) -> Named:
+    """What `torchvision:NAME` stands for; raises UsageError for what is no classifier or segmenter.
+
+    The error has the nearest name.
+    """
+    from torchvision import models
+
+    architecture = name.removeprefix(PREFIX)
+    kinds: dict[Task, list[str]] = {
+        "classification": models.list_models(module=models),
+        "segmentation": models.list_models(module=models.segmentation),
+    }
+    task = next((task for task, names in kinds.items() if architecture in names), None)
+    if task is None:
+        every = [known for names in kinds.values() for known in names]
+        if architecture in models.list_models():
+            raise UsageError(
+                f"{name} is neither a classifier nor a segmentation model of images; choose one of "
+                f"{', '.join(kinds['segmentation'])}, or a classifier."
+            )
+        raise registry.unknown("model of torchvision", architecture, every)
+    return _named(name, architecture, f"{architecture} of torchvision", task)
+
+
+def owns(config: Mapping[str, Any]) -> bool:
+    """Whether a folder with that config.json has a model of torchvision."""
+    return config.get("library") == "torchvision"
+
+
+def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
+    """What a run has written to a local folder."""
+    from safetensors.torch import load_file
+
+    architecture, task = config["architecture"], config["task"]
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        model = _bare(architecture, task, classes, input_size)
+        with hub.reading(name, folder, "name another folder"):
+            weights = load_file(folder / "model.safetensors")
+        own = model.state_dict()
+        fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
+        model.load_state_dict({**own, **fitting})
+        return model
+
+    return Named.single(_model(name, architecture, build, task, f"{architecture} in {folder}"))
+
+
+MODELS = (
+    _named(
+        "deeplabv3-resnet50",
+        "deeplabv3_resnet50",
+        "DeepLabV3 with ResNet-50, 520 px, COCO; from torchvision's server",
+        "segmentation",
+    ),
+)

@@ -1,0 +1,198 @@
+"""Where transformers has a model: its config, weights and tokenizer, on the hub or in a folder."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import hub
+from razorctl.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Training needs no cache, and transformers warns about one with activation checkpointing.
+WITHOUT_CACHE = {"use_cache": False}
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model*.safetensors", "model.safetensors.index.json"  # in one file or several
+TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "*.model", "chat_template.jinja"),
+)
+PROCESSOR = "preprocessor_config.json"
+# Names that configs have for the most tokens of a text.
+LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model of transformers.
+
+    place: its repository on the hub, or a local folder. known: its config, so that it is planned
+    for without the hub; None reads that.
+    """
+
+    name: str
+    place: str | Path
+    known: Mapping[str, Any] | None = None
+
+    @cached_property
+    def config(self) -> Any:
+        """The config as transformers has it.
+
+        Raises MissingError if it cannot be had, and UsageError if the model needs code of its own
+        or is quantized.
+        """
+        from transformers import AutoConfig
+
+        if self.known is not None:
+            return AutoConfig.for_model(**self.known)
+        return self._read_config()
+
+    def _read_config(self) -> Any:
+        from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+        folder = self.folder(CONFIG)
+        with hub.reading(self.name, folder, self.mend):
+            found, _ = PreTrainedConfig.get_config_dict(folder)
+            kind = found.get("model_type")
+        if kind not in CONFIG_MAPPING:
+            why = "needs code of its own, which razorctl never runs"
+            if "auto_map" not in found:
+                why = f"is of the type {kind}, which this version of transformers lacks"
+            raise UsageError(f"{self.name} {why}; choose another model, or update transformers.")
+        if "quantization_config" in found:
+            method = found["quantization_config"].get("quant_method", "to few bits")
+            raise UsageError(
+                f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
+                "choose the model that they were made from."
+            )
+        with hub.reading(self.name, folder, self.mend):
+            return AutoConfig.from_pretrained(folder)
+
+    @property
+    def mend(self) -> str | None:
+        """The end of an error about its files; None is that of the hub's cache."""
+        return "name another folder" if isinstance(self.place, Path) else None
+
+    def folder(self, *files: str, more: tuple[str, ...] = ()) -> Path:
+        """A local folder with these files, and with those of `more` that there are.
+
+        Raises MissingError if a file is missing.
+        """
+        if isinstance(self.place, str):
+            return hub.fetch(self.name, self.place, files, "model", more)
+        missing = [file for file in files if not any(self.place.glob(file))]
+        if missing:
+            raise DataError(f"{self.name} has no {missing[0]}; {self.mend}.")
+        return self.place
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Its tokenizer, which pads with the end token if it has no padding token.
+
+        Raises MissingError if it cannot be had, and DataError if it cannot be used.
+        """
+        from transformers import AutoTokenizer
+
+        folder = self.folder("tokenizer_config.json", more=(CONFIG, *TOKENIZER))
+        with hub.reading(self.name, folder, self.mend):
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        if tokenizer.pad_token is None:
+            if tokenizer.eos_token is None:
+                raise DataError(
+                    f"the tokenizer of {self.name} has no padding token; choose another model, or "
+                    "give it one."
+                )
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    @property
+    def processor(self) -> Mapping[str, Any]:
+        """The settings of its image processor."""
+        import json
+
+        folder = self.folder(PROCESSOR)
+        with hub.reading(self.name, folder, self.mend):
+            found: Mapping[str, Any] = json.loads((folder / PROCESSOR).read_text("utf-8"))
+        return found
+
+    def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
+        """The pretrained model in single precision, of an `AutoModelFor...` class.
+
+        fresh: the first words of the names of weights that are not pretrained.
+        """
+        import torch
+
+        _ = self.config if self.known is None else None  # refuses what cannot be trained
+        folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
+        with hub.reading(self.name, folder, self.mend):
+            model: nn.Module
+            with quiet():
+                model, found = auto.from_pretrained(
+                    folder,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=bool(fresh),
+                    **self._without_cache(),
+                    **settings,
+                )
+            absent = [w for w in found["missing_keys"] if not w.startswith(fresh)]
+            if absent:
+                raise ValueError(f"{min(absent)} is not among its weights")
+        return model
+
+    def bare(self, auto: Any, **settings: Any) -> "nn.Module":
+        """The same model with fresh weights."""
+        from copy import deepcopy
+
+        config = deepcopy(self.config)
+        for name, value in {**self._without_cache(), **settings}.items():
+            setattr(config, name, value)
+        model: nn.Module = auto.from_config(config)
+        return model
+
+    def _without_cache(self) -> dict[str, Any]:
+        return WITHOUT_CACHE if hasattr(self.config, "use_cache") else {}
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a text, if it has such a limit."""
+        found = (getattr(self.config, name, None) for name in LONGEST)
+        longest = next((size for size in found if isinstance(size, int)), None)
+        # The positions of RoBERTa begin after that of padding.
+        shifted = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
+        return longest and longest - 2 * shifted
+
+    def check_tokens(self, tokens: int | None) -> None:
+        """Raises UsageError for texts that are too long for it."""
+        longest = self.longest
+        if longest is not None and tokens is not None and tokens > longest:
+            raise UsageError(
+                f"{self.name} takes texts of up to {longest:,} tokens, not {tokens:,}; use at most "
+                f"{longest}."
+            )
+
+
+def takes(model: "nn.Module", argument: str) -> bool:
+    """Whether the forward of a model has an argument of that name."""
+    return argument in inspect.signature(type(model).forward).parameters
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hides transformers' progress bar and its warning that the classifier is fresh."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

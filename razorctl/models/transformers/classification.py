@@ -1,0 +1,132 @@
+"""Text classifiers of transformers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.models import Model, Rows, prepared
+from razorctl.models.transformers.checkpoint import Checkpoint, quiet, takes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS = 128
+MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
+# What is not pretrained in any classifier of transformers.
+FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
+
+
+def example(
+    model: "nn.Module", batch_size: int, input_size: int | None = None
+) -> "dict[str, Tensor]":
+    """A batch of texts [batch, tokens] of the largest size, which end in padding, as most do."""
+    import torch
+
+    config: Any = model.config
+    ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[:, -1] = 0
+    kinds = {}
+    if takes(model, "token_type_ids") and getattr(config, "type_vocab_size", 0) > 1:
+        kinds["token_type_ids"] = torch.zeros_like(ids)
+    return {"input_ids": ids, **kinds, "attention_mask": mask}
+
+
+def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
+    output: Tensor = model(**inputs).logits
+    return output
+
+
+def tokenized(tokenizer: Any, tokens: int, fixed: bool, rows: Rows) -> Rows:
+    """Texts of one length: of the longest, rounded up to MULTIPLE, or of `tokens` if `fixed`."""
+    batch = tokenizer(rows["text"], rows.get("text_pair"), truncation=True, max_length=tokens)
+    longest = max(map(len, batch["input_ids"]))
+    length = tokens if fixed else min(tokens, -(-longest // MULTIPLE) * MULTIPLE)
+    batch = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
+    texts = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    return prepared(texts, rows)
+
+
+def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform of a folder that `Model.save` wrote."""
+    from transformers import AutoModelForSequenceClassification
+
+    saved = Checkpoint(str(folder), folder)
+    model = saved.built(AutoModelForSequenceClassification)
+    return model, partial(tokenized, saved.tokenizer, input_size or TOKENS, False)
+
+
+def save(
+    checkpoint: Checkpoint,
+    model: "nn.Module",
+    classes: Sequence[str],
+    input_size: int | None,
+    folder: Path,
+) -> None:
+    """Writes what `from_pretrained(folder)` of the model and of its tokenizer load."""
+    from transformers import PreTrainedModel
+
+    assert isinstance(model, PreTrainedModel)
+    tokenizer = checkpoint.tokenizer
+    tokenizer.model_max_length = input_size or TOKENS
+    if classes:
+        model.config.id2label = dict(enumerate(classes))
+        model.config.label2id = {label: number for number, label in enumerate(classes)}
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]) -> Model:
+    """The classifier of a checkpoint; all but its last layers is pretrained."""
+
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        from transformers import AutoModelForSequenceClassification
+
+        checkpoint.check_tokens(input_size)
+        padding = _padding(checkpoint)
+        return checkpoint.bare(AutoModelForSequenceClassification, num_labels=classes, **padding)
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        from transformers import AutoModelForSequenceClassification
+
+        checkpoint.check_tokens(input_size)
+        return checkpoint.built(
+            AutoModelForSequenceClassification, FRESH, num_labels=classes, **_padding(checkpoint)
+        )
+
+    def transform(
+        fixed: bool, _: "nn.Module", input_size: int | None = None
+    ) -> Callable[[Rows], Rows]:
+        """A function from rows of texts or text pairs to the model's inputs.
+
+        They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
+        the tokenizer cannot be found, and DataError if it cannot be used.
+        """
+        return partial(tokenized, checkpoint.tokenizer, input_size or TOKENS, fixed)
+
+    return Model(
+        checkpoint.name,
+        summary,
+        "text",
+        "classification",
+        build,
+        bare,
+        partial(transform, False),
+        example,
+        logits,
+        partial(save, checkpoint),
+        load,
+        defaults,
+        padded=partial(transform, True),
+    )
+
+
+def _padding(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The padding token of a config without one, such as a decoder's."""
+    config = checkpoint.config
+    if getattr(config, "pad_token_id", None) is not None:
+        return {}
+    end = getattr(config, "eos_token_id", None)
+    return {"pad_token_id": end[0] if isinstance(end, list) else end or 0}

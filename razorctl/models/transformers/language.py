@@ -1,0 +1,94 @@
+"""Language models of transformers: causal ones, and masked ones such as BERT's."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.job import Task
+from razorctl.models import Model, Progress, Rows, tokens
+from razorctl.models.transformers import classification
+from razorctl.models.transformers.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS = 1024  # of a text, if the model takes as many
+
+
+def _auto(task: Task) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    return AutoModelForCausalLM if task == "causal-lm" else AutoModelForMaskedLM
+
+
+def length(checkpoint: Checkpoint, input_size: int | None) -> int:
+    """The tokens of a text; raises UsageError for texts that are too long for the model."""
+    checkpoint.check_tokens(input_size)
+    return input_size or min(TOKENS, checkpoint.longest or TOKENS)
+
+
+def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
+    """The logits [batch, tokens, vocabulary]."""
+    output: Tensor = model(**inputs).logits
+    return output
+
+
+def language_model(
+    checkpoint: Checkpoint, task: Task, summary: str, defaults: Mapping[str, Any]
+) -> Model:
+    """A checkpoint that learns to predict the next token, or masked ones."""
+
+    def bare(_: int, input_size: int | None = None) -> "nn.Module":
+        length(checkpoint, input_size)
+        return checkpoint.bare(_auto(task))
+
+    def build(_: int, input_size: int | None = None) -> "nn.Module":
+        length(checkpoint, input_size)
+        return checkpoint.built(_auto(task))
+
+    def example(
+        _: "nn.Module", batch_size: int, input_size: int | None = None
+    ) -> "dict[str, Tensor]":
+        import torch
+
+        size = batch_size, length(checkpoint, input_size)
+        return {"input_ids": torch.zeros(size, dtype=torch.long)}
+
+    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+        if task == "causal-lm":
+            return partial(tokens.causal, checkpoint.tokenizer)
+        return partial(tokens.masked, checkpoint.tokenizer, True)
+
+    def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+        return partial(tokens.masked, checkpoint.tokenizer, False)
+
+    def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
+        make = tokens.conversations if "messages" in rows.column_names else tokens.packed
+        return make(rows, checkpoint.tokenizer, length(checkpoint, input_size), progress)
+
+    return Model(
+        checkpoint.name,
+        summary,
+        "text",
+        task,
+        build,
+        bare,
+        transform,
+        example,
+        logits,
+        partial(classification.save, checkpoint),
+        partial(load, task),
+        defaults,
+        trained=None if task == "causal-lm" else trained,
+        sequences=sequences,
+    )
+
+
+def load(
+    task: Task, folder: Path, input_size: int | None = None
+) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform of a folder that `Model.save` wrote."""
+    saved = language_model(Checkpoint(str(folder), folder), task, "", {})
+    model = saved.build(0, None)
+    return model, saved.transform(model, input_size)

@@ -1,0 +1,127 @@
+"""Image classifiers and segmentation models of transformers."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.errors import UsageError
+from razorctl.job import Task
+from razorctl.models import Model, Rows, images, masks
+from razorctl.models.transformers.checkpoint import PROCESSOR, Checkpoint, quiet
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FRESH = ("classifier.", "decode_head.classifier.", "auxiliary_head.classifier.")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+SIDES = {"classification": 224, "segmentation": 512}
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+
+
+def _auto(task: Task) -> Any:
+    from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation
+
+    if task == "classification":
+        return AutoModelForImageClassification
+    return AutoModelForSemanticSegmentation
+
+
+def side(checkpoint: Checkpoint, task: Task, input_size: int | None) -> int:
+    """The pixels of an image's side; raises UsageError for a size that the model cannot take."""
+    own = getattr(checkpoint.config, "image_size", None)
+    if isinstance(own, int) and input_size not in (None, own):
+        raise UsageError(
+            f"{checkpoint.name} takes images of {own} pixels, not {input_size}; leave the input "
+            "size out."
+        )
+    return input_size or (own if isinstance(own, int) else SIDES[task])
+
+
+def data_config(processor: Mapping[str, Any], pixels: int) -> dict[str, Any]:
+    """The data config, as in `models.images`, that the settings of an image processor mean."""
+    return {
+        "input_size": (3, pixels, pixels),
+        "mean": tuple(processor.get("image_mean") or MEAN),
+        "std": tuple(processor.get("image_std") or STD),
+        "interpolation": FILTERS.get(processor.get("resample", 2), "bilinear"),
+        "crop_pct": 1.0,
+    }
+
+
+def logits(task: Task, model: "nn.Module", inputs: "Tensor") -> "Tensor":
+    """Logits [batch, classes], or [batch, classes, height, width] of the size of the images."""
+    import torch.nn.functional as F
+
+    found: Tensor = model(pixel_values=inputs).logits
+    if task == "classification" or found.shape[-2:] == inputs.shape[-2:]:
+        return found
+    return F.interpolate(found, inputs.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def vision_model(
+    checkpoint: Checkpoint, task: Task, summary: str, defaults: Mapping[str, Any]
+) -> Model:
+    """A checkpoint that learns a class for each image, or for each pixel."""
+    made = masks if task == "segmentation" else images
+
+    def bare(classes: int, input_size: int | None = None) -> "nn.Module":
+        side(checkpoint, task, input_size)
+        return checkpoint.bare(_auto(task), num_labels=classes)
+
+    def build(classes: int, input_size: int | None = None) -> "nn.Module":
+        side(checkpoint, task, input_size)
+        return checkpoint.built(_auto(task), FRESH, num_labels=classes)
+
+    def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
+        return images.example(data_config({}, side(checkpoint, task, input_size)), batch_size)
+
+    def config(input_size: int | None) -> dict[str, Any]:
+        return data_config(checkpoint.processor, side(checkpoint, task, input_size))
+
+    def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
+        return made.transform(config(input_size))
+
+    def augmented(_: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
+        return made.augmented(config(input_size), augment)
+
+    def save(
+        model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
+    ) -> None:
+        """Writes what `from_pretrained(folder)` of the model and of its image processor load."""
+        from transformers import PreTrainedModel
+
+        assert isinstance(model, PreTrainedModel)
+        model.config.id2label = dict(enumerate(classes))
+        model.config.label2id = {label: number for number, label in enumerate(classes)}
+        with quiet():
+            model.save_pretrained(folder)
+        pixels = side(checkpoint, task, input_size)
+        settings = {**checkpoint.processor, "size": {"height": pixels, "width": pixels}}
+        (folder / PROCESSOR).write_text(json.dumps(settings, indent=2) + "\n")
+
+    return Model(
+        checkpoint.name,
+        summary,
+        "image",
+        task,
+        build,
+        bare,
+        transform,
+        example,
+        partial(logits, task),
+        save,
+        partial(load, task),
+        defaults,
+        augmented,
+    )
+
+
+def load(
+    task: Task, folder: Path, input_size: int | None = None
+) -> tuple["nn.Module", Callable[[Rows], Rows]]:
+    """The model and the transform of a folder that `Model.save` wrote."""
+    checkpoint = Checkpoint(str(folder), folder)
+    model = checkpoint.built(_auto(task))
+    return model, vision_model(checkpoint, task, "", {}).transform(model, input_size)

@@ -1,0 +1,127 @@
+"""Cross-entropy of the logits of a linear layer, which never exist as a whole.
+
+With p the softmax of the logits and t the target, smoothed or not, the gradient of a token's loss
+with respect to its logits is p - t. So the pass over parts of the tokens that computes the losses
+can compute the gradients of the layer's input and weight too, and nothing of the vocabulary's size
+is kept for a token. This is what Liger-Kernel's fused linear cross-entropy does.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from razorctl.ops import kernels
+
+BYTES = 2**28  # of the logits of a part in single precision
+LEAST = 128  # tokens of a part, whatever the vocabulary
+
+
+def part_tokens(classes: int) -> int:
+    """Tokens whose logits exist at a time."""
+    return max(LEAST, BYTES // (torch.float32.itemsize * max(1, classes)))
+
+
+def linear_cross_entropy_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    factor: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """See `linear_cross_entropy`; in double precision, by autograd."""
+    leaves = [t.detach().double().requires_grad_() for t in (x, weight)]
+    leaves += [] if bias is None else [bias.detach().double().requires_grad_()]
+    logits = F.linear(*leaves)
+    losses = F.cross_entropy(
+        logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
+    )
+    total = losses.sum() if factor is None else (losses * factor.double()).sum()
+    return losses.detach(), *torch.autograd.grad(total, leaves)
+
+
+@torch.library.custom_op("razorctl::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    factor: Tensor | None,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The cross-entropy of each row of x W^T + b, and the gradient of the sum of factor * loss.
+
+    x: [tokens, columns], in the dtype of the products. weight: [classes, columns] and bias:
+    [classes], cast to it. target: classes, int64 [tokens]; a row whose target is `ignore_index` has
+    loss 0 and no gradient. smoothing: as `label_smoothing` of `F.cross_entropy`. factor: [tokens],
+    None for ones. Returns the losses [tokens], in single precision at least, and the gradients of
+    x, of the weight and of the bias, each in the dtype of its tensor. A gradient that is not asked
+    for is empty, [0].
+    """
+    dtype, classes = torch.promote_types(x.dtype, torch.float32), len(weight)
+    w, b = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    losses = x.new_empty(len(x), dtype=dtype)
+    dx = x.new_empty(x.shape if input_grad else 0)
+    dw = weight.new_zeros(weight.shape if weight_grad else 0)
+    db = weight.new_zeros(classes if bias_grad else 0, dtype=dtype)
+    size = part_tokens(classes)
+    for start in range(0, len(x), size):
+        rows = slice(start, start + size)
+        logs = F.linear(x[rows], w, b).to(dtype).log_softmax(1)
+        taken = target[rows] != ignore_index
+        index = torch.where(taken, target[rows], 0).unsqueeze(1)
+        loss = logs.gather(1, index).squeeze(1).mul_(smoothing - 1)
+        if smoothing:
+            loss -= smoothing * logs.mean(1)
+        losses[rows] = torch.where(taken, loss, 0)
+        if not (input_grad or weight_grad or bias_grad):
+            continue
+        given = taken.to(dtype).unsqueeze(1)
+        if factor is not None:
+            given = given * factor[rows].unsqueeze(1)
+        grad = logs.exp_().scatter_add_(1, index, torch.full_like(given, smoothing - 1))
+        if smoothing:
+            grad -= smoothing / classes
+        grad = grad.mul_(given).to(x.dtype)
+        if bias_grad:
+            db += grad.sum(0, dtype=dtype)
+        if input_grad:
+            dx[rows] = grad @ w
+        if weight_grad and dw.dtype == grad.dtype:
+            dw.addmm_(grad.t(), x[rows])
+        elif weight_grad:
+            dw += (grad.t() @ x[rows]).to(dw.dtype)
+        del logs, grad  # before the next ones are made
+    return losses, dx, dw, db if bias is None else db.to(bias.dtype)
+
+
+@linear_cross_entropy.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    factor: Tensor | None,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return (
+        x.new_empty(x.shape[0], dtype=dtype),
+        x.new_empty(x.shape if input_grad else 0),
+        weight.new_empty(weight.shape if weight_grad else 0),
+        weight.new_empty(
+            weight.shape[0] if bias_grad else 0, dtype=dtype if bias is None else bias.dtype
+        ),
+    )
+
+
+kernels.attach(__name__)
