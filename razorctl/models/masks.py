@@ -16,6 +16,7 @@ IGNORED = 255  # the value of a pixel without a class
 NO_CLASS = -100  # its label
 MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of whole numbers
 AREA = (0.25, 1.0)  # of an image, that a random crop has
+Part = tuple[Mapping[str, int], bool]  # the box of an image that is used, and whether it is flipped
 JITTER = 0.4  # largest share by which brightness, contrast and saturation change
 
 
@@ -45,10 +46,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
     Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_CLASS where
     a pixel has no class. Rows may have a `first`, as in `labels`, and may lack masks.
     """
-    from torchvision.transforms import InterpolationMode, v2
-
-    _, *size = config["input_size"]
-    return partial(_prepared, config, v2.Resize(size, InterpolationMode(config["interpolation"])))
+    return partial(_prepared, config, _whole, _same)
 
 
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
@@ -57,33 +55,65 @@ def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]
     augment: as `Job.augment`; `rand` also changes brightness, contrast and saturation. All is drawn
     from the default generator of torch.
     """
-    from torchvision.transforms import InterpolationMode, v2
+    from torchvision.transforms import v2
 
-    _, *size = config["input_size"]
-    crop = v2.RandomResizedCrop(
-        size, AREA, interpolation=InterpolationMode(config["interpolation"])
-    )
-    colors = [v2.ColorJitter(JITTER, JITTER, JITTER)] if augment == "rand" else []
-    return partial(_prepared, config, v2.Compose([crop, v2.RandomHorizontalFlip(), *colors]))
+    crop = v2.RandomResizedCrop(config["input_size"][1:], AREA)
+    colors = v2.ColorJitter(JITTER, JITTER, JITTER) if augment == "rand" else _same
+    return partial(_prepared, config, partial(_drawn, crop), colors)
 
 
-def _prepared(config: Mapping[str, Any], changes: Callable[..., Any], rows: Rows) -> Rows:
+def _same(image: "Image") -> "Image":
+    return image
+
+
+def _whole(image: "Image") -> Part:
+    return {"top": 0, "left": 0, "height": image.height, "width": image.width}, False
+
+
+def _drawn(crop: Any, image: "Image") -> Part:
     import torch
-    from torchvision import tv_tensors
 
-    mode = "L" if config["input_size"][0] == 1 else "RGB"
-    images = [converted(image).convert(mode) for image in rows["image"]]
-    if "mask" not in rows:
-        return {"inputs": [_pixels(config, changes(image)) for image in images]}
-    firsts = rows.get("first", [0] * len(images))
-    both = [
-        changes(image, tv_tensors.Mask(torch.from_numpy(labels(mask, first))))
-        for image, mask, first in zip(images, rows["mask"], firsts, strict=True)
-    ]
-    return {
-        "inputs": [_pixels(config, image) for image, _ in both],
-        "labels": [mask.as_subclass(torch.Tensor) for _, mask in both],
-    }
+    box = crop.make_params([image])
+    return box, bool(torch.rand(()) < 0.5)
+
+
+def _prepared(
+    config: Mapping[str, Any],
+    part: Callable[["Image"], Part],
+    colors: Callable[[Any], Any],
+    rows: Rows,
+) -> Rows:
+    import torch
+    from torchvision.transforms import InterpolationMode
+
+    channels, *size = config["input_size"]
+    smooth = InterpolationMode(config["interpolation"])
+    parts, found = [], Rows(inputs=[])
+    for image in rows["image"]:
+        plain = converted(image).convert("L" if channels == 1 else "RGB")
+        parts.append(part(plain))
+        found["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
+    if "mask" in rows:
+        firsts = rows.get("first", [0] * len(parts))
+        found["labels"] = [
+            # Without the shift by half a pixel that the mode `nearest` has.
+            _resized(
+                torch.from_numpy(labels(mask, first))[None],
+                own,
+                size,
+                InterpolationMode.NEAREST_EXACT,
+            )[0]
+            for mask, first, own in zip(rows["mask"], firsts, parts, strict=True)
+        ]
+    return found
+
+
+def _resized(image: Any, part: Part, size: list[int], mode: Any) -> Any:
+    from torchvision.transforms.v2 import functional
+
+    box, flipped = part
+    resized = functional.resized_crop(image, **box, size=size, interpolation=mode)
+    return functional.horizontal_flip(resized) if flipped else resized
 
 
 def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
@@ -92,5 +122,5 @@ def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
 
     found = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
     normal = functional.normalize(found, list(config["mean"]), list(config["std"]))
-    pixels: Tensor = normal.as_subclass(torch.Tensor)
+    pixels: Tensor = normal.as_subclass(torch.Tensor)  # not one of torchvision
     return pixels

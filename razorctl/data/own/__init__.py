@@ -157,13 +157,13 @@ def _raw(path: Path, job: Job) -> Raw:
 
 
 def _streams(path: Path, job: Job) -> tuple[Splits, Columns]:
-    plain = texts.is_text(path) or (path.is_dir() and not _tables(path, job))
-    if tasks.language(job) is not None and plain:
-        raise UsageError(f"{job.dataset} has texts, which are read whole; leave --streaming out.")
-    found = _tables(path, job)
+    language = tasks.language(job) is not None
+    found = None if language and texts.is_text(path) else _tables(path, job)
     if found is None:
         raise UsageError(
-            f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
+            f"{job.dataset} is no table, so it is read whole; leave --streaming out."
+            if language
+            else f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
             "--streaming out."
         )
     return streaming.of_tables(job, found)
