@@ -44,7 +44,7 @@ def fetch(
                 local_files_only=offline,
             )
         )
-        if all(any(folder.glob(file)) for file in files):
+        if all(any(path.exists() for path in folder.glob(file)) for file in files):
             return folder
         if not offline:
             problem = f"{repo} on the hub lacks some of {', '.join(files)}"

@@ -261,6 +261,11 @@ class Job:
         return replace(self, epochs=None) if unknown else self
 
     @property
+    def classifies(self) -> bool:
+        """Whether each row has one label."""
+        return self.task in (None, "classification")
+
+    @property
     def micro_batch(self) -> int:
         """Examples that a process takes at once; needs a resolved job."""
         assert self.batch_size is not None

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from timm import create_model
 from transformers import BertConfig, BertForPreTraining, BertTokenizer
 
-from razorctl import models
 from razorctl.data import Source
 from razorctl.models import timm, transformers
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VIT = "vit_tiny_patch16_224.augreg_in21k"
 BERT = {
+    "model_type": "bert",
     "vocab_size": 40,
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -28,10 +28,8 @@ BERT = {
     "type_vocab_size": 2,
 }
 ENTRIES = {
-    "vit-b16": timm.from_hub("vit-b16", "small", VIT, 16, timm.VIT_DEFAULTS),
-    "bert-base": transformers.from_hub(
-        "bert-base", "small", "razorctl/bert", BERT, models.find("bert-base").defaults
-    ),
+    "vit-b16": timm.from_hub("vit-b16", "small", VIT, timm.VIT_DEFAULTS),
+    "bert-base": transformers.from_hub("bert-base", "small", "razorctl/bert", BERT),
 }
 
 
@@ -58,7 +56,9 @@ def vit(snapshot: Path) -> None:
 def bert(snapshot: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "sat", "dog"]
     BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(snapshot)
-    BertForPreTraining(BertConfig(**BERT)).save_pretrained(snapshot)
+    BertForPreTraining(
+        BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"})
+    ).save_pretrained(snapshot)
     # As old as the released weights are, they call a norm's parameters gamma and beta.
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     weights = load_file(snapshot / "model.safetensors")

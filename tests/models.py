@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import models
-from razorctl.models import Model, timm, transformers
+from razorctl.models import Named, timm, transformers
+from razorctl.models.timm.micro import VIT_MICRO
+from razorctl.models.transformers.known import BERT_BASE
 from razorctl.planning import job_trace
 
 
@@ -63,23 +65,23 @@ def _vit(classes: int, input_size: int | None = None) -> nn.Module:
     return model
 
 
-def entry(name: str, **changes: Any) -> Model:
+def entry(name: str, **changes: Any) -> Named:
     """A vit or a bert of two blocks as the registry has them; `changes` are of BERT's config."""
     if name == "vit":
-        found = timm.from_hub("vit", "small", "test_vit.r160_in1k", 16, {})
-        return replace(found, bare=_vit)
-    config = {**transformers.BERT_BASE, **TEXT, **changes}
-    return transformers.from_hub("bert", "small", "nobody/small", config, {})
+        found = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
+        return Named.single(replace(found.of("classification"), bare=_vit))
+    config = {**BERT_BASE, **TEXT, **changes}
+    return transformers.from_hub("bert", "small", "nobody/small", config)
 
 
 @contextmanager
-def registered(*entries: Model, shallow: bool = False) -> Iterator[None]:
+def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
     """Has these in the registry; `shallow` cuts vit-micro to two of six blocks, untrained."""
     with pytest.MonkeyPatch.context() as patch:
         if shallow:
             micro = models.find("vit-micro")
-            patch.setitem(timm.VIT_MICRO, "depth", 2)
-            entries = (*entries, replace(micro, build=micro.bare))
+            patch.setitem(VIT_MICRO, "depth", 2)
+            entries = (*entries, Named.single(replace(micro, build=micro.bare)))
         for model in entries:
             patch.setitem(models.models(), model.name, model)
         job_trace._blueprint.cache_clear()

@@ -273,7 +273,7 @@ def _argmax(func: Any, logits: Logits, dim: int | None = None) -> Tensor | None:
     if dim not in (-1, logits.dim() - 1):
         return None
     x, weight, bias = logits.parts
-    parts = flat(x).split(part_tokens(len(weight)))
+    parts = torch.split(flat(x), part_tokens(len(weight)))
     return torch.cat([_linear(part, weight, bias).argmax(-1) for part in parts]).view(x.shape[:-1])
 
 

@@ -141,8 +141,7 @@ def named(name: str) -> Named:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _local(name, folder)
-    prefixes = ", ".join(library.PREFIX + "NAME" for library in _LIBRARIES)
-    raise registry.unknown("model", name, _MODELS, f", and it is neither {prefixes} nor a folder")
+    raise registry.unknown("model", name, _MODELS)
 
 
 def place(name: str) -> str:

@@ -67,10 +67,10 @@ def _build(
             weights = torch.hub.load_state_dict_from_url(
                 url, map_location="cpu", progress=False, check_hash=True, weights_only=True
             )
-    except URLError as error:
+    except URLError:
         raise MissingError(
-            f"{name} is not in {folder} and its server cannot be reached ({error.reason}); run "
-            "once with a network, or set TORCH_HOME to a folder that has it."
+            f"{name} is not in the local cache and its server cannot be reached; run once with a "
+            "network, or point TORCH_HOME at a cache that has it."
         ) from None
     own = model.state_dict()
     fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}

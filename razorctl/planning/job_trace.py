@@ -129,7 +129,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         train_step(
             *(model, family.logits, micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
-            total=None if job.task == "classification" else torch.ones(()),
+            total=None if job.classifies else torch.ones(()),
         )
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:

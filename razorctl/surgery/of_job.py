@@ -37,7 +37,7 @@ class OfJob:
     @property
     def forward(self) -> saved.Forward | None:
         """As in `saved_bytes`."""
-        return None if self.family.task == "classification" else self._loss
+        return None if self.job.classifies else self._loss
 
     def _loss(self, model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
         inputs, labels = batch

@@ -56,7 +56,7 @@ def evaluate(
 
 def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
     """What `_figures` take of a batch: guesses and labels, or values and weights of a mean."""
-    if job.task == "classification":
+    if job.classifies:
         return output, labels
     if job.task == "segmentation":
         return output.argmax(1), labels

@@ -48,7 +48,7 @@ class Feed:
         device: torch.device,
     ) -> None:
         self.device = device
-        self.task = job.task
+        self.job = job
         transform = changed = family.transform(model, job.input_size)
         if family.trained is not None:
             changed = family.trained(model, job.input_size)
@@ -74,7 +74,7 @@ class Feed:
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
         """`step.counted` of the labels of a batch; None for a label of each row. Collective."""
-        if self.task == "classification":
+        if self.job.classifies:
             return None
         return counted((batch["labels"] for batch in batches), self.device)
 

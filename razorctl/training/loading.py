@@ -154,7 +154,7 @@ class Loading:
     begun: the epoch and the number of steps before it, which only a stream need be told.
     """
 
-    def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool) -> None:
+    def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool = False) -> None:
         """drawn: as of `Rows`."""
         self.accumulate = job.accumulate
         self.order: Order | Passing

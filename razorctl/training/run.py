@@ -222,7 +222,7 @@ class Run(Iterator[Step]):
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         """`Learner.step`, again and with less memory if it runs out of it."""
-        read = [] if self.job.task == "classification" else list(micro_batches)
+        read = [] if self.job.classifies else list(micro_batches)
         total = self.feed.total(read)
 
         def rows() -> Iterator[Any]:

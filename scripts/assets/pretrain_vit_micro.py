@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from razorctl.models.timm import VIT_MICRO, vit_micro
+from razorctl.models.timm.micro import VIT_MICRO, vit_micro
 
 PACKAGE = "dataset-fashion-mnist"
 PACKAGE_SHA256 = "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0"

@@ -43,7 +43,9 @@ import razorctl
 from razorctl import models as registry
 from razorctl.job import Job
 from razorctl.models import timm as timm_models
-from razorctl.models import transformers as text_models
+from razorctl.models.transformers import classification as texts
+from razorctl.models.transformers import from_hub
+from razorctl.models.transformers.known import BERT_BASE
 from razorctl.recipe import Recipe
 from razorctl.training import state
 from razorctl.training.loading import Loading
@@ -103,7 +105,7 @@ def texts(file: Path) -> Path:
 
 def register() -> None:
     """Puts the random models beside the registered ones."""
-    vit = timm_models.from_hub(VIT, "", "vit_small_patch16_224", 16, timm_models.VIT_DEFAULTS)
+    vit = timm_models.from_hub(VIT, "", "vit_small_patch16_224", timm_models.VIT_DEFAULTS)
     vocabulary = {
         word: i for i, word in enumerate(["[PAD]", "[UNK]", *map("w{}".format, range(WORDS))])
     }
@@ -112,13 +114,13 @@ def register() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
     )
-    bert = text_models.from_hub(BERT, "", "", text_models.BERT_BASE | SMALL_BERT, {})
+    bert = from_hub(BERT, "", "", BERT_BASE | SMALL_BERT)
     found = registry.models()
     found[VIT] = replace(vit, build=vit.bare)
     found[BERT] = replace(
         bert,
         build=bert.bare,
-        transform=lambda *_: partial(text_models._tokenized, tokenizer, text_models.TOKENS, False),
+        transform=lambda *_: partial(texts.tokenized, tokenizer, texts.TOKENS, False),
         save=lambda *_: None,
     )
 

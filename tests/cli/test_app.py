@@ -89,7 +89,7 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 
 def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
-    micro = models.models()["vit-micro"]
+    micro = models.find("vit-micro")
     odd = replace(
         micro,
         name="odd",
@@ -99,7 +99,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, batch, size: micro.example(micro.build(2), batch, size),
     )
-    monkeypatch.setitem(models.models(), "odd", odd)
+    monkeypatch.setitem(models.models(), "odd", models.Named.single(odd))
     result = razorctl("finetune", "odd", "digits", *QUICK)
     assert result.exit_code == 2
     assert_ends_with_an_error(result, "error: no layer of Sequential can be pruned by")

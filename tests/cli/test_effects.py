@@ -13,7 +13,7 @@ from razorctl.cli.effects import without_effect
 from razorctl.job import Job
 from razorctl.layers.linear import RazorLinear
 from razorctl.methods import METHODS
-from razorctl.models import models
+from razorctl.models import find
 from razorctl.recipe import Recipe
 from razorctl.surgery import sparsify as surgery
 from razorctl.training import run as trainer
@@ -38,7 +38,7 @@ def state(thing: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def vit():
-    return models()["vit-micro"].build(10)
+    return find("vit-micro").build(10)
 
 
 @pytest.mark.parametrize("setting", GIVEN)

@@ -15,7 +15,7 @@ from razorctl.errors import UsageError
 from razorctl.memory.saved import saved_by_module, saved_bytes
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
-from razorctl.models import models
+from razorctl.models import find
 from razorctl.sampling.joint import Blocks
 from tests.models import bert as small_bert
 
@@ -56,7 +56,7 @@ def test_ratio_zero_saves_what_full_saves():
 
 
 def test_equals_what_autograd_holds_in_a_real_step():
-    model = models()["vit-micro"].build(10).train()
+    model = find("vit-micro").build(10).train()
     x = torch.randn(4, 1, 28, 28)
     for method in METHODS:
         sparsify(model, Recipe(method))
@@ -78,7 +78,7 @@ def test_equals_what_autograd_holds_in_a_real_step():
 
 
 def test_pruning_lowers_what_vit_micro_saves():
-    model = models()["vit-micro"].build(10)
+    model = find("vit-micro").build(10)
     x = torch.randn(64, 1, 28, 28)
     full = saved_bytes(model, x)
     for method in ("backrazor", "prebackrazor-", "prebackrazor"):
@@ -310,7 +310,7 @@ def test_a_storage_counts_once():
 
 
 SMALL_MODELS = {
-    "vit-micro": lambda: (models()["vit-micro"].build(10), torch.randn(2, 1, 28, 28)),
+    "vit-micro": lambda: (find("vit-micro").build(10), torch.randn(2, 1, 28, 28)),
     "bert": lambda: (
         small_bert(),
         {"input_ids": torch.zeros(2, 5, dtype=torch.long)},

@@ -27,7 +27,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.libraries import branches
 from razorctl.memory.draws import draws
 from razorctl.memory.tracker import peak_bytes
-from razorctl.models import models
+from razorctl.models import find
 from razorctl.surgery.branches import attached
 
 TEXT = {
@@ -229,7 +229,7 @@ def test_traced_bytes_are_those_of_the_draw_that_saves_most(name, method):
 
 
 def test_the_peak_falls_with_the_budget():
-    model, x = models()["vit-micro"].build(10), torch.randn(64, 1, 28, 28)
+    model, x = find("vit-micro").build(10), torch.randn(64, 1, 28, 28)
     found = []
     for budget in (1.0, 0.5):
         sparsify(model, recipe(budget=budget))

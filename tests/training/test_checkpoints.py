@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from razorctl import data
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
-from razorctl.models import timm
+from razorctl.models.timm import micro
 from razorctl.recipe import Recipe
 from razorctl.surgery.drawing import draws
 from razorctl.training import run as trainer
@@ -41,8 +41,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, monkeypatch):
     if "dropout" in case:
-        monkeypatch.setitem(timm.VIT_MICRO, "proj_drop_rate", 0.2)
-        monkeypatch.setitem(timm.VIT_MICRO, "drop_path_rate", 0.2)
+        monkeypatch.setitem(micro.VIT_MICRO, "proj_drop_rate", 0.2)
+        monkeypatch.setitem(micro.VIT_MICRO, "drop_path_rate", 0.2)
     recipe, settings = CASES[case]
     job = replace(JOB, **settings)
     run = begin(tmp_path / "run", job, recipe)
@@ -109,7 +109,7 @@ def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
     best, last = (
         load_file(tmp_path / f"run/{name}.safetensors") for name in ("best/model", "model")
     )
-    assert best.keys() == last.keys() == timm.vit_micro(10, pretrained=False).state_dict().keys()
+    assert best.keys() == last.keys() == micro.vit_micro(10, pretrained=False).state_dict().keys()
     assert not torch.equal(best["blocks.0.attn.qkv.weight"], last["blocks.0.attn.qkv.weight"])
 
 

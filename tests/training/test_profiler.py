@@ -54,7 +54,7 @@ def saved_of(rows) -> dict[str, int]:
 )
 def test_rows_sum_to_what_the_model_saves(recipe, dense):
     result = micro(recipe).result()
-    model, x = models.models()["vit-micro"].bare(10, None), torch.zeros(4, 1, 28, 28)
+    model, x = models.find("vit-micro").bare(10, None), torch.zeros(4, 1, 28, 28)
     full = saved_bytes(model, x)
     sparsify_within(model, recipe, x)
     saved = saved_bytes(model, x)
@@ -66,7 +66,7 @@ def test_rows_sum_to_what_the_model_saves(recipe, dense):
     in_full = {r["module"]: r["full_saved_bytes"] for r in result["rows"] if r["full_saved_bytes"]}
     assert in_full == saved_of(dense.rows)
     sampling = result["phases"]["sampling_s"]
-    assert (sampling > 0) == bool(recipe.rules or recipe.joint_budget < 1)
+    assert (sampling > 0) == bool(recipe.prunes or recipe.joint_budget < 1)
 
 
 def test_full_saves_what_full_saves(dense):
@@ -167,11 +167,12 @@ def test_what_cannot_be_is_refused_before_anything_runs(case, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def _unbuildable() -> models.Model:
+def _unbuildable() -> models.Named:
     def bare(*_):
         raise AssertionError("was built")
 
-    return replace(models.find("vit-micro"), bare=bare, example=bare)
+    odd = replace(models.find("vit-micro"), bare=bare, example=bare)
+    return models.Named.single(odd)
 
 
 class TestSampling:

@@ -148,7 +148,7 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 
 
 def register(monkeypatch, build) -> None:
-    micro = models.models()["vit-micro"]
+    micro = models.find("vit-micro")
     odd = replace(
         micro,
         name="odd",
@@ -156,7 +156,7 @@ def register(monkeypatch, build) -> None:
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, rows, size: torch.zeros(rows, 1, 28, 28),
     )
-    monkeypatch.setitem(models.models(), "odd", odd)
+    monkeypatch.setitem(models.models(), "odd", models.Named.single(odd))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Checkpoint:
             raise DataError(f"{self.name} has no {missing[0]}; {self.mend}.")
         return self.place
 
-    @cached_property
+    @property
     def tokenizer(self) -> Any:
         """Its tokenizer, which pads with the end token if it has no padding token.
 

@@ -14,7 +14,7 @@ from razorctl import data
 from razorctl.data.own import images, store
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
-from razorctl.models.timm import converted
+from razorctl.models.images import converted
 from tests.own import CLASSES, photos, picture, table, texts
 
 
