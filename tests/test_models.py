@@ -170,7 +170,9 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
         model = entry.bare(7)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
-    one, two = (saved_bytes(model, entry.example(model, size)) for size in (2, 4))  # some norms need two
+    one, two = (
+        saved_bytes(model, entry.example(model, size)) for size in (2, 4)
+    )  # some norms need two
     assert 1.9 * one < two < 2.1 * one
     rates = [dict(entry.defaults.get(optimizer, {})) for optimizer in OPTIMIZERS]
     own = {field: v for field, v in entry.defaults.items() if field not in OPTIMIZERS}

@@ -32,6 +32,8 @@ def find(job: Job) -> Source:
     """
     of_hub = job.dataset.startswith(hub.PREFIX)
     if job.streaming:
+        if "classification" not in (wanted := tasks.wanted(job)):
+            streaming.of_classes(job.dataset, wanted[0])
         return _streamed(job, *(streaming.of_hub(job) if of_hub else _read(job, _streams)))
     if not of_hub:
         return _source(job, _checked(_read(job, _raw), job))
