@@ -7,7 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
-from razorctl.data import DATASETS, find, pair, scenes, usual
+from razorctl.data import DATASETS, check, find, pair, scenes, usual
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from razorctl.models import masks
@@ -202,3 +202,11 @@ def test_the_usual_data_set_is_for_the_task():
         assert (source.task, source.modality) == (task, modality)
     with pytest.raises(UsageError, match="no data set is planned for causal-lm by default; name"):
         usual("causal-lm", "text")
+
+
+def test_what_only_classes_have_is_refused_for_other_tasks():
+    with pytest.raises(UsageError, match="scene_parse_150 is for segmentation; leave them out"):
+        check(Job("segformer-b0", "scene_parse_150", mixup=0.2))
+    assert check(Job("segformer-b0", "scene_parse_150")).task == "segmentation"
+    with pytest.raises(UsageError, match="rte is for classification; leave --task out, or name da"):
+        check(Job("bert-base", "rte", task="masked-lm"))
