@@ -23,8 +23,8 @@ NO_LABEL = -100
 MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 MASKED = 0.15  # of the tokens, as BERT's authors have it
 BATCH = 256  # texts that are tokenized at a time
-SMALL = 64 << 20  # bytes of tokens that are kept in memory
-PIECE = 1 << 20  # characters of a text that are tokenized at once
+SMALL = 8 << 20  # bytes of tokens that are kept in memory
+PIECE, GROUP = 1 << 16, 1 << 20  # characters that are tokenized by a thread, and by all at once
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
 
 
@@ -85,7 +85,7 @@ def _tokenized(
     done = 0
     for batch in rows.select_columns("text").iter(BATCH):
         progress(f"tokenizing, {done:,} of {len(rows):,} texts")
-        pieces = [piece for text in batch["text"] for piece in _pieces(text)]
+        pieces = (piece for text in batch["text"] for piece in _pieces(text))
         for group in _groups(pieces):
             found = tokenizer(
                 [text for text, _ in group],
@@ -110,11 +110,11 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _groups(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """As many as have PIECE characters together, so that tokenizing them takes little memory."""
+    """As many as have GROUP characters together, so that tokenizing them takes little memory."""
     group: list[tuple[str, bool]] = []
     size = 0
     for piece in pieces:
-        if group and size + len(piece[0]) > PIECE:
+        if group and size + len(piece[0]) > GROUP:
             yield group
             group, size = [], 0
         group.append(piece)

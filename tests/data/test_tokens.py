@@ -94,7 +94,7 @@ def test_blocks_of_bert_begin_and_end_as_its_texts(bert):
 def test_large_texts_make_the_same_blocks_in_a_file(bpe, monkeypatch):
     texts = ["\n".join(TEXTS) + "\n", *TEXTS] * 3
     whole = tokens.packed(rows(texts), bpe, 7)
-    for name, size in (("BATCH", 2), ("PIECE", 16), ("SMALL", 100)):
+    for name, size in (("BATCH", 2), ("PIECE", 16), ("GROUP", 30), ("SMALL", 100)):
         monkeypatch.setattr(tokens, name, size)
     filed = tokens.packed(rows(texts), bpe, 7)
     assert filed.cache_files
