@@ -25,6 +25,7 @@ EVERY_METRIC = tuple(dict.fromkeys(figure for figures in METRICS.values() for fi
 LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
+Weights = Literal["fp32", "bf16"]
 # Defaults for models without measured ones: for all optimizers, and by optimizer.
 GENERAL = {"batch_size": 64, "steps": 1000, "augment": "none"}
 OPTIMIZERS = {
@@ -53,6 +54,10 @@ class Job:
     precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
         best that the device supports.
     optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
+    weights: dtype of the weights and of the state of `adamw`: `fp32`, or `bf16`, in which updates
+        are rounded at random so that small ones are not lost (torchao).
+    optimizer_in_backward: whether each weight is updated as soon as its gradient is there, which is
+        then freed. The gradient is not clipped.
     augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment too.
     mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of another.
     label_smoothing: share of each label that is spread over all classes.
@@ -93,7 +98,9 @@ class Job:
     processes: int = 1
     strategy: Strategy = "ddp"
     precision: Precision = "auto"
-    optimizer: OptimizerName = "sgd"
+    optimizer: str | None = None
+    weights: Weights = "fp32"
+    optimizer_in_backward: bool = False
     input_size: int | None = None
     augment: str | None = None
     mixup: float = 0.0
@@ -136,8 +143,9 @@ class Job:
             )
         for name, choices in (
             ("precision", get_args(Precision)),
-            ("optimizer", get_args(OptimizerName)),
             ("strategy", get_args(Strategy)),
+            ("weights", get_args(Weights)),
+            *([] if self.optimizer is None else [("optimizer", get_args(OptimizerName))]),
             *([] if self.augment is None else [("augment", AUGMENT)]),
             *([] if self.task is None else [("task", get_args(Task))]),
             *([] if self.metric is None else [("metric", EVERY_METRIC)]),
@@ -168,6 +176,28 @@ class Job:
                 "the state of adamw8bit cannot be sharded over processes; choose --strategy ddp, "
                 "or --optimizer adamw."
             )
+        if self.weights == "bf16" and self.precision not in ("auto", "bf16"):
+            raise UsageError(
+                f"weights of bf16 are trained in bf16, not in {self.precision}; choose --precision "
+                "bf16, or --weights fp32."
+            )
+        if self.weights == "bf16" and self.optimizer == "sgd":
+            raise UsageError(
+                "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
+                "not; choose --optimizer adamw or adamw8bit."
+            )
+        if self.optimizer_in_backward:
+            for name, value in (("accumulate", self.accumulate), ("processes", self.processes)):
+                if value > 1:
+                    raise UsageError(
+                        "an optimizer in the backward pass updates weights after one pass, so "
+                        f"{name} must be 1; leave --optimizer-in-backward out."
+                    )
+            if self.precision == "fp16":
+                raise UsageError(
+                    "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
+                    "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
+                )
         if self.layer_decay > 1:
             raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
         if not 0 <= self.max_ratio < 1:
@@ -209,8 +239,10 @@ class Job:
         cannot be split into equal micro-batches.
         """
         own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
-        by_optimizer = defaults.get(self.optimizer.removesuffix("8bit"), {})
-        settings = {**GENERAL, **OPTIMIZERS[self.optimizer], **own, **by_optimizer}
+        optimizer = self.optimizer or own.get("optimizer", "sgd")
+        by_optimizer = defaults.get(optimizer.removesuffix("8bit"), {})
+        settings = {**GENERAL, **OPTIMIZERS[optimizer], **own, **by_optimizer}
+        settings["optimizer"] = optimizer
         if self.epochs is not None or "epochs" in defaults:
             del settings["steps"]
         if self.steps is not None:

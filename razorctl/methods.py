@@ -21,7 +21,8 @@ class Method:
     unbiased: what `Recipe.unbiased=None` means.
     int8: what `Recipe.int8_weight_grad=None` and `Recipe.int8_input_grad=None` mean.
     checkpoints: whether the model's own activation checkpointing is switched on.
-    adapts: whether LoRA adapters are trained instead of the weights.
+    part: what is trained instead of all weights: LoRA `adapters` and the head, every `bias` and the
+        head, or the `head` alone; empty if all are.
     ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
         which `rules.allocation` chooses the other rules; or `nothing`.
     skip_last_linear: whether the last linear layer, a classifier, stays stock.
@@ -37,7 +38,7 @@ class Method:
     unbiased: bool = False
     int8: bool = False
     checkpoints: bool = False
-    adapts: bool = False
+    part: Literal["", "adapters", "bias", "head"] = ""
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     skip_last_linear: bool = False
     close_up_to: float = -1.0
@@ -91,7 +92,21 @@ METHODS: dict[str, Method] = {
             "trains rank-8 adapters of linear layers and the classifier; all else is frozen",
             "LoRA, ICLR 2022, through PEFT",
             HEAD,
-            adapts=True,
+            part="adapters",
+        ),
+        Method(
+            "bias",
+            "trains biases and the classifier; all else is frozen",
+            "TinyTL, NeurIPS 2020; BitFit, 2021",
+            HEAD,
+            part="bias",
+        ),
+        Method(
+            "head",
+            "trains the classifier alone, a linear probe",
+            "baseline",
+            HEAD,
+            part="head",
         ),
         Method(
             "backrazor",

@@ -14,42 +14,98 @@ from razorctl.job import Job
 
 def check_library(job: Job) -> None:
     """Raises UsageError for an optimizer whose library is not installed."""
-    if job.optimizer == "adamw8bit" and find_spec("torchao") is None:
+    if _of_torchao(job) and find_spec("torchao") is None:
+        what, other = "adamw8bit", "--optimizer adamw"
+        if job.weights == "bf16":
+            what, other = "rounding of bf16 weights", "--weights fp32"
         raise UsageError(
-            "adamw8bit needs torchao, which is not installed; run pip install torchao, or choose "
-            "adamw."
+            f"{what} needs torchao, which is not installed; run pip install torchao, or choose "
+            f"{other}."
         )
+
+
+def _of_torchao(job: Job) -> bool:
+    return job.optimizer == "adamw8bit" or job.weights == "bf16"
+
+
+def cast_weights(model: nn.Module, job: Job) -> None:
+    """Makes the weights of `model` those of `Job.weights`; buffers stay as they are."""
+    if job.weights == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """The optimizer of a resolved job, over the trainable parameters of `model`.
 
-    Raises UsageError as `check_library` does.
+    It may be `in_backward`. Raises UsageError as `check_library` does.
     """
+    optimizer = _build(model, job)
+    if job.optimizer_in_backward:
+        in_backward(optimizer)
+    return optimizer
+
+
+def in_backward(optimizer: Optimizer) -> None:
+    """Makes an optimizer update each parameter once its gradient is there, and free that.
+
+    Each parameter gets a hook; the optimizer stays one, with one state and one schedule.
+    """
+
+    def update(parameter: Tensor) -> None:
+        groups = optimizer.param_groups
+        own = next(group for group in groups if any(p is parameter for p in group["params"]))
+        optimizer.param_groups = [{**own, "params": [parameter]}]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.param_groups = groups
+        parameter.grad = None
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.register_post_accumulate_grad_hook(update)
+
+
+def _build(model: nn.Module, job: Job) -> Optimizer:
     groups = parameter_groups(model, job)
     assert job.learning_rate is not None
-    if job.optimizer == "adamw8bit":
+    if _of_torchao(job):
         check_library(job)
-        from torchao.optim import AdamW8bit
+        from torchao.optim import AdamW8bit, _AdamW
 
-        eight: Optimizer = AdamW8bit(groups, job.learning_rate)
-        return eight
+        kind = AdamW8bit if job.optimizer == "adamw8bit" else _AdamW
+        rounds = job.weights == "bf16"
+        rounding: Optimizer = kind(groups, job.learning_rate, bf16_stochastic_round=rounds)
+        return rounding
     if job.optimizer == "adamw":  # fused, since foreach makes temporaries as large as the model
         return AdamW(groups, job.learning_rate, fused=True)
     # Not fused: fused SGD cannot skip the weights that a joint budget has not drawn.
     return SGD(groups, job.learning_rate, momentum=job.momentum, foreach=True)
 
 
-class Traced8bit(Optimizer):
-    """Allocates what `AdamW8bit` does, whose compiled step fake tensors cannot take.
+def traced(model: nn.Module, job: Job) -> Optimizer:
+    """`build_optimizer`, but what torchao compiles is replaced by what allocates as much."""
+    if not _of_torchao(job):
+        return build_optimizer(model, job)
+    optimizer = TracedAdamW(model, job)
+    if job.optimizer_in_backward:
+        in_backward(optimizer)
+    return optimizer
 
-    A state has a byte for each element and a scale for BLOCK of them, in single precision where it
-    is small or does not come out even. A step restores both states of one parameter at a time.
+
+class TracedAdamW(Optimizer):
+    """Allocates what torchao's AdamW does, whose compiled step fake tensors cannot take.
+
+    A state of `adamw8bit` has a byte for each element and a scale for BLOCK of them, in the
+    parameter's dtype where it is small or does not come out even. A step restores both states of
+    one parameter at a time, in single precision.
     """
 
     BLOCK, SMALLEST, LEVELS = 256, 4096, 256
 
     def __init__(self, model: nn.Module, job: Job) -> None:
+        self._eight = job.optimizer == "adamw8bit"
         super().__init__(parameter_groups(model, job), {})
 
     @torch.no_grad()
@@ -63,16 +119,18 @@ class Traced8bit(Optimizer):
         state, count = self.state[parameter], parameter.numel()
         if not state:
             for name in ("exp_avg", "exp_avg_sq"):
-                if count < self.SMALLEST or count % self.BLOCK:
+                if not self._eight or count < self.SMALLEST or count % self.BLOCK:
                     state[name] = torch.zeros_like(parameter)
                     continue
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
-                state[f"{name} scale"] = parameter.new_zeros(count // self.BLOCK)
-                state[f"{name} levels"] = parameter.new_zeros(self.LEVELS)
+                for what, size in (("scale", count // self.BLOCK), ("levels", self.LEVELS)):
+                    state[f"{name} {what}"] = parameter.new_zeros(size, dtype=torch.float32)
         first, second = (state[name].float() for name in ("exp_avg", "exp_avg_sq"))
-        state["exp_avg"].copy_(first.lerp_(parameter.grad, 0.1))
-        state["exp_avg_sq"].copy_(second.lerp_(parameter.grad, 0.1))
-        parameter.addcdiv_(first, second)
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        state["exp_avg"].copy_(first.lerp(gradient, 0.1))
+        state["exp_avg_sq"].copy_(second.lerp(gradient, 0.1))
+        parameter.copy_(first.div_(second))
 
 
 def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:

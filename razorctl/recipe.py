@@ -62,7 +62,7 @@ class Recipe:
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
                 "give 1 for a gradient of every block in every step."
             )
-        if self.joint_budget < 1 and METHODS[self.method].adapts:
+        if self.joint_budget < 1 and METHODS[self.method].part:
             raise UsageError(
                 f"{self.method} freezes the weights that a joint budget draws; "
                 "set joint_budget to 1."
@@ -90,7 +90,7 @@ class Recipe:
         """Whether the gradient differs from that of full fine-tuning."""
         method = METHODS[self.method]
         pruned = self.has_effect and method.approximates
-        return pruned or method.adapts or self.joint_budget < 1
+        return pruned or bool(method.part) or self.joint_budget < 1
 
     @property
     def close(self) -> bool:

@@ -70,9 +70,14 @@ def train_step(
                     logits(model, inputs), labels, job, "mean" if total is None else "sum"
                 )
                 loss = loss / (job.accumulate if total is None else total)
+            if job.optimizer_in_backward:
+                check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
             with phase("backward"):
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
+    if job.optimizer_in_backward:
+        # The gradients are gone, and the weights have changed.
+        return processes.mean(torch.stack(losses).sum()), torch.zeros_like(losses[0])
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)

@@ -10,7 +10,7 @@ from torch import nn
 from razorctl import optimizer
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.optimizer import Traced8bit, build_optimizer, layer_numbers, parameter_groups
+from razorctl.optimizer import TracedAdamW, build_optimizer, layer_numbers, parameter_groups
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 from tests.models import bert, vit
@@ -105,7 +105,7 @@ def test_the_trace_of_8_bits_has_the_state_of_torchao():
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     job = replace(JOB, optimizer="adamw8bit")
-    traced, real = Traced8bit(model, job), build_optimizer(model, job)
+    traced, real = TracedAdamW(model, job), build_optimizer(model, job)
     assert type(real) is adam
     traced.step()
     for parameter in model.parameters():  # its first step would compile for half a minute

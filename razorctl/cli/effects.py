@@ -85,8 +85,10 @@ def _draws(rule: str) -> bool:
 
 
 def _of_job(job: Job) -> Iterator[tuple[str, str]]:
-    if job.optimizer != "sgd":
+    if job.optimizer not in (None, "sgd"):
         yield "momentum", f"the momentum does nothing: {job.optimizer} does not use it."
+    if job.optimizer_in_backward:
+        yield "clip_norm", "the clip norm does nothing: weights are updated before it is known."
     if job.processes == 1:
         yield "strategy", f"strategy {job.strategy} does nothing: there is one process."
     warmup, steps = job.warmup_steps, job.steps

@@ -123,8 +123,8 @@ class Candidate:
         """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
-        adapts = METHODS[recipe.method].adapts
-        return adapts, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
+        part = bool(METHODS[recipe.method].part)
+        return part, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
 
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""

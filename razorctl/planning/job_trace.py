@@ -20,7 +20,7 @@ from razorctl.job import Job
 from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
-from razorctl.optimizer import Traced8bit, build_optimizer
+from razorctl.optimizer import cast_weights, traced
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
@@ -140,8 +140,9 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
                 of_job.forward(model, batch)
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
-    built = Traced8bit if job.optimizer == "adamw8bit" else build_optimizer
-    optimizer = partial(built, job=job)
+    with mode:
+        cast_weights(model, job)
+    optimizer = partial(traced, job=job)
     with torch.random.fork_rng(devices=[]), ExitStack() as card:
         if device != "cpu":
             card.enter_context(assumed(dot))

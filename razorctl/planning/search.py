@@ -77,6 +77,7 @@ def traced(
             job.buckets,
         ),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        *(job.weights, job.optimizer_in_backward),
         job.cuda_graphs,  # which keep gradients in memory
         asdict(replace(recipe, seed=0)),
         *(device, dot),

@@ -20,7 +20,7 @@ from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import Wanted, build
 from razorctl.sampling.joint import Blocks
-from razorctl.surgery import adapters, branches, checkpointing, drawing, residuals
+from razorctl.surgery import adapters, branches, checkpointing, drawing, freezing, residuals
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
             raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
         blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
     checkpointed = checkpointing.find(model) if method.checkpoints else {}
-    linear = adapters.find(model) if method.adapts else ()
+    linear = adapters.find(model) if method.part == "adapters" else ()
+    trained = freezing.find(model, method.part) if method.part in ("bias", "head") else None
 
     drawn = blocks if recipe.joint == "weights" else None
     settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
@@ -96,6 +97,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         checkpointing.attach(module)
     if linear:
         adapters.attach(model, linear)
+    if trained is not None:
+        freezing.attach(model, trained)
     if blocks is not None:
         for branch in residual:
             branch.attach(blocks)
@@ -106,7 +109,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    rooms = (adapters, branches, checkpointing, drawing, residuals)
+    rooms = (adapters, branches, checkpointing, drawing, freezing, residuals)
     return isinstance(module, RazorLayer) or any(room.attached(module) for room in rooms)
 
 
@@ -129,6 +132,7 @@ def restore(model: nn.Module) -> None:
     for module in list(model.modules()):
         vars(module).pop(RECIPE, None)
         adapters.detach(module)
+        freezing.detach(module)
         checkpointing.detach(module)
         branches.detach(module)
         drawing.detach(module)

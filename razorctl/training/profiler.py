@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl import devices, models
 from razorctl.errors import UsageError
-from razorctl.job import Job, OptimizerName, Precision
+from razorctl.job import Job, Precision
 from razorctl.layers import libraries
 from razorctl.memory import measured
 from razorctl.models import Model
@@ -97,7 +97,7 @@ class Profile:
     batch_size: int
     input_size: int | None
     precision: Precision
-    optimizer: OptimizerName
+    optimizer: str
     device: str
     kernels: str
     steps: int
@@ -232,7 +232,7 @@ def profile(
     input_size: int | None = None,
     task: str | None = None,
     precision: Precision = "auto",
-    optimizer: OptimizerName = "sgd",
+    optimizer: str | None = None,
     compile: bool = False,
     cuda_graphs: bool = False,
     steps: int = 5,
@@ -279,7 +279,7 @@ def profile(
         batch_size=training.batch_size,
         input_size=job.input_size,
         precision=job.precision,
-        optimizer=job.optimizer,
+        optimizer=str(job.optimizer),
         device=devices.name(place),
         kernels=kernels.state(place),
         steps=steps,

@@ -108,7 +108,7 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
     for ratio in _ratios(job, recipe):
         last = replace(last, ratio=ratio)
         yield last
-    if not job.compile and not METHODS[recipe.method].adapts:
+    if not job.compile and not METHODS[recipe.method].part:
         yield from (replace(last, joint_budget=b) for b in JOINT if b < recipe.joint_budget)
 
 

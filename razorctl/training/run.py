@@ -19,7 +19,7 @@ from razorctl import data, devices, models, processes
 from razorctl.data.own.stream import count
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
-from razorctl.optimizer import check_library
+from razorctl.optimizer import cast_weights, check_library
 from razorctl.recipe import Recipe
 from razorctl.step import precision
 from razorctl.surgery.of_job import OfJob
@@ -116,7 +116,9 @@ class Run(Iterator[Step]):
 
         progress(f"building {job.model}")
         state.seed(job.seed)
-        self.model = family.build(len(splits.classes), job.input_size).to(self.device)
+        self.model = family.build(len(splits.classes), job.input_size)
+        cast_weights(self.model, job)
+        self.model.to(self.device)
         self.logits = family.logits
         self.feed = Feed(self.model, job, family, splits, self.device)
         progress("tracing what a step saves")

@@ -22,7 +22,7 @@ def needed(model: nn.Module, job: Job) -> int:
     assert job.evaluate_every is not None
     weights = tensors.size(model.state_dict())
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    moments = 2 if job.optimizer.startswith("adamw") else int(job.momentum > 0)
+    moments = int(job.momentum > 0) if job.optimizer == "sgd" else 2
     checkpoint = weights + moments * trained + REST
     kept = 1 if job.steps <= min(job.evaluate_every, job.save_every or job.steps) else 2
     return kept * checkpoint + max(checkpoint if kept > 1 else 0, kept * weights)

@@ -51,7 +51,7 @@ def test_bytes_of_a_linear_layer(autocast, width, ratio):
 def test_ratio_zero_saves_what_full_saves():
     x = torch.randn(ROWS, WIDTH)
     for name, method in METHODS.items():
-        if not (method.checkpoints or method.adapts) and method.ratio != "nothing":
+        if not (method.checkpoints or method.part) and method.ratio != "nothing":
             assert saved_bytes(linear(Recipe(name, 0)), x) == ROWS * WIDTH * 4
 
 
