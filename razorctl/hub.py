@@ -19,10 +19,11 @@ def fetch(
     files: tuple[str, ...],
     kind: Literal["model", "dataset"],
     more: tuple[str, ...] = (),
+    revision: str | None = None,
 ) -> Path:
     """The local folder of a repository with its `files`, which may be patterns.
 
-    more: files that are fetched as well, if they are there.
+    more: files that are fetched as well, if they are there. revision: a branch; None is the main.
 
     New files are downloaded if the hub can be reached; if not, the cached files are used. HF_HOME,
     HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, which contains `name`, if a
@@ -31,13 +32,14 @@ def fetch(
     # Imported here since it is slow to import and only fetching needs it.
     from huggingface_hub import errors, snapshot_download
 
-    info, problem, mend = _ask(repo, kind)
+    info, problem, mend = _ask(repo, kind, revision)
     offline = info is None
     try:
         folder = Path(
             snapshot_download(
                 repo,
                 repo_type=kind,
+                revision=revision,
                 allow_patterns=[*files, *more],
                 local_files_only=offline,
             )
@@ -65,7 +67,9 @@ def unreachable() -> str | None:
     return None
 
 
-def _ask(repo: str, kind: Literal["model", "dataset"]) -> tuple[Any, str, str]:
+def _ask(
+    repo: str, kind: Literal["model", "dataset"], revision: str | None = None
+) -> tuple[Any, str, str]:
     """What the hub says of a repository; else None, the problem, and what to do about it."""
     from huggingface_hub import HfApi, errors
 
@@ -73,7 +77,8 @@ def _ask(repo: str, kind: Literal["model", "dataset"]) -> tuple[Any, str, str]:
     mend = "run once with a network, or point HF_HOME at a cache that has it."
     try:
         # Asked first, since snapshot_download has no timeout on a network that drops packets.
-        return HfApi().repo_info(repo, repo_type=kind, timeout=TIMEOUT), problem, mend
+        info = HfApi().repo_info(repo, repo_type=kind, revision=revision, timeout=TIMEOUT)
+        return info, problem, mend
     except errors.HfHubHTTPError as error:
         problem, mend = _answer(error.response.status_code, repo)
     except (errors.HTTPError, errors.OfflineModeIsEnabled):

@@ -19,6 +19,7 @@ def test_the_wheel_holds_all_that_runs_without_network(tmp_path):
         "razorctl/models/vit_micro/pretraining.json",
         "razorctl/ops/cpu/common.h",
         "razorctl/ops/cpu/quantize.c",
+        "razorctl/data/scene_parse_150/classes.txt",
         "razorctl/data/digits/README.md",
         "razorctl/data/digits/train.parquet",
         "razorctl/data/digits/test.parquet",

@@ -29,8 +29,11 @@ class Splits:
 
     Splits are data sets, or all are streams if the job says so.
 
-    A row has a `label`, which is an index into `classes`, and an `image`, or a `text` and
-    sometimes a `text_pair`.
+    A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
+    `text` and sometimes a `text_pair`. One for segmentation has an `image` and a `mask` of the same
+    size, whose values `models.masks` says, and may have a `first` as there. One for
+    language modelling has a `text`, or `messages`, each with a `role` and a `content`; it has no
+    classes.
 
     skipped: a line for each bad row that is left out; of streams, as they are read. record: what
     was put aside and skipped, a JSON value from which the splits can be repeated; None if all rows
@@ -58,7 +61,8 @@ class Source:
     """A data set, with what is known before it is loaded.
 
     train_examples, test_examples: rows of the split that is trained on, and of the one that is
-        evaluated at the end; None if they are not known before they are streamed.
+        evaluated at the end; None if they are not known before they are streamed, or before texts
+        become blocks of tokens.
     load: returns the splits; it may be given a `Progress`. Raises MissingError if the files cannot
         be found, and DataError if they cannot be read.
     told: lines on what was detected.
@@ -103,6 +107,11 @@ def of(job: Job) -> Source:
         from razorctl.data import own  # which needs the definitions above
 
         return own.find(job)
+    source = DATASETS[job.dataset]
+    if job.task not in (None, source.task):
+        raise UsageError(
+            f"{job.dataset} is for {source.task}; leave --task out, or name data for {job.task}."
+        )
     if job.streaming:
         raise UsageError(f"{job.dataset} is read as a whole; leave --streaming out.")
     for name in SETTINGS:
@@ -111,7 +120,7 @@ def of(job: Job) -> Source:
                 f"{job.dataset} has its own columns and splits; leave --{name.replace('_', '-')} "
                 "out."
             )
-    return DATASETS[job.dataset]
+    return source
 
 
 def place(name: str) -> str:
@@ -121,9 +130,17 @@ def place(name: str) -> str:
     return str(Path(name).expanduser().resolve())
 
 
-def usual(model: str) -> str:
-    """The name of the data set that a model is planned for if none is given."""
-    return {"image": "cifar100", "text": "rte"}[models.named(model).modality]
+def usual(task: Task, modality: models.Modality) -> str:
+    """The name of the data set that a model of this kind is planned for if none is given.
+
+    Raises UsageError if no registered one is for the task.
+    """
+    if task == "classification":
+        return {"image": "cifar100", "text": "rte"}[modality]
+    name = next((source.name for source in DATASETS.values() if source.task == task), None)
+    if name is None:
+        raise UsageError(f"no data set is planned for {task} by default; name one.")
+    return name
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:
@@ -135,10 +152,15 @@ def pair(job: Job) -> tuple[models.Model, Source]:
     known = models.named(job.model)
     source = of(job)
     if known.modality != source.modality:
-        fitting = [s.name for s in DATASETS.values() if s.modality == known.modality]
+        fitting = [
+            s.name
+            for s in DATASETS.values()
+            if s.modality == known.modality and s.task in known.tasks
+        ]
+        mend = f"choose one of {', '.join(fitting)}" if fitting else f"name {known.modality}s"
         raise UsageError(
             f"{job.model} takes {known.modality}s, and {job.dataset} has {source.modality}s; "
-            f"choose one of {', '.join(fitting)}."
+            f"{mend}."
         )
     family = models.find(job.model, source.task)
     metric = source.metric or FIGURES[source.task][0]
@@ -157,6 +179,11 @@ def check(job: Job) -> Source:
         raise UsageError(
             f"{job.model} takes {family.modality}s, which are not augmented; leave --augment, "
             "--mixup and --cutmix out."
+        )
+    if (job.mixup or job.cutmix) and source.task != "classification":
+        raise UsageError(
+            f"mixup and cutmix mix the labels of images, and {job.dataset} is for {source.task}; "
+            "leave them out."
         )
     job.resolvable(source.train_examples).resolved(family.defaults, source.train_examples)
     return source

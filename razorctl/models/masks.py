@@ -1,9 +1,126 @@
-"""Placeholder."""
+"""How images and their masks of classes become the inputs and labels of segmentation models."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from razorctl.models import Rows
+from razorctl.models.images import converted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+    from torch import Tensor
+
+IGNORED = 255  # the value of a pixel without a class
+NO_CLASS = -100  # its label
+MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of whole numbers
+AREA = (0.25, 1.0)  # of an image, that a random crop has
+Part = tuple[Mapping[str, int], bool]  # the box of an image that is used, and whether it is flipped
+JITTER = 0.4  # largest share by which brightness, contrast and saturation change
 
 
-def transform(config: Any) -> Any: ...
+def values(mask: "Image") -> "np.ndarray[Any, Any]":
+    """The values [height, width] of a mask of one of MODES, int64; of a palette, its indices."""
+    import numpy as np
+
+    return np.asarray(mask).astype(np.int64)
 
 
-def augmented(config: Any, augment: str) -> Any: ...
+def labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
+    """The labels [height, width] of a mask, int64: values less `first`, or NO_CLASS.
+
+    first: the value of the first class; IGNORED and what is less have no class.
+    """
+    found = values(mask)
+    ignored = (found == IGNORED) | (found < first)
+    found -= first
+    found[ignored] = NO_CLASS
+    return found
+
+
+def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
+    """A function from rows of images and masks to inputs and labels of the model's size.
+
+    config: as in `models.images`; images are not cropped but changed in shape.
+    Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_CLASS where
+    a pixel has no class. Rows may have a `first`, as in `labels`, and may lack masks.
+    """
+    return partial(_prepared, config, _whole, _same)
+
+
+def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
+    """As `transform`, with an image and its mask cropped at random, to AREA of it, and flipped.
+
+    augment: as `Job.augment`; `rand` also changes brightness, contrast and saturation. All is drawn
+    from the default generator of torch.
+    """
+    from torchvision.transforms import v2
+
+    crop = v2.RandomResizedCrop(config["input_size"][1:], AREA)
+    colors = v2.ColorJitter(JITTER, JITTER, JITTER) if augment == "rand" else _same
+    return partial(_prepared, config, partial(_drawn, crop), colors)
+
+
+def _same(image: "Image") -> "Image":
+    return image
+
+
+def _whole(image: "Image") -> Part:
+    return {"top": 0, "left": 0, "height": image.height, "width": image.width}, False
+
+
+def _drawn(crop: Any, image: "Image") -> Part:
+    import torch
+
+    box = crop.make_params([image])
+    return box, bool(torch.rand(()) < 0.5)
+
+
+def _prepared(
+    config: Mapping[str, Any],
+    part: Callable[["Image"], Part],
+    colors: Callable[[Any], Any],
+    rows: Rows,
+) -> Rows:
+    import torch
+    from torchvision.transforms import InterpolationMode
+
+    channels, *size = config["input_size"]
+    smooth = InterpolationMode(config["interpolation"])
+    parts, found = [], Rows(inputs=[])
+    for image in rows["image"]:
+        plain = converted(image).convert("L" if channels == 1 else "RGB")
+        parts.append(part(plain))
+        found["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
+    if "mask" in rows:
+        firsts = rows.get("first", [0] * len(parts))
+        found["labels"] = [
+            # Without the shift by half a pixel that the mode `nearest` has.
+            _resized(
+                torch.from_numpy(labels(mask, first))[None],
+                own,
+                size,
+                InterpolationMode.NEAREST_EXACT,
+            )[0]
+            for mask, first, own in zip(rows["mask"], firsts, parts, strict=True)
+        ]
+    return found
+
+
+def _resized(image: Any, part: Part, size: list[int], mode: Any) -> Any:
+    from torchvision.transforms.v2 import functional
+
+    box, flipped = part
+    resized = functional.resized_crop(image, **box, size=size, interpolation=mode)
+    return functional.horizontal_flip(resized) if flipped else resized
+
+
+def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    found = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
+    normal = functional.normalize(found, list(config["mean"]), list(config["std"]))
+    pixels: Tensor = normal.as_subclass(torch.Tensor)  # not one of torchvision
+    return pixels

@@ -24,7 +24,7 @@ import torch
 import transformers
 
 import razorctl
-from razorctl import data
+from razorctl import data, models
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning import gpus
@@ -62,10 +62,11 @@ def dominates(way: Candidate, chosen: Candidate) -> bool:
 
 def rows(gpu: str, model: str) -> Iterator[Row]:
     """The choices of every preference on a card, from the least memory to the most."""
-    card = gpus.load(gpu)
+    card, known = gpus.load(gpu), models.named(model)
+    dataset = data.usual(known.tasks[0], known.modality)
     before: dict[Prefer, Candidate] = {}
     for gib in (gib for gib in MEMORIES if gib << 30 <= card.memory_bytes):
-        search = Search(Job(model, data.usual(model)), card, gib << 30, None)
+        search = Search(Job(model, dataset), card, gib << 30, None)
         found = {prefer: search.choose(prefer) for prefer in get_args(Prefer)}
         for prefer, chosen in found.items():
             if chosen is None:

@@ -1,21 +1,27 @@
 """The contract of a data set, for every one; the hub's are small local copies."""
 
-import pytest
-from datasets import ClassLabel
+from functools import partial
 
-from razorctl.data import DATASETS, find, pair
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Image
+from PIL import Image as Pictures
+
+from razorctl.data import DATASETS, check, find, pair, scenes, usual
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
+from razorctl.models import masks
 from tests import local_hub
 
-HUB = sorted(set(DATASETS) - {"digits"})
+LABELED = [name for name, source in DATASETS.items() if source.task == "classification"]
+HUB = sorted(set(LABELED) - {"digits"})
 COLUMNS = {
     "image": ({"image", "label"},),
     "text": ({"text", "label"}, {"text", "text_pair", "label"}),
 }
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", LABELED)
 def test_rows_have_the_columns_of_their_modality_and_labels_in_range(name, hub):
     source = find(name)
     assert source.summary
@@ -145,3 +151,62 @@ def test_a_model_and_data_of_another_modality_are_refused_before_any_loading(hub
         pair(Job("bert-base", "cifar100"))
     with pytest.raises(UsageError, match="vit-b16 takes images, and rte has texts; choose one of "):
         pair(Job("vit-b16", "rte"))
+
+
+def scene_parse_150(snapshot, column="annotation"):
+    """A photograph of which the first column is of no class, the others of the first and last."""
+    mask = Pictures.fromarray(np.tile(np.uint8([0, 1, 150]), (2, 1)))
+    for split, count in {"train": 3, "validation": 2}.items():
+        photos = [Pictures.new("RGB", (3, 2), (i, 2 * i, 50)) for i in range(count)]
+        rows = Dataset.from_dict(
+            {"image": photos, column: [mask] * count, "scene_category": [0] * count}
+        )
+        rows = rows.cast_column("image", Image()).cast_column(column, Image())
+        (snapshot / "scene_parsing" / split).mkdir(parents=True)
+        rows.to_parquet(snapshot / "scene_parsing" / split / "0000.parquet")
+
+
+def cached_scenes(hub, **settings):
+    """In the branch that has Parquet files."""
+    folder = local_hub.cache(hub, "dataset", scenes.REPO, partial(scene_parse_150, **settings))
+    branch = folder / "refs" / scenes.BRANCH
+    branch.parent.mkdir(parents=True)
+    (folder / "refs" / "main").rename(branch)
+
+
+def test_scenes_have_a_mask_without_the_class_of_all_others(hub):
+    cached_scenes(hub)
+    source = find("scene_parse_150")
+    splits = source.load()
+    assert (source.task, source.classes, len(splits.classes)) == ("segmentation", 150, 150)
+    assert (splits.classes[0], splits.classes[149]) == ("wall", "flag")
+    assert (len(splits.train), splits.validation, len(splits.test)) == (3, None, 2)
+    row = splits.train[1]
+    assert row["image"].getpixel((0, 0)) == (1, 2, 50)
+    assert masks.labels(row["mask"], row["first"]).tolist() == [[-100, 0, 149]] * 2
+
+
+def test_scenes_of_other_columns_are_refused(hub):
+    cached_scenes(hub, column="picture")
+    with pytest.raises(DataError, match="scene_parse_150 has no column annotation, only image"):
+        find("scene_parse_150").load()
+
+
+def test_the_usual_data_set_is_for_the_task():
+    for task, modality in (
+        ("classification", "image"),
+        ("classification", "text"),
+        ("segmentation", "image"),
+    ):
+        source = find(usual(task, modality))
+        assert (source.task, source.modality) == (task, modality)
+    with pytest.raises(UsageError, match="no data set is planned for causal-lm by default; name"):
+        usual("causal-lm", "text")
+
+
+def test_what_only_classes_have_is_refused_for_other_tasks():
+    with pytest.raises(UsageError, match="scene_parse_150 is for segmentation; leave them out"):
+        check(Job("segformer-b0", "scene_parse_150", mixup=0.2))
+    assert check(Job("segformer-b0", "scene_parse_150")).task == "segmentation"
+    with pytest.raises(UsageError, match="rte is for classification; leave --task out, or name da"):
+        check(Job("bert-base", "rte", task="masked-lm"))

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
-from razorctl.data.own import folder, hub, streaming, tables
+from razorctl.data.own import folder, hub, masks, streaming, tables, tasks, texts
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
@@ -15,7 +16,7 @@ from razorctl.data.own.rows import faults
 from razorctl.data.own.splitting import Checked, held, share
 from razorctl.data.own.stream import count
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
+from razorctl.job import Job, Task
 from razorctl.models import Modality
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ def find(job: Job) -> Source:
     """
     of_hub = job.dataset.startswith(hub.PREFIX)
     if job.streaming:
+        if "classification" not in (wanted := tasks.wanted(job)):
+            streaming.of_classes(job.dataset, wanted[0])
         return _streamed(job, *(streaming.of_hub(job) if of_hub else _read(job, _streams)))
     if not of_hub:
         return _source(job, _checked(_read(job, _raw), job))
@@ -40,7 +43,9 @@ def find(job: Job) -> Source:
 
 def _source(job: Job, checked: Checked) -> Source:
     raw = checked.raw
-    return _described(job, raw.modality, raw.told, checked.classes, checked.counts(), checked.load)
+    counts = checked.counts()
+    found = _described(job, raw.modality, raw.told, checked.classes, counts, checked.load, raw.task)
+    return _of_blocks(found) if "text" in raw.splits["train"].column_names else found
 
 
 def _of_card(job: Job, card: hub.Card) -> Source:
@@ -54,7 +59,8 @@ def _of_card(job: Job, card: hub.Card) -> Source:
 
     used = card.columns
     told = f"{used.told}, as its card says"
-    return _described(job, used.modality, told, card.classes, counts, load)
+    found = _described(job, used.modality, told, card.classes, counts, load, used.task)
+    return _of_blocks(found) if used.texts else found
 
 
 def _streamed(job: Job, splits: Splits, used: Columns) -> Source:
@@ -76,6 +82,7 @@ def _described(
     classes: Sequence[str],
     counts: Mapping[str, int | None],
     load: Callable[..., Splits],
+    task: Task = "classification",
 ) -> Source:
     evaluated = "test" if "test" in counts else "validation"
     return Source(
@@ -86,8 +93,16 @@ def _described(
         counts["train"],
         counts.get(evaluated) or counts.get("aside"),
         load,
-        _told(job.dataset, told, classes, counts),
+        _told(job.dataset, told, task, classes, counts),
+        task=task,
     )
+
+
+def _of_blocks(source: Source) -> Source:
+    """The data set without numbers of examples if these are blocks of tokens, not its texts."""
+    if source.task not in tasks.LANGUAGE:
+        return source
+    return replace(source, train_examples=None, test_examples=None)
 
 
 def read(job: Job) -> Raw:
@@ -100,6 +115,10 @@ def _checked(raw: Raw, job: Job) -> Checked:
     for split, own in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
+    if raw.task in tasks.LANGUAGE:
+        raw = texts.divided(raw, job)
+    elif raw.task == "segmentation":
+        raw = masks.named(raw)
     classes, numbers = numbered(raw)
     checked = Checked(raw, job, classes, numbers, faults(raw, numbers))
     if not job.skip_bad and (any(checked.faults.values()) or raw.nowhere):
@@ -124,15 +143,29 @@ def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
 
 
 def _raw(path: Path, job: Job) -> Raw:
+    name, wanted, language = job.dataset, tasks.wanted(job), tasks.language(job)
+    if language is not None and texts.is_text(path):
+        return texts.read(name, path, {path.stem: [path]}, job, language)
     found = _tables(path, job)
-    return folder.read(job.dataset, path, job) if found is None else tables.read(job.dataset, found)
+    if found is not None:
+        return tables.read(name, found)
+    if "segmentation" in wanted and (parts := masks.layout(path)) is not None:
+        return masks.read(name, path, parts, job)
+    if language is not None and (files := texts.in_folder(path)):
+        return texts.read(name, path, files, job, language)
+    if "classification" not in wanted:
+        raise tasks.unserved(name, wanted)
+    return folder.read(name, path, job)
 
 
 def _streams(path: Path, job: Job) -> tuple[Splits, Columns]:
-    found = _tables(path, job)
+    language = tasks.language(job) is not None
+    found = None if language and texts.is_text(path) else _tables(path, job)
     if found is None:
         raise UsageError(
-            f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
+            f"{job.dataset} is no table, so it is read whole; leave --streaming out."
+            if language
+            else f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
             "--streaming out."
         )
     return streaming.of_tables(job, found)
@@ -147,13 +180,18 @@ def _tables(path: Path, job: Job) -> tables.Tables | None:
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if not tables.is_table(path):
-        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
+        plain = texts.SUFFIXES if tasks.language(job) is not None else ()
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*plain, *tables.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
     return tables.find(name, {path.stem: [path]}, job, single=True)
 
 
 def _told(
-    name: str, told: str, classes: Sequence[str], counts: Mapping[str, int | None]
+    name: str,
+    told: str,
+    task: Task,
+    classes: Sequence[str],
+    counts: Mapping[str, int | None],
 ) -> tuple[str, ...]:
     """Lines on what was detected."""
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
@@ -167,7 +205,7 @@ def _told(
     ]
     return (
         f"{name}: {told}",
-        f"{len(classes):,} classes: {few}",
+        f"{len(classes):,} classes: {few}" if classes else f"for {task}",
         ", ".join(parts),
     )
 

@@ -1,12 +1,12 @@
-"""The columns of a table that hold its images or texts and its labels: given, or detected."""
+"""The columns of a table that a task uses: given, or detected."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from razorctl.errors import UsageError
-from razorctl.job import Job
+from razorctl.job import Job, Task
 from razorctl.models import Modality
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
@@ -14,6 +14,12 @@ IMAGES = frozenset(
     {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
     | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
 )
+MASKS = frozenset(
+    {"mask", "masks", "annotation", "annotations", "segmentation", "label", "labels", "seg_map"}
+    | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
+    | {"segmentation_mask", "semantic_mask", "label_image"}
+)
+MESSAGES = "messages"
 TEXTS = frozenset({"text", "sentence", "review"})
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -50,14 +56,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are used: of an image or of one or two texts, and of the label.
+    """The columns that a task uses: of an image, of one or two texts or of conversations.
 
-    label: empty if labels are not read.
+    label: empty if labels are not read. mask: of an image, for segmentation.
     """
 
     label: str
     image: str | None = None
     texts: tuple[str, ...] = ()
+    task: Task = "classification"
+    mask: str | None = None
+    messages: str | None = None
 
     @property
     def modality(self) -> Modality:
@@ -66,9 +75,9 @@ class Columns:
     @property
     def renamed(self) -> dict[str, str]:
         """Column -> its name in `Raw`."""
-        own = {} if self.image is None else {self.image: "image"}
+        single = {self.image: "image", self.mask: "mask", self.messages: "messages"}
         return {
-            **own,
+            **{column: own for column, own in single.items() if column is not None},
             **dict(zip(self.texts, ("text", "text_pair"), strict=False)),
             **({self.label: "label"} if self.label else {}),
         }
@@ -76,12 +85,18 @@ class Columns:
     @property
     def told(self) -> str:
         """The columns, as the end of a sentence."""
-        what = f"image in {self.image}" if self.image else f"text in {' and '.join(self.texts)}"
-        return f"{what}, label in {self.label}" if self.label else what
+        parts = {
+            "image": self.image,
+            "mask": self.mask,
+            "text": " and ".join(self.texts),
+            "conversations": self.messages,
+            "label": self.label,
+        }
+        return ", ".join(f"{what} in {column}" for what, column in parts.items() if column)
 
 
 def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Columns:
-    """The columns of a table that a job uses.
+    """The columns of a table that a classifier uses.
 
     root: the folder that image paths are relative to. Raises UsageError, which lists the columns,
     for a given column that is not there, and if it is not clear which one to use.
@@ -105,13 +120,83 @@ def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Col
             f"{_listed(sample.values)}; name one with {images} or {plain}."
         )
     used = [column for column in (image, *texts) if column is not None]
-    label = label or _label(name, sample, used)
+    label = label or _label(name, sample, used, job)
     if len({*used, label}) <= len(used):
         raise UsageError(
             f"column {label} of {name} cannot be used twice; name others of "
             f"{_listed(sample.values)}."
         )
     return Columns(label, image, texts)
+
+
+def text(name: str, sample: Sample, job: Job) -> str | None:
+    """The column of texts that are used alone; None if there is none, or only pairs of texts.
+
+    One called text is preferred. Raises UsageError for a given column that is not there, and if
+    several may be it.
+    """
+    texts = _given_texts(name, sample, job.text_column)
+    if not texts:
+        called = [c for c in sample.values if _plain(c) == "text" and _text_values(sample, c)]
+        texts = tuple(called) if len(called) == 1 else _texts(name, sample, set(), None)
+    return texts[0] if len(texts) == 1 else None
+
+
+def conversations(sample: Sample) -> str | None:
+    """The column of conversations: lists that are called messages; None if there is none."""
+    for column, values in sample.values.items():
+        if _plain(column) == MESSAGES and any(isinstance(value, list) for value in values):
+            return column
+    return None
+
+
+def masked(
+    name: str, sample: Sample, job: Job, root: Path | None = None
+) -> tuple[str | None, str | None]:
+    """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
+
+    Arguments and errors are those of `detect`.
+    """
+    image = _given(name, sample, job.image_column, "image")
+    mask = _given(name, sample, job.label_column, "label")
+    if mask is None:
+        found = [
+            column
+            for column in sample.values
+            if column != image
+            and _plain(column) in MASKS
+            and _of_images(sample, column, root, MASKS)
+        ]
+        mask = _one(name, sample, found, "mask", "label-column")
+    elif not _of_images(sample, mask, root, {_plain(mask)}):
+        mask = None
+    if image is None and mask is not None:
+        image = _image(name, sample, {mask}, root)
+    return image, mask
+
+
+def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False) -> Sequence[str]:
+    """The columns beside those in `used` that may be the label; more than one is not clear.
+
+    named: whether only those count whose name or type says so, not those of few values.
+    """
+    if job.label_column is not None:
+        return [job.label_column]
+
+    def few(column: str) -> bool:
+        values = [value for value in sample.values[column] if value not in (None, "")]
+        if not values or any(type(value) not in (str, int, bool) for value in values):
+            return False
+        return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
+
+    free = [c for c in sample.values if c not in used and c not in sample.images]
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda column: _plain(column) in LABELS,
+        lambda column: column in sample.classes,
+        lambda column: not named and few(column),
+    )
+    found = ([column for column in free if fits(column)] for fits in ways)
+    return next(filter(None, found), [])
 
 
 def unlabeled(
@@ -181,22 +266,27 @@ def _text_values(sample: Sample, column: str) -> list[str]:
     return texts if 2 * len(texts) > len(values) else []
 
 
-def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:
-    def of_files(column: str) -> bool:
-        values = _text_values(sample, column)[:LOOKED_UP]
-        if root is None or not values:
-            return False
-        named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
-        if _plain(column) in IMAGES and all(named):
-            return True  # even if all of these files are missing
-        there = [
-            known and (root / value).is_file() for known, value in zip(named, values, strict=True)
-        ]
-        return 2 * sum(there) >= len(values)
+def _of_images(
+    sample: Sample, column: str, root: Path | None, called: Collection[str] = IMAGES
+) -> bool:
+    """Whether a column has images, or most of its values are paths of images below `root`.
 
+    called: names of columns whose images may all be missing.
+    """
+    values = _text_values(sample, column)[:LOOKED_UP]
+    if column in sample.images or root is None or not values:
+        return column in sample.images
+    named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
+    if _plain(column) in called and all(named):
+        return True
+    there = [known and (root / value).is_file() for known, value in zip(named, values, strict=True)]
+    return 2 * sum(there) >= len(values)
+
+
+def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:
     free = [column for column in sample.values if column not in taken]
     typed = [column for column in free if column in sample.images]
-    found = typed or [column for column in free if of_files(column)]
+    found = typed or [column for column in free if _of_images(sample, column, root)]
     called = [column for column in found if _plain(column) == "image"]
     return _one(name, sample, called or found, "image", "image-column")
 
@@ -220,23 +310,11 @@ def _texts(name: str, sample: Sample, taken: set[str], image: str | None) -> tup
     return () if one is None else (one,)
 
 
-def _label(name: str, sample: Sample, used: Sequence[str]) -> str:
-    def few(column: str) -> bool:
-        values = [value for value in sample.values[column] if value not in (None, "")]
-        if not values or any(type(value) not in (str, int, bool) for value in values):
-            return False
-        return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
-
-    free = [c for c in sample.values if c not in used and c not in sample.images]
-    ways: tuple[Callable[[str], bool], ...] = (
-        lambda column: _plain(column) in LABELS,
-        lambda column: column in sample.classes,
-        few,
-    )
-    for fits in ways:
-        if one := _one(name, sample, [c for c in free if fits(c)], "label", "label-column"):
-            return one
-    raise UsageError(
-        f"none of the columns of {name} is clearly the label: {_listed(sample.values)}; name one "
-        "with --label-column."
-    )
+def _label(name: str, sample: Sample, used: Sequence[str], job: Job) -> str:
+    one = _one(name, sample, labels(sample, used, job), "label", "label-column")
+    if one is None:
+        raise UsageError(
+            f"none of the columns of {name} is clearly the label: {_listed(sample.values)}; name "
+            "one with --label-column."
+        )
+    return one

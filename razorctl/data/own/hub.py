@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data.own import columns, names, parquet
+from razorctl.data.own import columns, names, parquet, tasks
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
@@ -68,19 +68,26 @@ def card(job: Job) -> Card | None:
         return None
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
-    values = {
-        name: ["word"] if getattr(kind, "dtype", None) in ("string", "large_string") else []
-        for name, kind in origin.features.items()
-    }
+    values = {name: _word(kind) for name, kind in origin.features.items()}
     try:
-        used = columns.detect(job.dataset, columns.Sample(values, images, classes), job)
+        used = tasks.detect(job.dataset, columns.Sample(values, images, classes), job)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    if used.label not in classes or not {used.image} <= {None, *images}:
+    if used.task in tasks.LANGUAGE and "classification" not in tasks.wanted(job)[:1]:
+        found: tuple[str, ...] = ()
+    elif used.label in classes and {used.image} <= {None, *images}:
+        found = tuple(origin.features[used.label].names)
+    else:
         return None
-    found = tuple(origin.features[used.label].names)
     counts = {split: origin.counts[own] for split, own in chosen.items()}
     return Card(used, found, chosen, counts)
+
+
+def _word(kind: Any) -> list[Any]:
+    """A value that stands for those of a column, as far as its type says what they are."""
+    if getattr(kind, "dtype", None) in ("string", "large_string"):
+        return ["word"]
+    return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
 def read(job: Job) -> Raw:
@@ -118,17 +125,18 @@ def _raw(
     images, classes, plain = parquet.typed(kinds)
     first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
     sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
-    used = columns.detect(name, sample, job)
+    used = tasks.detect(name, sample, job)
     check_image(name, used, kinds, images)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):
             raise DataError(f"{own} of {name} has no column {missing.pop()}; name other splits.")
     told = used.told
-    hidden = [split for split in chosen if split != "train" and _hidden(found[split], used.label)]
+    others = [split for split in chosen if split != "train" and used.label]
+    hidden = [split for split in others if _hidden(found[split], used.label)]
     if job.split is None:
         for split in hidden:
             told += f", without {chosen.pop(split)}, which has no labels"
-    label = kinds[used.label]
+    classes_of = kinds[used.label].names if used.label in classes else None
     return Raw(
         name,
         used.modality,
@@ -138,20 +146,22 @@ def _raw(
         },
         chosen,
         told,
-        class_names=tuple(label.names) if used.label in classes else None,
+        class_names=None if classes_of is None else tuple(classes_of),
         root=folder.parents[1],  # where the links of the hub's cache lead
+        task=used.task,
     )
 
 
 def check_image(
     name: str, used: Columns, kinds: Mapping[str, Any], images: Collection[str]
 ) -> None:
-    """Raises UsageError if the column of images is of another type."""
-    if used.image is not None and used.image not in images:
-        raise UsageError(
-            f"column {used.image} of {name} has no images but {kinds[used.image]}; name another "
-            "with --image-column."
-        )
+    """Raises UsageError if the column of images or of masks is of another type."""
+    for column, flag in ((used.image, "--image-column"), (used.mask, "--label-column")):
+        if column is not None and column not in images:
+            raise UsageError(
+                f"column {column} of {name} has no images but {kinds[column]}; name another with "
+                f"{flag}."
+            )
 
 
 def _hidden(rows: "Dataset", label: str) -> bool:

@@ -10,27 +10,42 @@ from functools import partial
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from razorctl.data.own.raw import OUTSIDE, Raw
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import stamp
 
+T = TypeVar("T")
 BATCH = 256  # images that are read before the progress is told
 THREADS = min(32, os.cpu_count() or 1)
 
 
 def faults(raw: Raw, known: Faults, progress: Callable[[str], None]) -> dict[str, dict[int, str]]:
     """The rows whose images cannot be used, beside those in `known`, which are not looked at."""
-    verdicts = _verdicts(raw, known)
+    return seen(raw, known, progress, ("image",), partial(fault, raw.root))
+
+
+def seen(
+    raw: Raw,
+    known: Faults,
+    progress: Callable[[str], None],
+    columns: tuple[str, ...],
+    see: Callable[..., T | None],
+) -> dict[str, dict[int, T]]:
+    """Split -> row -> what `see` says of its contents, unless that is None; kept in a file.
+
+    columns: those whose contents are the arguments of `see`; the last one is what is looked at.
+    see: returns a value of JSON. Rows in `known` are not looked at.
+    """
+    verdicts = _verdicts(raw, known, columns)
     if verdicts is not None and verdicts.exists():
         with suppress(OSError, ValueError):
             found = json.loads(verdicts.read_text())
             return {
-                split: {int(row): reason for row, reason in bad.items()}
-                for split, bad in found.items()
+                split: {int(row): said for row, said in of.items()} for split, of in found.items()
             }
-    found = dict(_checked(raw, known, progress))
+    found = dict(_checked(raw, known, progress, columns, see))
     if verdicts is not None:
         with suppress(OSError):
             verdicts.parent.mkdir(parents=True, exist_ok=True)
@@ -39,8 +54,12 @@ def faults(raw: Raw, known: Faults, progress: Callable[[str], None]) -> dict[str
 
 
 def _checked(
-    raw: Raw, known: Faults, progress: Callable[[str], None]
-) -> Iterator[tuple[str, dict[int, str]]]:
+    raw: Raw,
+    known: Faults,
+    progress: Callable[[str], None],
+    columns: tuple[str, ...],
+    see: Callable[..., T | None],
+) -> Iterator[tuple[str, dict[int, T]]]:
     import PIL.Image
 
     total = sum(map(len, raw.splits.values()))
@@ -50,22 +69,27 @@ def _checked(
         warnings.simplefilter("ignore")
         PIL.Image.init()
         for split in raw.splits:
-            bad: dict[int, str] = {}
-            unknown = (item for item in _items(raw, split) if item[0] not in known[split])
+            found: dict[int, T] = {}
+            unknown = (item for item in _items(raw, split, columns) if item[0] not in known[split])
             while batch := list(islice(unknown, BATCH)):
-                progress(f"checking images, {done:,} of {total:,}")
-                reasons = pool.map(partial(fault, raw.root), [image for _, image in batch])
-                found = zip(batch, reasons, strict=True)
-                bad |= {row: reason for (row, _), reason in found if reason is not None}
+                progress(f"checking {columns[-1]}s, {done:,} of {total:,}")
+                said = pool.map(lambda item: see(*item[1]), batch)
+                pairs = zip(batch, said, strict=True)
+                found |= {row: value for (row, _), value in pairs if value is not None}
                 done += len(batch)
-            yield split, bad
+            yield split, found
 
 
-def _items(raw: Raw, split: str) -> Iterator[tuple[int, Any]]:
-    """The number and the image of each row: a path, or bytes."""
-    rows = raw.splits[split].select_columns("image").with_format("arrow")
-    batches = (table["image"].to_pylist() for table in rows.iter(BATCH))
-    return enumerate(map(content, chain.from_iterable(batches)))
+def _items(
+    raw: Raw, split: str, columns: tuple[str, ...] = ("image",)
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The number and the images of each row: paths, or bytes."""
+    rows = raw.splits[split].select_columns(list(columns)).with_format("arrow")
+    batches = (
+        zip(*(map(content, table[name].to_pylist()) for name in columns), strict=True)
+        for table in rows.iter(BATCH)
+    )
+    return enumerate(chain.from_iterable(batches))
 
 
 def content(image: Any) -> Any:
@@ -80,17 +104,22 @@ def fault(root: Path | None, image: str | bytes | None) -> str | None:
 
     root: the folder in which the file must be, links followed; None if it may be anywhere.
     """
+    return unreachable(root, image) or undecodable(image)
+
+
+def unreachable(root: Path | None, image: str | bytes | None) -> str | None:
+    """As `fault`, of the image's place alone."""
     if image is None:
         return "no image"
     if isinstance(image, bytes):
-        return _undecodable(image)
+        return None
     if "\0" in image:
         return "no path"
     if root is not None:
         there, folder = Path(os.path.realpath(image)), os.path.realpath(root)
         if not there.is_relative_to(folder):
             return OUTSIDE
-    return _unreadable(image) or _undecodable(image)
+    return _unreadable(image)
 
 
 def _unreadable(image: str) -> str | None:
@@ -107,7 +136,11 @@ def _unreadable(image: str) -> str | None:
     return None if size else "zero bytes"
 
 
-def _undecodable(image: str | bytes) -> str | None:
+def undecodable(image: Any, see: Callable[[Any], str | None] = lambda _: None) -> str | None:
+    """As `fault`, of the image's content alone; see: is given the decoded image, unless it is bad.
+
+    What `see` returns is a fault too.
+    """
     import PIL.Image
 
     if image == b"":
@@ -122,6 +155,7 @@ def _undecodable(image: str | bytes) -> str | None:
             opened.draft(None, (1, 1))
             opened.load()
             opened.getexif()  # which loading it for a model reads too
+            return see(opened)
     except PIL.Image.DecompressionBombError:
         return f"more pixels than PIL's limit of {limit:,}"
     except PIL.UnidentifiedImageError:
@@ -129,22 +163,23 @@ def _undecodable(image: str | bytes) -> str | None:
     except Exception as error:  # PIL's decoders raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
-    return None
 
 
-def _verdicts(raw: Raw, known: Faults) -> Path | None:
+def _verdicts(raw: Raw, known: Faults, columns: tuple[str, ...]) -> Path | None:
     """The file of what was found in these very images; None if they cannot be told from others."""
     from platformdirs import user_cache_dir
 
     files: list[Iterator[Any]] = []
     for split, rows in raw.splits.items():
-        if isinstance(next((image for _, image in _items(raw, split)), b""), str):
-            files.append(image for _, image in _items(raw, split) if isinstance(image, str))
+        first: Any = next((images for _, images in _items(raw, split, columns)), (b"",))
+        if all(isinstance(image, str) for image in first):
+            listed = chain.from_iterable(images for _, images in _items(raw, split, columns))
+            files.append(image for image in listed if isinstance(image, str))
         elif rows.cache_files:
             files.append(iter([file["filename"] for file in rows.cache_files]))
         else:
             return None
     sizes: Mapping[str, int] = {split: len(rows) for split, rows in raw.splits.items()}
     bad = {split: sorted(rows) for split, rows in known.items()}
-    digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root)])
+    digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root), *columns])
     return Path(user_cache_dir("razorctl")) / "images" / f"{digest}.json"

@@ -21,9 +21,15 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     """The class names, and the number of each row's class; -1 is a row without a label.
 
     The classes are those of the labels' type, or all labels in the order of numbers or letters.
-    Raises DataError if labels are not classes or not of one type.
+    Of tasks without labels all numbers are 0. Raises DataError if labels are not classes or not of
+    one type.
     """
+    import numpy as np
     import pyarrow as pa
+
+    if raw.task != "classification":
+        zeros = {split: np.zeros(len(rows), np.int64) for split, rows in raw.splits.items()}
+        return raw.class_names or (), zeros
 
     found = {split: rows.data.column("label") for split, rows in raw.splits.items()}
     kinds = {column.type for column in found.values()}

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.raw import OUTSIDE
 from razorctl.errors import DataError
@@ -25,7 +26,7 @@ class Line(NamedTuple):
     fault: str | None = None
 
 
-def _decoded(file: Path) -> Iterator[str]:
+def decoded(file: Path) -> Iterator[str]:
     """The lines of a file; raises DataError, with the line, for one that is not UTF-8."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -39,13 +40,13 @@ def _decoded(file: Path) -> Iterator[str]:
 
 def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines on which rows begin and their fields; the first row is the header."""
-    first = next(_decoded(file), "")
+    first = next(decoded(file), "")
     comma = "\t" if file.suffix.casefold() == ".tsv" else ","
     if comma not in first:
         # Spreadsheets of some countries write semicolons.
         comma = next((other for other in ";\t" if other in first), comma)
     csv.field_size_limit(LONGEST)  # the library's own limit is shorter than some texts
-    reader = csv.reader(_decoded(file), delimiter=comma, strict=True)
+    reader = csv.reader(decoded(file), delimiter=comma, strict=True)
     begin = 1
     try:
         for fields in reader:
@@ -75,7 +76,7 @@ def delimited(file: Path) -> Iterator[Line]:
 
 def json_lines(file: Path) -> Iterator[Line]:
     """The rows of a file with a JSON object on each line; raises DataError if it is not UTF-8."""
-    for number, line in enumerate(_decoded(file), 1):
+    for number, line in enumerate(decoded(file), 1):
         if not line.strip():
             continue
         try:
@@ -105,14 +106,14 @@ def sample(file: Path) -> Sample:
 
 
 def schema(columns: Columns) -> "pa.Schema":
-    """The columns of `Raw`, all of text."""
+    """The columns of `Raw`, all of text but conversations."""
     import pyarrow as pa
 
     names = [*columns.renamed.values(), "place", "fault"]
-    return pa.schema([(name, pa.string()) for name in names])
+    return pa.schema([(n, chats.kind() if n == "messages" else pa.string()) for n in names])
 
 
-def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, str | None]]:
+def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file with the columns of `Raw`; image paths are relative to `root`.
 
     Raises DataError for labels of several types.
@@ -120,15 +121,18 @@ def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, str | N
     kinds: dict[str, str] = {}
     for line in READERS[file.suffix.casefold()](file):
         place = f"{file.name}, line {line.number}"
-        row: dict[str, str | None] = {"place": place, "fault": line.fault}
+        row: dict[str, Any] = {"place": place, "fault": line.fault}
         for column, own in columns.renamed.items():
             value = line.values.get(column)
             if own == "label":
                 row[own] = _label(value, place, kinds)
+            elif own == "messages":
+                row[own], fault = chats.written(value)
+                row["fault"] = row["fault"] or fault
             elif value is not None and not isinstance(value, str):
                 row["fault"] = row["fault"] or f"{column} is no text"
-            elif own == "image":
-                row |= image(root, value, row["fault"])
+            elif own in ("image", "mask"):
+                row[own], row["fault"] = image(root, value, row["fault"], own)
             else:
                 row[own] = value
         yield row
@@ -150,13 +154,15 @@ def _label(value: Any, place: str, kinds: dict[str, str]) -> str | None:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def image(root: Path, value: str | None, fault: str | None = None) -> dict[str, str | None]:
-    """The `image` and `fault` of a row with an image at the path `value`, relative to `root`."""
+def image(
+    root: Path, value: str | None, fault: str | None = None, what: str = "image"
+) -> tuple[str, str | None]:
+    """The image or mask at the path `value`, relative to `root`, and the fault of its row."""
     value = (value or "").strip()
     path = Path(value)
     if not value:
-        fault = fault or "no image path"
+        fault = fault or f"no {what} path"
     elif path.is_absolute() or ".." in path.parts:
         fault = OUTSIDE
     # Absolute, since the rows may be kept and used from another directory.
-    return {"image": str(root.absolute() / path), "fault": fault}
+    return str(root.absolute() / path), fault

@@ -101,8 +101,9 @@ def _schema(file: Path, columns: Columns) -> "pa.Schema":
 
     stored = _plain(_open(file).schema_arrow)
     fields = [stored.field(column).with_name(own) for column, own in columns.renamed.items()]
-    if any(f.name == "image" and _is_text(f.type) for f in fields):
-        fields = [pa.field("image", pa.string()) if f.name == "image" else f for f in fields]
+    paths = [f.name for f in fields if f.name in ("image", "mask") and _is_text(f.type)]
+    if paths:
+        fields = [pa.field(f.name, pa.string()) if f.name in paths else f for f in fields]
         fields.append(pa.field("fault", pa.string()))
     return pa.schema(fields)  # without metadata, which says how the old names are read
 
@@ -115,9 +116,13 @@ def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.Rec
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         arrays = {name: arrays[column] for column, name in renamed.items()}
         if "fault" in own.names:
-            found = [image(file.parent, value) for value in arrays["image"].to_pylist()]
-            for name in ("image", "fault"):
-                arrays[name] = pa.array([row[name] for row in found], pa.string())
+            faults: list[str | None] = [None] * len(batch)
+            for name in [n for n in ("image", "mask") if n in arrays and _is_text(arrays[n].type)]:
+                values = zip(arrays[name].to_pylist(), faults, strict=True)
+                found = [image(file.parent, value, fault, name) for value, fault in values]
+                arrays[name] = pa.array([path for path, _ in found], pa.string())
+                faults = [fault for _, fault in found]
+            arrays["fault"] = pa.array(faults, pa.string())
         cast = [arrays[field.name].cast(field.type) for field in own]
         yield pa.RecordBatch.from_arrays(cast, schema=own)
 

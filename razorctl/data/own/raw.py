@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from razorctl.job import Task
 from razorctl.models import Modality
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class Raw:
 
     splits: `train`, `validation` and `test`, as far as they are there. A row has a `label`, and an
         `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes, or the struct of
-        `datasets` that has both. A row may also have a `place`, which names it, and a `fault`,
+        `datasets` that has both. Of other tasks, a row has a `text` or `messages` alone, or an
+        `image` and a `mask`. A row may also have a `place`, which names it, and a `fault`,
         which says what is wrong with it.
     names: split -> what it is called in the data.
     told: what was detected, as the end of a sentence.
@@ -27,6 +29,7 @@ class Raw:
     untyped: whether labels are text only because the file has no other type.
     root: the folder that image paths must not leave; None if they may.
     nowhere: lines on what is bad and is no row, such as an empty folder.
+    cut: whether the two training rows are one text, whose end is what can be put aside.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Raw:
     untyped: bool = False
     root: Path | None = None
     nowhere: tuple[str, ...] = ()
+    task: Task = "classification"
+    cut: bool = False
 
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from razorctl.data.own import chats
 from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.names import empty
@@ -16,7 +17,7 @@ Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong
 
 
 def faults(raw: Raw, numbers: Numbers) -> dict[str, dict[int, str]]:
-    """The bad rows: those with a fault, without a label or with an empty text."""
+    """The bad rows: those with a fault, without a label, or with an empty text or message."""
     found: dict[str, dict[int, str]] = {}
     for split, rows in raw.splits.items():
         bad: dict[int, str] = {}
@@ -27,6 +28,9 @@ def faults(raw: Raw, numbers: Numbers) -> dict[str, dict[int, str]]:
             if text in rows.column_names:
                 for row in _where(_blank(rows.data.column(text))):
                     bad.setdefault(row, "empty text")
+        if "messages" in rows.column_names:
+            for row, reason in chats.faults(rows.data.column("messages")).items():
+                bad.setdefault(row, reason)
         for row in _where(numbers[split] < 0):
             bad.setdefault(row, "no label")
         found[split] = dict(sorted(bad.items()))
@@ -98,14 +102,16 @@ def sound(
 ) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
-    That is if a split is empty, if all training rows are of one class or each is of its own, or if
-    another split has a class without training rows.
+    That is if a split is empty, and for a classifier if all training rows are of one class or each
+    is of its own, or if another split has a class without training rows.
     """
     import numpy as np
 
     for split in raw.splits:
         if not len(kept[split]):
             raise empty(raw.name, split)
+    if raw.task != "classification":
+        return
     trained = np.unique(numbers["train"][kept["train"]])
     if len(trained) < 2:
         raise DataError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, Splits, place
-from razorctl.data.own import images, rows
+from razorctl.data.own import images, masks, rows
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
@@ -74,13 +74,13 @@ def chosen(
     from datasets import Image
 
     found = raw.splits[split]
-    names = [name for name in ("image", "text", "text_pair") if name in found.column_names]
-    found = found.select_columns(names)
+    of_rows = ("image", "mask", "text", "text_pair", "messages")
+    found = found.select_columns([name for name in of_rows if name in found.column_names])
     # The labels first: rows are copied when a column is added after some are left out.
     if labels is not None:
         found = found.add_column("label", labels)
-    if raw.modality == "image":
-        found = found.cast_column("image", Image())
+    for name in {"image", "mask"} & {*found.column_names}:
+        found = found.cast_column(name, Image())
     return found if len(kept) == len(found) else found.select(kept)
 
 
@@ -97,14 +97,17 @@ class Checked:
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
         part = share(self.raw.name, self.raw.splits, self.job)
+        if self.raw.cut:
+            return kept[-1:]
         found = aside(self.numbers["train"][kept], part, self.job.seed)
         if part and not len(found):
+            rows = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
-                f"{self.raw.name} has one row of each class, so none can be put aside; add rows, "
-                "or a validation split."
+                f"{self.raw.name} has one {rows}, so none can be put aside; add rows, or a "
+                "validation split."
             )
-        rows: np.ndarray[Any, Any] = kept[found]
-        return rows
+        away: np.ndarray[Any, Any] = kept[found]
+        return away
 
     def counts(self) -> dict[str, int]:
         """The rows of each split, and of what is put aside, as far as they are known to be good."""
@@ -121,6 +124,10 @@ class Checked:
         if self.raw.modality == "image":
             for split, bad in images.faults(self.raw, self.faults, progress).items():
                 found[split] = dict(sorted({**found[split], **bad}.items()))
+        if self.raw.task == "segmentation":
+            known = masks.faults(self.raw, self.faults, len(self.classes), progress)
+            for split, bad in known.items():
+                found[split] = dict(sorted({**bad, **found[split]}.items()))
         return found, rows.refuse(self.raw, found, self.job.skip_bad)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -146,7 +153,8 @@ class Checked:
         return self._rows(split, kept[split]) if split in kept else None
 
     def _rows(self, split: str, kept: "np.ndarray[Any, Any]") -> Any:
-        return chosen(self.raw, split, kept, self.numbers[split])
+        labeled = self.raw.task == "classification"
+        return chosen(self.raw, split, kept, self.numbers[split] if labeled else None)
 
     def _record(self, away: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""

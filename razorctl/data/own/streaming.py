@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub as cache
 from razorctl.data import Splits
-from razorctl.data.own import columns, hub, lines, names, parquet, rows
+from razorctl.data.own import columns, hub, lines, names, parquet, rows, tasks
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
@@ -18,7 +18,7 @@ from razorctl.data.own.store import BATCH, stamp
 from razorctl.data.own.stream import Stream, reason
 from razorctl.data.own.tables import Tables
 from razorctl.errors import DataError, MissingError, RazorError, UsageError
-from razorctl.job import Job
+from razorctl.job import Job, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +41,12 @@ def check(name: str, splits: Mapping[str, Any], job: Job) -> None:
         )
 
 
+def of_classes(name: str, task: Task) -> None:
+    """Raises UsageError for another task than classification."""
+    if task != "classification":
+        raise UsageError(f"{name} is for {task}, which reads it whole; leave --streaming out.")
+
+
 def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
     """The streams of tables, whose labels are read once before all else.
 
@@ -52,6 +58,7 @@ def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
 
     name, used = job.dataset, tables.columns
     check(name, tables.files, job)
+    of_classes(name, used.task)
     found = {
         split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
         for split, part in tables.files.items()
@@ -126,6 +133,7 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
             used, classes = _detected(job, _opened(origin, chosen["train"]))
     else:
         used, classes = card.columns, card.classes
+    of_classes(name, used.task)
 
     skipped: list[str] = []
 
@@ -194,7 +202,8 @@ def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, .
     images, classes, plain = parquet.typed(kinds)
     first = list(islice(found.select_columns(plain), SAMPLE)) if plain else []
     values = {column: [row.get(column) for row in first] for column in kinds}
-    used = columns.detect(name, columns.Sample(values, images, classes), job)
+    used = tasks.detect(name, columns.Sample(values, images, classes), job)
+    of_classes(name, used.task)
     hub.check_image(name, used, kinds, images)
     if used.label not in classes:
         raise UsageError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.data.own import columns, lines, names, parquet
+from razorctl.data.own import columns, lines, masks, names, parquet, tasks
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.store import packed, stored
@@ -88,10 +88,13 @@ def find(
     first = sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = columns.detect(name, first, job, root)
+    used = tasks.detect(name, first, job, root)
     for file in every[1:]:
         _check(file, sample(file), used)
-    class_names = [_class_names(file, used) if of_parquet else None for file in every]
+    if used.task == "segmentation":
+        class_names = [masks.class_names(root)]
+    else:
+        class_names = [_class_names(file, used) if of_parquet else None for file in every]
     if len(set(class_names)) > 1:
         raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
     called = {split: part[0].name for split, part in files.items()}
@@ -111,6 +114,7 @@ def read(name: str, tables: Tables) -> Raw:
         class_names=tables.class_names,
         untyped=tables.untyped,
         root=tables.root,
+        task=used.task,
     )
 
 
@@ -141,6 +145,8 @@ def _of_lines(files: Sequence[Path], used: Columns) -> "Dataset":
 
 
 def _class_names(file: Path, used: Columns) -> tuple[str, ...] | None:
-    """The names of the classes that the label's type has."""
+    """The names of the classes that the label's type has; None without them or a label."""
+    if not used.label:
+        return None
     found = getattr(parquet.features(file)[used.label], "names", None)
     return None if found is None else tuple(found)

@@ -34,7 +34,7 @@ def labeled(
     Returns the rows, the split's name in the data, which is None if there are none, and a line for
     each bad row that is left out. Raises DataError for labels without a class too.
     """
-    raw = own.read(job)
+    raw = own.read(replace(job, task="classification"))
     if raw.modality != modality:
         raise UsageError(
             f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "

@@ -1,0 +1,90 @@
+"""Conversations: a list of messages, each with a role and a content."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEYS = ("role", "content")
+ORDER = "roles are not user and assistant in turn, after a system message if any"
+
+
+def kind() -> "pa.DataType":
+    """The type of a column of conversations."""
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([(key, pa.string()) for key in KEYS]))
+
+
+def written(value: Any) -> tuple[list[dict[str, str]] | None, str | None]:
+    """A conversation as a file of JSON has it, and what is wrong with it if it is none."""
+    if not isinstance(value, list):
+        return None, "messages are no list"
+    for message in value:
+        texts = [message.get(key) for key in KEYS] if isinstance(message, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            return None, "a message without role and content"
+    return [{key: message[key] for key in KEYS} for message in value], None
+
+
+def faults(column: "pa.ChunkedArray") -> dict[int, str]:
+    """The rows whose conversations cannot be learned from, and why.
+
+    Messages are of user and assistant in turn, after one of system if any. Raises DataError for a
+    column of another type.
+    """
+    _check(column.type)
+    found: dict[int, str] = {}
+    start = 0
+    for chunk in column.chunks:
+        found |= {start + row: reason for row, reason in _faults(chunk).items()}
+        start += len(chunk)
+    return found
+
+
+def _check(kind: "pa.DataType") -> None:
+    import pyarrow as pa
+
+    inner = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    if inner is not None and pa.types.is_struct(inner):
+        texts = [inner.field(key).type for key in KEYS if inner.get_field_index(key) >= 0]
+        if len(texts) == 2 and all(
+            pa.types.is_string(text) or pa.types.is_large_string(text) for text in texts
+        ):
+            return
+    raise DataError(
+        f"the column of messages has values of type {kind}; give lists of role and content, or "
+        "choose another column with --text-column."
+    )
+
+
+def _faults(chunk: "pa.Array") -> dict[int, str]:
+    import numpy as np
+    import pyarrow.compute as pc
+
+    counts = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+    messages = pc.list_flatten(chunk)
+    rows = np.repeat(np.arange(len(chunk)), counts)
+    starts = np.cumsum(counts) - counts
+    roles = np.asarray(pc.struct_field(messages, "role").fill_null("").to_pylist(), dtype=object)
+    content = pc.struct_field(messages, "content")
+    written = pc.fill_null(pc.match_substring_regex(content, r"\S"), False)
+    blank = ~written.to_numpy(zero_copy_only=False).astype(bool)
+
+    system = roles == "system"
+    first = np.zeros(len(chunk), np.int64)  # the place of the first user message
+    first[rows[system & (np.arange(len(rows)) == starts[rows])]] = 1
+    place = np.arange(len(rows)) - starts[rows] - first[rows]
+    expected = np.where(place < 0, "system", np.where(place % 2 == 0, "user", "assistant"))
+
+    unanswered = np.setdiff1d(np.arange(len(chunk)), rows[roles == "assistant"])
+    found = {
+        **dict.fromkeys(unanswered.tolist(), "no answer of an assistant"),
+        **dict.fromkeys(rows[roles != expected].tolist(), ORDER),
+        **dict.fromkeys(rows[blank].tolist(), "an empty message"),
+        **dict.fromkeys(np.flatnonzero(counts == 0).tolist(), "no messages"),
+    }
+    return found

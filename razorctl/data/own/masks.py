@@ -1,0 +1,202 @@
+"""Images with masks of their classes: folders of them, the names of classes, what is bad."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from razorctl.data.own import images, names, rows
+from razorctl.data.own.folder import files_below
+from razorctl.data.own.labels import numbered
+from razorctl.data.own.raw import OUTSIDE, Raw
+from razorctl.data.own.rows import Faults
+from razorctl.data.own.store import packed
+from razorctl.errors import DataError
+from razorctl.job import Job
+from razorctl.models import masks
+
+IMAGES = ("images", "image", "img")
+MASKS = ("masks", "mask", "annotations", "annotation", "labels")
+NAMES, NUMBERED = "classes.txt", "id2label.json"
+MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
+Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks
+
+
+def layout(folder: Path) -> Parts | None:
+    """The folders of images and of masks in a folder, of each split; None if there are none.
+
+    Folders `images` and `masks` are in the folder or in that of each split, or have folders of
+    splits inside. Without splits the name of the split is that of the folder.
+    """
+    both = _both(folder)
+    if both is not None:
+        inside = [{part.name for part in where.iterdir() if part.is_dir()} for where in both]
+        splits = sorted(part for part in inside[0] & inside[1] if names.role(part))
+        if splits:
+            return {split: (both[0] / split, both[1] / split) for split in splits}
+        return {folder.resolve().name: both}
+    parts = sorted(part for part in folder.iterdir() if part.is_dir())
+    found = {part.name: pair for part in parts if (pair := _both(part)) is not None}
+    return found or None
+
+
+def _both(folder: Path) -> tuple[Path, Path] | None:
+    inside = {part.name.casefold(): part for part in folder.iterdir() if part.is_dir()}
+    pair = [next((inside[n] for n in of if n in inside), None) for of in (IMAGES, MASKS)]
+    return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
+
+
+def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
+    """The images and masks of a folder, which are pairs if they are named alike but for the ending.
+
+    Raises UsageError if it is not clear which splits to use, and DataError if there are none.
+    """
+    import pyarrow as pa
+    from datasets import Dataset
+
+    whole = len(parts) == 1 and job.split is None
+    chosen = {"train": next(iter(parts))} if whole else names.chosen(name, list(parts), job)
+    schema = pa.schema([(column, pa.string()) for column in ("image", "mask", "place", "fault")])
+    splits = {
+        split: Dataset(pa.Table.from_batches(packed(_pairs(folder, *parts[own]), schema), schema))
+        for split, own in chosen.items()
+    }
+    told = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
+    return Raw(
+        name,
+        "image",
+        splits,
+        chosen,
+        told,
+        class_names=class_names(folder),
+        task="segmentation",
+    )
+
+
+def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str | None]]:
+    found: dict[Path, dict[str, list[Path]]] = {}
+    for what, folder in (("image", of_images), ("mask", of_masks)):
+        for file in files_below(folder, set()):
+            stem = file.relative_to(folder).with_suffix("")
+            found.setdefault(stem, {"image": [], "mask": []})[what].append(file)
+    for stem in sorted(found):
+        pair = found[stem]
+        fault = next((f"two {what}s of this name" for what in pair if len(pair[what]) > 1), None)
+        fault = next((f"no {what} of this name" for what in pair if not pair[what]), fault)
+        image, mask = (str(files[0]) if files else None for files in pair.values())
+        place = str(Path(image or mask or "").relative_to(top))
+        yield {"image": image, "mask": mask, "place": place, "fault": fault}
+
+
+def class_names(folder: Path) -> tuple[str, ...] | None:
+    """The names of the classes as a file in the folder has them; None without one.
+
+    classes.txt has a name on each line, the first that of the value 0; id2label.json an object of
+    values and names. Raises DataError if it cannot be used.
+    """
+    file = folder / NAMES
+    if not file.exists():
+        file = folder / NUMBERED
+        if not file.exists():
+            return None
+    mend = f"give {NAMES} with a name on each line, or leave it out"
+    try:
+        text = file.read_text("utf-8-sig")
+        if file.name == NUMBERED:
+            named = {int(value): str(name) for value, name in json.loads(text).items()}
+            found = [named[value] for value in range(len(named))]
+        else:
+            found = [line.strip() for line in text.splitlines() if line.strip()]
+    except (ValueError, AttributeError, KeyError):
+        raise DataError(f"{file} does not name the values from 0 on; {mend}.") from None
+    if len(set(found)) < max(len(found), 2):
+        raise DataError(f"{file} does not name two or more classes, each once; {mend}.")
+    return tuple(found)
+
+
+def named(raw: Raw) -> Raw:
+    """The rows with names of their classes, which are the values of the training masks if unnamed.
+
+    Reads these masks, but not again if `faults` follows. Raises DataError if they have no classes.
+    """
+    if raw.class_names is not None:
+        return raw
+    known = rows.faults(raw, numbered(raw)[1])
+    tops = [top for fault, top in _seen(raw, known)["train"].values() if not fault]
+    if not tops:
+        bad = faults(raw, known, MOST)
+        rows.refuse(raw, {split: {**known[split], **bad[split]} for split in bad}, skip_bad=False)
+    highest = max(tops)
+    if not 1 <= highest < MOST:
+        has = "no class but 0" if highest < 1 else f"values up to {highest:,}"
+        raise DataError(
+            f"the masks of {raw.name} have {has}, besides {masks.IGNORED} for pixels to ignore; "
+            "write the classes as 0, 1, 2 and so on."
+        )
+    return replace(raw, class_names=tuple(map(str, range(highest + 1))))
+
+
+def faults(
+    raw: Raw, known: Faults, classes: int, progress: Any = lambda _: None
+) -> dict[str, dict[int, str]]:
+    """The rows whose masks cannot be used, beside those in `known`, which are not looked at."""
+    found: dict[str, dict[int, str]] = {}
+    for split, seen in _seen(raw, known, progress).items():
+        found[split] = {}
+        for row, (fault, highest) in seen.items():
+            if fault or highest >= classes:
+                beyond = f"mask: the value {highest}, beyond those of {classes} classes"
+                found[split][row] = fault or beyond
+    return found
+
+
+def _seen(
+    raw: Raw, known: Faults, progress: Any = lambda _: None
+) -> dict[str, dict[int, tuple[str, int]]]:
+    """Split -> row -> what is wrong with its mask, if anything, and the highest of its classes."""
+    return images.seen(raw, known, progress, ("image", "mask"), partial(_look, raw.root))
+
+
+def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int]:
+    highest = -1
+
+    def see(opened: Any) -> str | None:
+        nonlocal highest
+        if opened.format == "JPEG":
+            return "a JPEG, which changes values: save it as PNG"
+        if opened.mode not in masks.MODES:
+            return f"of mode {opened.mode}: save one channel whose values are classes, as PNG"
+        other = None if images.unreachable(root, image) else _size(image)
+        if other not in (None, opened.size):
+            sizes = (f"{width} x {height}" for width, height in (opened.size, other))
+            return " pixels, and its image ".join(sizes)
+        found = masks.values(opened)
+        classes = found[found != masks.IGNORED]
+        if not len(classes):
+            return f"no pixel of a class, only {masks.IGNORED}"
+        if classes.min() < 0:
+            return f"the value {classes.min()}: write classes as 0, 1, 2 and so on"
+        highest = int(classes.max())
+        return None
+
+    if mask is None:
+        return "no mask", highest
+    fault = images.unreachable(root, mask) or images.undecodable(mask, see)
+    return f"mask: {fault}" if fault not in (None, OUTSIDE) else fault or "", highest
+
+
+def _size(image: Any) -> tuple[int, int] | None:
+    """The width and height of an image as it is shown; None if it cannot be read."""
+    import PIL.Image
+    from PIL.ExifTags import Base
+
+    try:
+        with PIL.Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(Base.Orientation) in (5, 6, 7, 8)
+    except Exception:  # PIL raises many kinds, and what is wrong with images is said elsewhere
+        return None
+    return (height, width) if turned else (width, height)

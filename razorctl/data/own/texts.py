@@ -1,0 +1,145 @@
+"""Plain texts for language modelling: files of documents, and folders of them."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data.own import lines, names, tables
+from razorctl.data.own.columns import SUFFIXES as IMAGES
+from razorctl.data.own.raw import Raw
+from razorctl.data.own.splitting import share
+from razorctl.data.own.store import packed, stored
+from razorctl.errors import DataError
+from razorctl.job import Job, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIXES = (".txt", ".text", ".md")
+GAP = 2  # empty lines in a row that end a document
+Files = Mapping[str, Sequence[Path]]  # split as the data call it -> its files
+
+
+def is_text(file: Path) -> bool:
+    return file.suffix.casefold() in SUFFIXES and file.is_file()
+
+
+def in_folder(folder: Path) -> Files:
+    """Split -> its files: of the splits that files or folders are called, or else all as one.
+
+    Empty if there are no texts, or images are among them.
+    """
+    every: list[Path] = []
+    for here, inside, files in os.walk(folder):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        every += [Path(here, name) for name in sorted(files) if not name.startswith(".")]
+    if any(file.suffix.casefold() in IMAGES for file in every):
+        return {}
+    found: dict[str, list[Path]] = {}
+    known = [file for file in every if is_text(file)]
+    for file in known:
+        found.setdefault(_split(folder, file), []).append(file)
+    if "train" in map(names.role, found):
+        return {split: files for split, files in found.items() if names.role(split)}
+    return {folder.resolve().name: known} if known else {}
+
+
+def _split(folder: Path, file: Path) -> str:
+    inside = file.relative_to(folder).parts
+    return inside[0] if len(inside) > 1 else tables.split_of(file)
+
+
+def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
+    """The documents of files.
+
+    A file that is all of a split has documents with GAP empty lines between them; of several
+    files each is a document. Raises UsageError if it is not clear which splits to use, and
+    DataError, with the line, for a file that is not UTF-8.
+    """
+    import pyarrow as pa
+
+    whole = len(files) == 1 and job.split is None
+    chosen = {"train": next(iter(files))} if whole else names.chosen(name, list(files), job)
+    schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
+    top = path if path.is_dir() else path.parent
+
+    def batches(own: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
+        return packed((row for file in own for row in _documents(top, file, len(own) == 1)), schema)
+
+    splits: dict[str, Any] = {}
+    for split, part in chosen.items():
+        own = files[part]
+        splits[split] = stored(own, schema, partial(batches, own), len(own) == 1)
+    told = "a document for each file"
+    if any(len(files[part]) == 1 for part in chosen.values()):
+        told = f"text, with {GAP} empty lines between documents"
+    files_of = {split: files[called] for split, called in chosen.items()}
+    called = {
+        split: of[0].name if len(of) == 1 else chosen[split] for split, of in files_of.items()
+    }
+    return Raw(name, "text", splits, called, told, task=task)
+
+
+def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
+    """The documents of a file with their places; several: whether it may have more than one."""
+    place = str(file.relative_to(top))
+    document: list[str] = []
+    start, empty = 1, 0
+    for number, line in enumerate(lines.decoded(file), 1):
+        written = bool(line.strip())
+        if written and several and empty >= GAP and document:
+            yield {"text": _joined(document), "place": f"{place}, line {start}"}
+            document = []
+        if written and not document:
+            start = number
+        empty = 0 if written else empty + 1
+        if written or document:
+            document.append(line)
+    if document or not several:
+        yield {"text": _joined(document), "place": f"{place}, line {start}" if several else place}
+
+
+def _joined(document: list[str]) -> str:
+    """The lines of a document, with line breaks of Unix, and none at its end."""
+    return "".join(document).replace("\r\n", "\n").replace("\r", "\n").rstrip()
+
+
+def divided(raw: Raw, job: Job) -> Raw:
+    """The rows with a single training text as two, if its end is to be put aside.
+
+    It is cut at a line break, or else at a space. Raises DataError if it has none.
+    """
+    import pyarrow as pa
+    from datasets import Dataset
+
+    train = raw.splits["train"]
+    part = share(raw.name, raw.splits, job)
+    if "text" not in train.column_names or len(train) != 1 or not part:
+        return raw
+    text = train[0]["text"] or ""
+    at = _cut(text, part)
+    if at is None:
+        if not text.strip():
+            return raw  # which is bad
+        raise DataError(
+            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
+            "texts, or a validation split."
+        )
+    places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]
+    kind = pa.large_string()
+    table = pa.table({"text": pa.array([text[:at], text[at:].lstrip()], kind), "place": places})
+    return replace(raw, splits={**raw.splits, "train": Dataset(table)}, cut=True)
+
+
+def _cut(text: str, share: float) -> int | None:
+    """Where the end begins that is nearest to a share of a text; None if it cannot be cut."""
+    middle = min(max(round(len(text) * (1 - share)), 1), len(text))
+    for mark in ("\n", " "):
+        found = [text.rfind(mark, 0, middle), text.find(mark, middle)]
+        cuts = [at for at in found if at > 0 and text[:at].strip() and text[at:].strip()]
+        if cuts:
+            return min(cuts, key=lambda at: abs(at - middle))
+    return None

@@ -1,0 +1,237 @@
+"""What language models are fed, with tokenizers that are trained here."""
+
+import logging
+from itertools import chain
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import BertTokenizer, PreTrainedTokenizerFast
+
+from razorctl.errors import DataError, UsageError
+from razorctl.models import tokens
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "far", "away"]
+TEXTS = ["the cat sat", "on a mat and", "the dog", "ran far away\nand sat on a mat"]
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}<end>{% endgeneration %}{% else %}{{ m.content }}<end>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "on a mat"},
+    {"role": "user", "content": "the cat"},
+    {"role": "assistant", "content": "sat far away"},
+    {"role": "user", "content": "the dog"},
+    {"role": "assistant", "content": "ran"},
+]
+
+
+@pytest.fixture(autouse=True)
+def caches(hub):
+    """Files go to a cache of this test."""
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    """Byte-level, as GPT-2's: nothing is put around a text, and <end> ends it."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<end>", "<|system|>", "<|user|>", "<|assistant|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(TEXTS * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<end>")
+
+
+@pytest.fixture(scope="module")
+def bert():
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return BertTokenizer(vocab={word: i for i, word in enumerate([*special, *WORDS])})
+
+
+@pytest.fixture
+def chatty(bpe, request):
+    bpe.chat_template = request.param
+    yield bpe
+    bpe.chat_template = None
+
+
+def rows(texts):
+    return Dataset.from_dict({"text": texts})
+
+
+def talks(*conversations):
+    return Dataset.from_dict({"messages": list(conversations)})
+
+
+def test_blocks_are_the_texts_one_after_the_other(bpe):
+    told = []
+    found = tokens.packed(rows(TEXTS), bpe, 5, told.append)
+    stream = [token for text in TEXTS for token in [*bpe.encode(text), bpe.eos_token_id]]
+    assert {len(block) for block in found["input_ids"]} == {5}
+    assert [*chain.from_iterable(found["input_ids"])] == stream[: len(stream) // 5 * 5]
+    assert len(stream) % 5  # so that some are left out
+    assert "int32" in str(found.features["input_ids"])
+    assert told == ["tokenizing, 0 of 4 texts"]
+
+
+def test_blocks_of_bert_begin_and_end_as_its_texts(bert):
+    found = tokens.packed(rows(TEXTS), bert, 6)["input_ids"]
+    cls, sep = bert.cls_token_id, bert.sep_token_id
+    assert all(block[0] == cls and block[-1] == sep and len(block) == 6 for block in found)
+    plain = [token for text in TEXTS for token in [*bert.encode(text)[1:-1], sep]]
+    assert [*chain.from_iterable(block[1:-1] for block in found)] == plain[: len(plain) // 4 * 4]
+
+
+def test_large_texts_make_the_same_blocks_in_a_file(bpe, monkeypatch):
+    texts = ["\n".join(TEXTS) + "\n", *TEXTS] * 3
+    whole = tokens.packed(rows(texts), bpe, 7)
+    for name, size in (("BATCH", 2), ("PIECE", 16), ("GROUP", 30), ("SMALL", 100)):
+        monkeypatch.setattr(tokens, name, size)
+    filed = tokens.packed(rows(texts), bpe, 7)
+    assert filed.cache_files
+    assert not whole.cache_files
+    assert filed["input_ids"] == whole["input_ids"]
+    again = tokens.packed(rows(texts), bpe, 7)
+    assert again.cache_files == filed.cache_files
+    assert tokens.packed(rows(texts), bpe, 8).cache_files != filed.cache_files
+    assert tokens.packed(rows(texts[1:]), bpe, 7).cache_files != filed.cache_files
+
+
+def test_too_few_tokens_are_counted(bpe):
+    count = len(bpe.encode("the cat")) + 1
+    with pytest.raises(DataError, match=f"have {count} tokens, too few .* at most {count}"):
+        tokens.packed(rows(["the cat"]), bpe, 99)
+    assert len(tokens.packed(rows(["the cat"]), bpe, count)) == 1
+
+
+def test_what_a_tokenizer_must_have(bpe, bert):
+    inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    nothing = PreTrainedTokenizerFast(tokenizer_object=inner)
+    with pytest.raises(UsageError, match="no token that ends a text; choose"):
+        tokens.packed(rows(TEXTS), nothing, 4)
+    with pytest.raises(UsageError, match="2 tokens leave no room"):
+        tokens.packed(rows(TEXTS), bert, 2)
+    with pytest.raises(UsageError, match=r"no mask token, .* or --task causal-lm"):
+        tokens.masked(bpe, True, {"input_ids": [[1, 2]]})
+    with pytest.raises(UsageError, match=r"no chat template, .* choose a model made for chats"):
+        tokens.conversations(talks(CHAT), bpe, 99)
+
+
+@pytest.mark.parametrize("chatty", [PLAIN, MARKED], indirect=True, ids=["plain", "marked"])
+def test_only_what_an_assistant_says_has_labels(chatty):
+    (row,) = tokens.conversations(talks(CHAT), chatty, 99)
+    text = (
+        "<|system|>on a mat<end><|user|>the cat<end><|assistant|>sat far away<end>"
+        "<|user|>the dog<end><|assistant|>ran<end>"
+    )
+    assert row["input_ids"] == chatty.encode(text)
+    said = [token for token in row["labels"] if token != -100]
+    assert said == chatty.encode("sat far away<end>ran<end>")
+    assert all(label in (-100, token) for token, label in zip(*row.values(), strict=True))
+
+
+@pytest.mark.parametrize("chatty", [PLAIN], indirect=True)
+def test_long_conversations_are_cut_and_counted(chatty, caplog):
+    late = [{"role": "user", "content": "far away " * 9}, CHAT[2]]
+    with caplog.at_level(logging.WARNING):
+        found = tokens.conversations(talks(CHAT, CHAT[1:3], late), chatty, 12)
+    assert [len(ids) for ids in found["input_ids"]] == [12, len(found[1]["input_ids"])]
+    assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "2 conversations are cut after 12 tokens; 1 are left out, since they have no answer before "
+        "that."
+    )
+    with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
+        tokens.conversations(talks(CHAT), chatty, 3)
+
+
+FORGETFUL = "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}"
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("chatty", "error", "message"),
+    [
+        (FORGETFUL, UsageError, "writes earlier messages anew"),
+        (STRICT, DataError, r"does not take conversation 0 \(no system\)"),
+    ],
+    indirect=["chatty"],
+)
+def test_templates_that_cannot_be_used(chatty, error, message):
+    with pytest.raises(error, match=message):
+        tokens.conversations(talks(CHAT), chatty, 99)
+
+
+def test_labels_of_blocks_are_the_next_tokens(bpe):
+    blocks = tokens.packed(rows(TEXTS), bpe, 6)["input_ids"][:2]
+    found = tokens.causal(bpe, {"input_ids": blocks})
+    for block, inputs, labels in zip(blocks, found["inputs"], found["labels"], strict=True):
+        assert inputs.keys() == {"input_ids"}
+        assert inputs["input_ids"].tolist() == block
+        assert labels.tolist() == [*block[1:], -100]
+        assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("most", "length"), [(None, 16), (11, 11)])
+def test_conversations_are_padded(bpe, most, length):
+    ids = [list(range(10)), list(range(7))]
+    labels = [[-100] * 4 + own[4:] for own in ids]
+    found = tokens.causal(bpe, {"input_ids": ids, "labels": labels}, tokens=most)
+    for own, said, inputs, shifted in zip(
+        ids, labels, found["inputs"], found["labels"], strict=True
+    ):
+        more = length - len(own)
+        assert inputs["input_ids"].tolist() == own + [bpe.pad_token_id] * more
+        assert inputs["attention_mask"].tolist() == [1] * len(own) + [0] * more
+        assert shifted.tolist() == said[1:] + [-100] * (more + 1)
+
+
+def test_masks_of_evaluations_depend_on_the_row_alone(bert):
+    blocks = tokens.packed(rows(TEXTS * 40), bert, 32)["input_ids"]
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    whole = tokens.masked(bert, True, {"input_ids": blocks})
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    for place in (3, 0):
+        one = tokens.masked(bert, True, {"input_ids": [blocks[place]]})
+        assert torch.equal(one["inputs"][0]["input_ids"], whole["inputs"][place]["input_ids"])
+        assert torch.equal(one["labels"][0], whole["labels"][place])
+
+
+def test_masks_of_training_are_drawn_and_repeat(bert):
+    blocks = tokens.packed(rows(TEXTS * 40), bert, 32)["input_ids"]
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(torch.stack(tokens.masked(bert, False, {"input_ids": blocks})["labels"]))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_masks_are_those_of_bert(bert):
+    blocks = torch.tensor(tokens.packed(rows(TEXTS * 400), bert, 64)["input_ids"])
+    found = tokens.masked(bert, False, {"input_ids": blocks.tolist()})
+    inputs = torch.stack([own["input_ids"] for own in found["inputs"]])
+    labels = torch.stack(found["labels"])
+    special = (blocks == bert.cls_token_id) | (blocks == bert.sep_token_id)
+    chosen = labels != -100
+    assert not (chosen & special).any()
+    assert torch.equal(labels[chosen], blocks[chosen])
+    assert torch.equal(inputs[~chosen], blocks[~chosen])
+    share = chosen.sum() / (~special).sum()
+    assert share == pytest.approx(0.15, abs=0.01)
+    assert (inputs[chosen] == bert.mask_token_id).float().mean() == pytest.approx(0.8, abs=0.03)
+    # A random word is the same by chance in one of 16 cases.
+    same = (inputs[chosen] == blocks[chosen]).float().mean()
+    assert same == pytest.approx(0.1 + 0.1 / 16, abs=0.02)
