@@ -29,9 +29,11 @@ def plan(
     """
     settings = read(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:
-        from razorctl import data
+        from razorctl import data, models
 
-        settings = settings.but(dataset=data.usual(settings.given["model"]))
+        known = models.named(settings.given["model"])
+        task = settings.given.get("task", known.tasks[0])
+        settings = settings.but(dataset=data.usual(task, known.modality))
     planning.say_data(settings.job_to_plan)
     try:
         planned = planning.plan(settings, quiet=json)

@@ -108,6 +108,10 @@ def of(job: Job) -> Source:
 
         return own.find(job)
     source = DATASETS[job.dataset]
+    if source.task == "causal-lm":  # or any other that learns from texts
+        from razorctl.data.own.tasks import language
+
+        source = replace(source, task=language(job) or source.task)
     if job.task not in (None, source.task):
         raise UsageError(
             f"{job.dataset} is for {source.task}; leave --task out, or name data for {job.task}."
@@ -131,16 +135,10 @@ def place(name: str) -> str:
 
 
 def usual(task: Task, modality: models.Modality) -> str:
-    """The name of the data set that a model of this kind is planned for if none is given.
-
-    Raises UsageError if no registered one is for the task.
-    """
+    """The name of the data set that a model of this kind is planned for if none is given."""
     if task == "classification":
         return {"image": "cifar100", "text": "rte"}[modality]
-    name = next((source.name for source in DATASETS.values() if source.task == task), None)
-    if name is None:
-        raise UsageError(f"no data set is planned for {task} by default; name one.")
-    return name
+    return "scene_parse_150" if task == "segmentation" else "wikitext2"
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:

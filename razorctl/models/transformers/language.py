@@ -57,7 +57,8 @@ def language_model(
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         if task == "causal-lm":
-            return partial(tokens.causal, checkpoint.tokenizer)
+            size = length(checkpoint, input_size)
+            return partial(tokens.causal, checkpoint.tokenizer, tokens=size)
         return partial(tokens.masked, checkpoint.tokenizer, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:

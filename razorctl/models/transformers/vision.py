@@ -64,7 +64,7 @@ def vision_model(
     checkpoint: Checkpoint, task: Task, summary: str, defaults: Mapping[str, Any]
 ) -> Model:
     """A checkpoint that learns a class for each image, or for each pixel."""
-    made = masks if task == "segmentation" else images
+    made: Any = masks if task == "segmentation" else images
 
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
         side(checkpoint, task, input_size)
@@ -81,10 +81,12 @@ def vision_model(
         return data_config(checkpoint.processor, side(checkpoint, task, input_size))
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        return made.transform(config(input_size))
+        found: Callable[[Rows], Rows] = made.transform(config(input_size))
+        return found
 
     def augmented(_: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
-        return made.augmented(config(input_size), augment)
+        found: Callable[[Rows], Rows] = made.augmented(config(input_size), augment)
+        return found
 
     def save(
         model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
