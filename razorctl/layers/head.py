@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
+from razorctl.errors import UsageError
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy
@@ -309,9 +310,15 @@ class RazorHead(RazorLayer, nn.Linear):
         if not (self.saving and gradient) or torch.compiler.is_compiling():
             return super().forward(input)
         x = to_compute_dtype(input)
-        return Logits.of(x, self.weight, self.bias, x.dtype, partial(self._stock, x))
+        make = partial(self._stock, x, x._version, self.weight._version)
+        return Logits.of(x, self.weight, self.bias, x.dtype, make)
 
-    def _stock(self, x: Tensor) -> Tensor:
+    def _stock(self, x: Tensor, *versions: int) -> Tensor:
+        if versions != (x._version, self.weight._version):
+            raise UsageError(
+                "logits were first read after an optimizer step changed the weights that they are "
+                "of; read them before it."
+            )
         bias = None if self.bias is None else self.bias.to(x.dtype)
         with no_autocast(x.device):
             return F.linear(x, cast_weight(self.weight, x.dtype), bias)

@@ -10,6 +10,7 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from razorctl.errors import UsageError
 from razorctl.layers.base import Settings
 from razorctl.layers.head import Logits, RazorHead
 from razorctl.memory.saved import saved_bytes
@@ -233,6 +234,16 @@ def test_compiled_it_is_stock(name):
     torch.testing.assert_close(
         [value.detach(), a.grad, *(p.grad for p in layer.parameters())], want
     )
+
+
+def test_logits_of_weights_that_are_gone_are_refused():
+    layer, x = head(), torch.randn(2, 5, WIDTH)
+    early, late = layer(x), layer(x)
+    assert early.argmax(-1).shape == (2, 5)
+    torch.optim.SGD(layer.parameters(), 0.1).step(lambda: shifted(layer(x)).backward())
+    assert early.argmax(-1).shape == (2, 5)
+    with pytest.raises(UsageError, match="before it"):
+        late.argmax(-1)
 
 
 def test_copies_and_pickles_keep_working():
