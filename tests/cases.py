@@ -165,7 +165,7 @@ TINY = {
     "hidden_act": "silu",
 }
 CASES |= {
-    "conv1d": Case(lambda: Conv1D(17, 33), (*ROWS, (33,)), exact=True),
+    "transposed linear": Case(lambda: Conv1D(17, 33), (*ROWS, (33,)), exact=True),
     "llama rms norm": Case(lambda: norm(LlamaRMSNorm(33)), ROWS),
     "olmo rms norm": Case(lambda: norm(Olmo2RMSNorm(33)), ROWS),
     "gemma rms norm": Case(lambda: norm(GemmaRMSNorm(33)), ROWS),
