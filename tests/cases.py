@@ -8,8 +8,21 @@ import torch
 from timm import layers as timm_layers
 from timm.layers import activations as timm_activations
 from torch import nn
-from transformers import BertConfig, activations
+from transformers import (
+    BertConfig,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    Phi3Config,
+    activations,
+)
 from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
+from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.libraries import razor_of
@@ -82,6 +95,13 @@ def bert(dropout: float = 0.0, implementation: str = "sdpa") -> BertSelfAttentio
     )
 
 
+def gpt2() -> GPT2Attention:
+    sizes = {"n_embd": 24, "n_head": 3, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    layer = GPT2Attention(GPT2Config(**sizes, attn_implementation="sdpa"), layer_idx=0)
+    layer.is_causal = False  # its eager attention is so by a mask, which the model gives
+    return layer
+
+
 def scale() -> nn.Module:
     layer = timm_layers.LayerScale(33)
     nn.init.normal_(layer.gamma)
@@ -135,6 +155,27 @@ CASES: dict[str, Case] = {
     "dropout": Case(lambda: nn.Dropout(0.3), ROWS, exact=True),
     "layer scale": Case(scale, ROWS, exact=True),
 }
+
+# Of decoders, and gated MLPs.
+TINY = {
+    "hidden_size": 33,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "head_dim": 12,
+    "hidden_act": "silu",
+}
+CASES |= {
+    "transposed linear": Case(lambda: Conv1D(17, 33), (*ROWS, (33,)), exact=True),
+    "llama rms norm": Case(lambda: norm(LlamaRMSNorm(33)), ROWS),
+    "olmo rms norm": Case(lambda: norm(Olmo2RMSNorm(33)), ROWS),
+    "gemma rms norm": Case(lambda: norm(GemmaRMSNorm(33)), ROWS),
+    "llama mlp": Case(lambda: LlamaMLP(LlamaConfig(**TINY, mlp_bias=True)), ROWS),
+    "gemma mlp": Case(lambda: GemmaMLP(GemmaConfig(**TINY | {"hidden_act": "gelu"})), ROWS),
+    "phi3 mlp": Case(lambda: Phi3MLP(Phi3Config(**TINY)), ROWS),
+    "timm swiglu": Case(lambda: timm_layers.SwiGLU(33, 20, norm_layer=nn.LayerNorm), ROWS),
+    "timm glu mlp": Case(lambda: timm_layers.GluMlp(33, 40, act_layer=nn.SiLU), ROWS),
+    "timm packed swiglu": Case(lambda: timm_layers.SwiGLUPacked(33, 40), ROWS),
+}
 for backend in ("stored", "sparse-flash"):
     CASES |= {
         f"attention, {backend}": Case(
@@ -151,4 +192,5 @@ for backend in ("stored", "sparse-flash"):
             attention=backend,
         ),
         f"bert attention, {backend}": Case(bert, TOKENS, attention=backend),
+        f"gpt2 attention, {backend}": Case(gpt2, TOKENS, attention=backend),
     }

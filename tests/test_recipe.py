@@ -4,7 +4,7 @@ import pytest
 
 from razorctl.errors import UsageError
 from razorctl.layers.libraries import LIBRARIES, swaps
-from razorctl.methods import DEFAULT_METHOD, METHODS, WEIGHTS
+from razorctl.methods import DEFAULT_METHOD, EXACT, METHODS, WEIGHTS
 from razorctl.recipe import Recipe
 from razorctl.rules.registry import RULES
 
@@ -18,7 +18,7 @@ def test_every_method_names_known_kinds_and_rules(name):
     assert method.name == name
     assert method.summary
     assert method.source
-    assert set(method.rules) <= {swap.kind for swap in swaps().values()}
+    assert set(method.rules) <= {swap.kind for swap in swaps().values()}.union(EXACT)
     assert set(method.rules.values()) <= set(RULES)
     assert Recipe(name).method == name
 

@@ -353,13 +353,8 @@ class Attention(RazorLayer):
         repeats: int = 1,
     ) -> Tensor:
         """`fused_attention` that saves as the backend and the rules say."""
-        options: dict[str, Any] = {
-            "dropout_p": dropout_p,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-            "repeats": repeats,
-        }
+        options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        options |= {"enable_gqa": enable_gqa, "repeats": repeats}
         gradient = any(t.requires_grad for t in (query, key, value))
         if self.rules is None or not (self.saving and gradient):
             return fused_attention(query, key, value, attn_mask, **options)
@@ -373,8 +368,7 @@ class Attention(RazorLayer):
                 joint, query, key, value, attn_mask, self, options
             )
             return out
-        if enable_gqa:
-            repeats = query.shape[-3] // key.shape[-3]
+        repeats = query.shape[-3] // key.shape[-3] if enable_gqa else repeats
         if repeats > 1:
             key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
         if is_causal:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.base import RazorLayer, Settings, flat, save, saved
 from razorctl.layers.libraries import razor_of
 from razorctl.layers.sharing import Copy
 from razorctl.ops.activation import FUNCTIONS
-from razorctl.rules.base import Rule, Shareable
+from razorctl.rules.base import Rule, Rules, Shareable
 from razorctl.rules.derivative import Buckets
 from razorctl.spans import packing
 
@@ -50,10 +50,14 @@ class GatedFunction(torch.autograd.Function):
 
 
 class Gated(RazorLayer):
-    """Base of razor gated MLPs. activation_name: the attribute that is the module of f."""
+    """Base of razor gated MLPs.
+
+    activation_name: the attribute that is the module of f. function: the name of f.
+    """
 
     kind: ClassVar[str] = "activation"
     activation_name: ClassVar[str]
+    function: str
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
@@ -66,6 +70,15 @@ class Gated(RazorLayer):
         # Intervals tell f'(gate) alone.
         values = rule.elementwise and not isinstance(rule, Buckets)
         return values and cls.function_of(module) is not None
+
+    @classmethod
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+        super().attach(module, rules, settings)
+        module.function = cls.function_of(module)  # type: ignore[assignment]
+
+    def detach(self) -> None:
+        del self.function
+        super().detach()
 
     def activation(self, gate: Tensor) -> Tensor:
         """f(gate)."""
@@ -87,8 +100,7 @@ class Gated(RazorLayer):
         alike = gate.dtype == up.dtype and gate.shape == up.shape
         if not (alike and (gate.requires_grad or up.requires_grad)):
             return self.activation(gate) * up
-        rule, function = self.rules.of(gate), self.function_of(self)
-        assert function is not None
+        rule, function = self.rules.of(gate), self.function
         with packing(), torch.no_grad():
             copies = [Copy(rule, rule.pack(flat(part.detach()))) for part in (gate, up)]
         y: Tensor = GatedFunction.apply(gate, up, self, function, copies)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
+from razorctl.errors import UsageError
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
@@ -329,8 +330,17 @@ class RazorHead(RazorLayer, nn.Linear):
         gradient = input.requires_grad or self.weight.requires_grad
         if not (self.lazy or (self.saving and gradient)) or torch.compiler.is_compiling():
             return super().forward(input)
-        x, parameters = to_compute_dtype(input), (self.weight, self.bias)
-        return Logits.of(x, *parameters, x.dtype, partial(_linear, x, *parameters))
+        x = to_compute_dtype(input)
+        make = partial(self._stock, x, x._version, self.weight._version)
+        return Logits.of(x, self.weight, self.bias, x.dtype, make)
+
+    def _stock(self, x: Tensor, *versions: int) -> Tensor:
+        if versions != (x._version, self.weight._version):
+            raise UsageError(
+                "logits were first read after an optimizer step changed the weights that they are "
+                "of; read them before it."
+            )
+        return _linear(x, self.weight, self.bias)
 
 
 @contextmanager

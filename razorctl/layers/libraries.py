@@ -17,6 +17,7 @@ from torch import nn
 
 from razorctl import layers
 from razorctl.config import registry
+from razorctl.layers.alike import alike
 from razorctl.layers.base import RazorLayer
 
 LIBRARIES = ("timm", "transformers")  # a file is imported once its library is loaded
@@ -60,6 +61,17 @@ def linear_types() -> frozenset[type[nn.Module]]:
 def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
     """Stock block types -> their residual branches, of every library that is loaded."""
     return _registered("BRANCHES")
+
+
+def branches_of(block: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
+    """The residual branches of a block type, none if they are unknown.
+
+    Those of a type of transformers are also known by its code, as that of a type in `branches`.
+    """
+    known = branches()
+    if block in known or block.__module__.partition(".")[0] != "transformers":
+        return known.get(block, ())
+    return next((names for other, names in known.items() if alike(block, other)), ())
 
 
 def connections() -> tuple[

@@ -38,30 +38,36 @@ Made = TypeVar("Made")
 
 
 class Last(Generic[Made]):
-    """What was made last of a tensor, until that is gone; it is found in the same state alone."""
+    """What was made last of a few tensors, until they are gone.
+
+    It is found in the same state alone. Between the q and the k of one input there may be a norm
+    of q, which offers a copy too, so one tensor is too few.
+    """
+
+    MOST = 4
 
     def __init__(self) -> None:
-        self._entry: tuple[weakref.ref[Tensor], Hashable, Made] | None = None
+        self._entries: list[tuple[weakref.ref[Tensor], Hashable, Made]] = []
 
     def put(self, x: Tensor, state: Hashable, made: Made) -> None:
-        """Replaces what there was."""
-        self._entry = weakref.ref(x, self._forget), (x._version, state), made
+        """Replaces what there was of `x`, else the oldest."""
+        others = [entry for entry in self._entries if entry[0]() is not x]
+        entry = weakref.ref(x, self._forget), (x._version, state), made
+        self._entries = [*others[1 - self.MOST :], entry]
 
     def get(self, x: Tensor, state: Hashable) -> Made | None:
-        """What was put last, if it was of `x`, unchanged, in this state."""
-        if self._entry is not None:
-            known, before, made = self._entry
+        """What was put last of `x`, unchanged, in this state."""
+        for known, before, made in self._entries:
             if known() is x and before == (x._version, state):
                 return made
         return None
 
     def clear(self) -> None:
-        """Forgets it."""
-        self._entry = None
+        """Forgets all."""
+        self._entries = []
 
     def _forget(self, dead: Any) -> None:
-        if self._entry is not None and self._entry[0] is dead:
-            self.clear()
+        self._entries = [entry for entry in self._entries if entry[0] is not dead]
 
 
 class Memo:

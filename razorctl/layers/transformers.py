@@ -20,6 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.gemma import modeling_gemma
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
@@ -328,6 +330,19 @@ BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_vit.ViTLayer: (
         ("layernorm_before", "attention", "attention.o_proj"),
         ("layernorm_after", "mlp"),
+    ),
+    modeling_gpt2.GPT2Block: (("ln_1", "attn", "attn.resid_dropout"), ("ln_2", "mlp")),
+    modeling_llama.LlamaDecoderLayer: (
+        ("input_layernorm", "self_attn", "self_attn.o_proj"),
+        ("post_attention_layernorm", "mlp"),
+    ),
+    modeling_gemma2.Gemma2DecoderLayer: (
+        ("input_layernorm", "self_attn", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
+    ),
+    modeling_olmo2.Olmo2DecoderLayer: (
+        ("self_attn", "post_attention_layernorm"),
+        ("mlp", "post_feedforward_layernorm"),
     ),
 }
 # Blocks that are pre-norm connections alone, and the modules in them that may follow a norm.

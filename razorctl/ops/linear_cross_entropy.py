@@ -84,19 +84,21 @@ def linear_cross_entropy(
         given = taken.to(dtype).unsqueeze(1)
         if factor is not None:
             given = given * factor[rows].unsqueeze(1)
-        grad = logs.exp_().scatter_add_(1, index, torch.full_like(given, smoothing - 1))
+        logs.exp_().scatter_add_(1, index, torch.full_like(given, smoothing - 1))
         if smoothing:
-            grad -= smoothing / classes
-        grad = grad.mul_(given).to(x.dtype)
+            logs -= smoothing / classes
+        logs.mul_(given)  # the gradient of the logits
         if bias_grad:
-            db += grad.sum(0, dtype=dtype)
+            db += logs.sum(0)
+        grad = logs.to(x.dtype)
+        del logs
         if input_grad:
             dx[rows] = grad @ w
         if weight_grad and dw.dtype == grad.dtype:
             dw.addmm_(grad.t(), x[rows])
         elif weight_grad:
             dw += (grad.t() @ x[rows]).to(dw.dtype)
-        del logs, grad  # before the next ones are made
+        del grad  # before the next logits are made
     return losses, dx, dw, db if bias is None else db.to(bias.dtype)
 
 

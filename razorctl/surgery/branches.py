@@ -3,7 +3,6 @@
 Related work: DropBP (2024) leaves out layers there, VCAS (2024) samples examples and tokens.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from razorctl.layers.libraries import branches_of
 from razorctl.sampling.joint import Blocks, norm
 
 
@@ -68,18 +68,17 @@ class Member:
         return output
 
 
-def find(
-    model: nn.Module, known: Mapping[type[nn.Module], tuple[tuple[str, ...], ...]]
-) -> list[Branch]:
-    """The branches of `model` that have parameters to train.
+def find(model: nn.Module) -> list[Branch]:
+    """The branches of `model` that are known and have parameters to train.
 
-    known: block type -> the names of the members of each branch. A branch is left out if the
-    forward of a member is patched already, since that patch would no longer run.
+    A branch is left out if the forward of a member is patched already, since that patch would no
+    longer run, or if a block lacks a member, as its attention may name its layers otherwise.
     """
     found = [
         Branch(owner, tuple(map(owner.get_submodule, names)))
         for owner in model.modules()
-        for names in known.get(type(owner), ())
+        for names in branches_of(type(owner))
+        if set(names) <= {name for name, _ in owner.named_modules()}
     ]
     return [
         branch

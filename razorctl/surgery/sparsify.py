@@ -75,7 +75,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     blocks, residual = None, list[branches.Branch]()
     if recipe.joint_budget < 1:
         if recipe.joint == "branches":
-            residual = branches.find(model, libraries.branches())
+            residual = branches.find(model)
             size, what = len(residual), "residual branch that is known and trainable"
         else:
             size, what = sum(map(_drawn, chosen)), "trainable weight to draw"

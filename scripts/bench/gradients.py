@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
-from razorctl.layers.libraries import swaps
+from razorctl.layers.libraries import razor_of
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 
@@ -81,9 +81,8 @@ class Subject:
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        kinds = {stock: razor.kind for stock, razor in swaps().items()}
         self.kinds = {
-            id(parameter): kinds.get(type(module), "other")
+            id(parameter): getattr(razor_of(type(module)), "kind", "other")
             for module in self.model.modules()
             for name, parameter in module.named_parameters(recurse=False)
             if name != "bias"

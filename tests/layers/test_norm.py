@@ -22,13 +22,15 @@ def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     columns = layer.columns(layer)
     rows = x.double().reshape(-1, columns)
     centered = rows - rows.mean(1, keepdim=True) if layer.centers else rows
-    eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
+    eps = layer.epsilon(x)
     std = (centered.square().mean(1, keepdim=True) + eps).sqrt()
     stand_in = centered / std
     torch.manual_seed(7)
     stand_in = layer.rules.wide.unpack(layer.rules.wide.pack(stand_in.to(x.dtype))).double()
     g = dy.double().reshape(-1, columns)
     weight = None if layer.weight is None else layer.weight.double().reshape(-1)
+    if "Gemma" in type(layer).__name__:
+        weight = 1 + weight
     gw = g if weight is None else g * weight
     if layer.centers:
         gw = gw - gw.mean(1, keepdim=True)

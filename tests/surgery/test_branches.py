@@ -16,6 +16,14 @@ from transformers import (
     BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     RobertaConfig,
     RobertaForSequenceClassification,
     ViTConfig,
@@ -24,7 +32,7 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.libraries import branches
+from razorctl.layers.libraries import branches, branches_of
 from razorctl.memory.draws import draws
 from razorctl.memory.tracker import peak_bytes
 from razorctl.models import find
@@ -37,6 +45,10 @@ TEXT = {
     "intermediate_size": 32,
     "vocab_size": 11,
     "hidden_dropout_prob": 0.1,
+}
+DECODER = {k: v for k, v in TEXT.items() if k != "hidden_dropout_prob"} | {
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
 }
 IMAGES = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 3}
 
@@ -78,6 +90,24 @@ CASES = {
         WORDS,
         ("attention.out_lin", "ffn"),
     ),
+    "gpt2": Case(
+        lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=11)),
+        WORDS,
+        ("attn.resid_dropout", "mlp"),
+    ),
+    "qwen2": Case(
+        lambda: Qwen2ForCausalLM(Qwen2Config(**DECODER)), WORDS, ("self_attn.o_proj", "mlp")
+    ),
+    "olmo2": Case(
+        lambda: Olmo2ForCausalLM(Olmo2Config(**DECODER)),
+        WORDS,
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "gemma2": Case(
+        lambda: Gemma2ForCausalLM(Gemma2Config(**DECODER, head_dim=8)),
+        WORDS,
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -88,7 +118,7 @@ def recipe(method: str = "full", budget: float = 0.5, **options) -> Recipe:
 
 def ends(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
     """The modules that end the branches of a model, in the order of their numbers."""
-    owners = [m for m in model.modules() if type(m) in branches()]
+    owners = [m for m in model.modules() if branches_of(type(m))]
     return [owner.get_submodule(name) for owner in owners for name in names]
 
 
