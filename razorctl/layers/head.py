@@ -120,11 +120,13 @@ class ValuesFunction(torch.autograd.Function):
 class Logits(Tensor):
     """The output [..., vocabulary] of a linear layer, not computed yet.
 
-    parts: x, the weight and the bias. make: computes the values. known: what it returned. Once the
-    values are known they are what every operation gets, as they may have been changed in place.
+    parts: x, the weight and the bias. check: raises UsageError if these have changed. make:
+    computes the values. known: what it returned. Once the values are known they are what every
+    operation gets, as they may have been changed in place.
     """
 
     parts: tuple[Tensor, Tensor, Tensor | None]
+    check: Callable[[], None]
     make: Callable[[], Tensor]
     known: Tensor | None
 
@@ -141,16 +143,18 @@ class Logits(Tensor):
         weight: Tensor,
         bias: Tensor | None,
         dtype: torch.dtype,
+        check: Callable[[], None],
         make: Callable[[], Tensor],
     ) -> "Logits":
-        """Those of `x` [..., columns] in `dtype`; `make` computes them."""
+        """Those of `x` [..., columns] in `dtype`; see the attributes."""
         logits: Logits = LogitsFunction.apply(x, weight, bias, dtype)
-        logits.parts, logits.make = (x, weight, bias), make
+        logits.parts, logits.check, logits.make = (x, weight, bias), check, make
         return logits
 
     def values(self) -> Tensor:
         """The stock logits, as part of the graph where that is recorded."""
         if self.known is None:
+            self.check()
             with torch.no_grad():
                 self.known = self.make()
         if torch.is_grad_enabled() and self.requires_grad and not self.known.requires_grad:
@@ -183,7 +187,7 @@ class Logits(Tensor):
 def _child(parent: Logits, x: Tensor, dtype: torch.dtype, make: Callable[..., Tensor]) -> Logits:
     """The logits of `x`, which are `make` of those of `parent`."""
     _, weight, bias = parent.parts
-    return Logits.of(x, weight, bias, dtype, lambda: make(parent.values()))
+    return Logits.of(x, weight, bias, dtype, parent.check, lambda: make(parent.values()))
 
 
 def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | None:
@@ -236,7 +240,8 @@ def _detached(func: Any, logits: Logits) -> Logits:
     x, weight, bias = (None if t is None else t.detach() for t in logits.parts)
     assert x is not None
     assert weight is not None
-    return Logits.of(x, weight, bias, logits.dtype, lambda: logits.values().detach())
+    make = lambda: logits.values().detach()  # noqa: E731
+    return Logits.of(x, weight, bias, logits.dtype, logits.check, make)
 
 
 def _call(func: Any, args: Any, kwargs: Any, values: Tensor) -> Tensor:
@@ -273,9 +278,18 @@ def _argmax(func: Any, logits: Logits, dim: int | None = None) -> Tensor | None:
     """The classes of the largest logits, which are computed for a part of the tokens at a time."""
     if dim not in (-1, logits.dim() - 1):
         return None
+    logits.check()
     x, weight, bias = logits.parts
     parts = torch.split(flat(x), part_tokens(len(weight)))
     return torch.cat([_linear(part, weight, bias).argmax(-1) for part in parts]).view(x.shape[:-1])
+
+
+def _check(*known: tuple[Tensor, int]) -> None:
+    if any(tensor._version != version for tensor, version in known):
+        raise UsageError(
+            "logits were first read after an optimizer step changed the weights that they are of; "
+            "read them before it."
+        )
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -331,15 +345,10 @@ class RazorHead(RazorLayer, nn.Linear):
         if not (self.lazy or (self.saving and gradient)) or torch.compiler.is_compiling():
             return super().forward(input)
         x = to_compute_dtype(input)
-        make = partial(self._stock, x, x._version, self.weight._version)
-        return Logits.of(x, self.weight, self.bias, x.dtype, make)
+        check = partial(_check, (x, x._version), (self.weight, self.weight._version))
+        return Logits.of(x, self.weight, self.bias, x.dtype, check, partial(self._stock, x))
 
-    def _stock(self, x: Tensor, *versions: int) -> Tensor:
-        if versions != (x._version, self.weight._version):
-            raise UsageError(
-                "logits were first read after an optimizer step changed the weights that they are "
-                "of; read them before it."
-            )
+    def _stock(self, x: Tensor) -> Tensor:
         return _linear(x, self.weight, self.bias)
 
 
