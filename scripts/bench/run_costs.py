@@ -43,7 +43,7 @@ import razorctl
 from razorctl import models as registry
 from razorctl.job import Job
 from razorctl.models import timm as timm_models
-from razorctl.models.transformers import classification as texts
+from razorctl.models.transformers import classification
 from razorctl.models.transformers import from_hub
 from razorctl.models.transformers.known import BERT_BASE
 from razorctl.recipe import Recipe
@@ -120,7 +120,7 @@ def register() -> None:
     found[BERT] = replace(
         bert,
         build=bert.bare,
-        transform=lambda *_: partial(texts.tokenized, tokenizer, texts.TOKENS, False),
+        transform=lambda *_: partial(classification.tokenized, tokenizer, classification.TOKENS, False),
         save=lambda *_: None,
     )
 
