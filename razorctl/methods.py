@@ -6,6 +6,8 @@ from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
+# The layer kinds that save what they need exactly, in bits: masks and places of maxima.
+EXACT = {"dropout": "dense", "pool": "dense"}
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "scale": "topk",
         "attention": "topk",
         "activation": "half",
-        "dropout": "dense",  # its mask is saved exactly, in bits
+        **EXACT,
     }
 
 
 def _one_rule(rule: str) -> dict[str, str]:
     kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
-    return dict.fromkeys(kinds, rule) | {"dropout": "dense"}
+    return dict.fromkeys(kinds, rule) | EXACT
 
 
 METHODS: dict[str, Method] = {

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.methods import DEFAULT_METHOD, METHODS, WEIGHTS, Attention
+from razorctl.methods import DEFAULT_METHOD, EXACT, METHODS, WEIGHTS, Attention
 from razorctl.rules.allocation import allocate
 
 Joint = Literal["weights", "branches"]
@@ -104,7 +104,7 @@ class Recipe:
         method = METHODS[self.method]
         rules: Mapping[str, str] = {}
         if self.has_effect:
-            rules = allocate(self.ratio) if method.ratio == "bytes" else method.rules
+            rules = allocate(self.ratio) | EXACT if method.ratio == "bytes" else method.rules
         if self.joint_budget < 1 and self.joint == "weights" and not rules:
             rules = dict.fromkeys(WEIGHTS, "dense")
         return rules

@@ -4,7 +4,10 @@ from typing import Any
 
 from timm import layers as stock
 from timm.layers import activations as stock_activations
+from timm.layers import norm_act
+from timm.layers.padding import pad_same
 from timm.models import (
+    _efficientnet_blocks,
     beit,
     eva,
     swin_transformer,
@@ -17,7 +20,12 @@ from torch import Tensor, nn
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, Diverted
 from razorctl.layers.base import RazorLayer, Settings
-from razorctl.layers.norm import Norm
+from razorctl.layers.batch_norm import BatchNorm
+from razorctl.layers.channel_norm import WithActivation
+from razorctl.layers.conv import RazorConv2d
+from razorctl.layers.gate import Gate
+from razorctl.layers.group_norm import GroupNorm
+from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale
 from razorctl.rules.base import Rules
 
@@ -97,6 +105,83 @@ class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
     centers = False
 
 
+class RazorLayerNorm2d(ChannelLayerNorm, stock.LayerNorm2d):  # type: ignore[misc]
+    """timm's LayerNorm of images."""
+
+
+class RazorBatchNormAct2d(WithActivation, BatchNorm, stock.BatchNormAct2d):  # type: ignore[misc]
+    """timm's BatchNorm with an activation function."""
+
+
+class RazorGroupNorm(GroupNorm, stock.GroupNorm):  # type: ignore[misc]
+    """timm's GroupNorm."""
+
+
+class RazorGroupNorm1(GroupNorm, stock.GroupNorm1):  # type: ignore[misc]
+    """timm's GroupNorm of one group."""
+
+
+class RazorGroupNormAct(WithActivation, GroupNorm, stock.GroupNormAct):  # type: ignore[misc]
+    """timm's GroupNorm with an activation function."""
+
+
+class RazorGroupNorm1Act(WithActivation, GroupNorm, norm_act.GroupNorm1Act):  # type: ignore[misc]
+    """timm's GroupNorm of one group with an activation function."""
+
+
+class RazorConv2dSame(RazorConv2d, stock.Conv2dSame):  # type: ignore[misc]
+    """timm's convolution with the padding of TensorFlow, which depends on the input."""
+
+    def sparse(self, input: Tensor) -> Tensor:
+        return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
+
+
+class RazorSEModule(Gate, stock.SEModule):  # type: ignore[misc]
+    """timm's squeeze-and-excitation."""
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.fc1.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        mean = x.mean((2, 3), keepdim=True)
+        if self.add_maxpool:
+            mean = 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True)
+        gate: Tensor = self.gate(self.fc2(self.act(self.bn(self.fc1(mean)))))
+        return gate
+
+
+class RazorEffectiveSEModule(Gate, stock.EffectiveSEModule):  # type: ignore[misc]
+    """timm's squeeze-and-excitation of one layer."""
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.fc.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        mean = x.mean((2, 3), keepdim=True)
+        if self.add_maxpool:
+            mean = 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True)
+        gate: Tensor = self.gate(self.fc(mean))
+        return gate
+
+
+class RazorSqueezeExcite(Gate, _efficientnet_blocks.SqueezeExcite):  # type: ignore[misc]
+    """timm's squeeze-and-excitation of EfficientNet and MobileNet."""
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.conv_reduce.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        mean = x.mean((2, 3), keepdim=True)
+        gate: Tensor = self.gate(self.conv_expand(self.act1(self.conv_reduce(mean))))
+        return gate
+
+
 class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
     """timm's layer scale."""
 
@@ -119,11 +204,21 @@ class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc
 
 # Drop path has no razor class: its stock form saves one number per example.
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[1]: razor
+    razor.__bases__[-1]: razor
     for razor in (
         RazorAttention,
         RazorAttentionRope,
+        RazorBatchNormAct2d,
+        RazorConv2dSame,
+        RazorEffectiveSEModule,
+        RazorGroupNorm,
+        RazorGroupNorm1,
+        RazorGroupNorm1Act,
+        RazorGroupNormAct,
+        RazorSEModule,
+        RazorSqueezeExcite,
         RazorLayerNorm,
+        RazorLayerNorm2d,
         RazorLayerNormFp32,
         RazorRmsNorm,
         RazorLayerScale,

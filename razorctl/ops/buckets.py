@@ -16,7 +16,8 @@ from torch import Tensor
 from razorctl.ops import kernels
 from razorctl.ops.packing import pack, packed_bytes, unpack
 
-FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
+FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others take that of one of them
+LIKE_SILU = ("hardswish",)
 BITS = (4, 3, 2)
 
 
@@ -28,7 +29,8 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
     interval.
     """
     tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
-    found = tables[function if function in FUNCTIONS else "gelu"][str(bits)]
+    known = function if function in FUNCTIONS else "silu" if function in LIKE_SILU else "gelu"
+    found = tables[known][str(bits)]
     return tuple(found["ends"]), tuple(found["stand_ins"])
 
 
