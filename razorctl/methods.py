@@ -57,6 +57,7 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "linear": weights,
         "conv": weights,
         "norm": "topk",
+        "channel-norm": "topk",
         "scale": "topk",
         "attention": "topk",
         "activation": "half",
@@ -65,7 +66,7 @@ def _paper_rules(weights: str) -> dict[str, str]:
 
 
 def _one_rule(rule: str) -> dict[str, str]:
-    kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
+    kinds = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
     return dict.fromkeys(kinds, rule) | EXACT
 
 

@@ -51,15 +51,16 @@ class BatchNorm(ChannelNorm):
             by = 1.0 / float(self.num_batches_tracked) if by is None else by
         if self.training and not self.track_running_stats:
             mean = var = None
-        y, *found = torch._batch_norm_impl_index(
+        # What F.batch_norm calls; it returns the statistics of the batch, too.
+        y, of_batch, rstd, *_ = torch._batch_norm_impl_index(
             *(x, self.weight, self.bias, mean, var, not self.fixed, by or 0.0, self.eps),
             torch.backends.cudnn.enabled,
         )
         if self.fixed:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            found = [mean.to(dtype), torch.rsqrt(var.to(dtype) + self.eps)]
+            of_batch, rstd = mean.to(dtype), torch.rsqrt(var.to(dtype) + self.eps)
         shape = 1, -1, *[1] * (x.dim() - 2)
-        return y, found[0].view(shape), found[1].view(shape)
+        return y, of_batch.view(shape), rstd.view(shape)
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]

@@ -88,7 +88,7 @@ def _fixed_gradients(
 class ChannelNorm(RazorLayer):
     """Base of razor norms with a weight and a bias for each channel."""
 
-    kind: ClassVar[str] = "norm"
+    kind: ClassVar[str] = "channel-norm"
     weight: Any  # Tensor or None
     bias: Any  # Tensor or None
     eps: float

@@ -97,7 +97,8 @@ class Conv(WeightLayer):
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The stock convolution of `x`."""
-        y: Tensor = self._conv_forward(x, weight, bias)
+        stock: Any = self
+        y: Tensor = stock._conv_forward(x, weight, bias)
         return y
 
     def forward(self, input: Tensor) -> Tensor:

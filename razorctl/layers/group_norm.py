@@ -31,12 +31,12 @@ class GroupNorm(ChannelNorm):
         groups = x.reshape(len(x), self.num_groups, -1)
         groups = groups.to(torch.promote_types(x.dtype, torch.float32))
         var, mean = torch.var_mean(groups, 2, correction=0)
-        shape = *x.shape[:2], *[1] * (x.dim() - 2)
-        each = self.num_channels // self.num_groups
-        return (
-            y,
-            *(t.repeat_interleave(each, 1).view(shape) for t in (mean, (var + self.eps).rsqrt_())),
-        )
+        return y, self._of_channels(mean, x), self._of_channels((var + self.eps).rsqrt_(), x)
+
+    def _of_channels(self, of_groups: Tensor, x: Tensor) -> Tensor:
+        """Values of the groups, [batch, groups], for each channel of `x`."""
+        values = of_groups.repeat_interleave(self.num_channels // self.num_groups, 1)
+        return values.view(*x.shape[:2], *[1] * (x.dim() - 2))
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]

@@ -249,10 +249,11 @@ class ChannelLayerNorm(Norm):
     """Base of LayerNorms over the channels of images, [batch, channels, height, width]."""
 
     def forward(self, x: Tensor, through: bool = False) -> Tensor:
-        if not self.saving:
-            return self.stock(x)
-        last = x.permute(0, 2, 3, 1)
-        normed: Tensor = super().forward(last)
+        y: Tensor
+        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting asks for APEX
+            y = super().stock(x)
+            return y
+        normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
         y = normed.permute(0, 3, 1, 2)
         if self.memo is not None:
             linear, conv = layouts(y)
@@ -262,10 +263,9 @@ class ChannelLayerNorm(Norm):
         return y
 
     def stock(self, x: Tensor) -> Tensor:
-        """The stock class's own forward, of images; of what it permutes them to while it saves."""
-        if self.saving:
-            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        return super().stock(x)
+        """The stock norm of an image whose channels are last."""
+        bias: Any = self.bias
+        return F.layer_norm(x, self.normalized_shape, self.weight, bias, self.eps)
 
 
 SWAPS = {nn.LayerNorm: RazorLayerNorm, nn.RMSNorm: RazorRMSNorm}

@@ -48,7 +48,8 @@ class MaxPoolFunction(torch.autograd.Function):
         index = _indices(places, shape, ctx.geometry)
         x = dy.new_empty(shape).contiguous(memory_format=form)  # its shape alone is asked for
         dy, index = dy.contiguous(memory_format=form), index.contiguous(memory_format=form)
-        return aten.max_pool2d_with_indices_backward(dy, x, *ctx.geometry, index), None
+        dx: Tensor = aten.max_pool2d_with_indices_backward(dy, x, *ctx.geometry, index)
+        return dx, None
 
 
 def _starts(index: Tensor, geometry: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
@@ -64,7 +65,8 @@ def _places(index: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Tens
     row, column = _starts(index, geometry)
     row = (index // shape[3] - row) // dilation[0]
     column = (index % shape[3] - column) // dilation[1]
-    return (row * size[1] + column).to(torch.uint8).flatten(2).flatten(0, 1)
+    places: Tensor = row * size[1] + column
+    return places.to(torch.uint8).flatten(2).flatten(0, 1)
 
 
 def _indices(places: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Tensor:
@@ -73,7 +75,9 @@ def _indices(places: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Te
     places = places.long()
     row, column = _starts(places, geometry)
     row = row + places // size[1] * dilation[0]
-    return row * shape[3] + column + places % size[1] * dilation[1]
+    column = column + places % size[1] * dilation[1]
+    indices: Tensor = row * shape[3] + column
+    return indices
 
 
 class Pool(RazorLayer):
@@ -101,9 +105,8 @@ class RazorMaxPool2d(Pool, nn.MaxPool2d):
         return *map(_pair, sizes), self.ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.takes(input):
-            return super().forward(input)
-        y: Tensor = MaxPoolFunction.apply(input, self)
+        y: Tensor
+        y = MaxPoolFunction.apply(input, self) if self.takes(input) else super().forward(input)
         return y
 
 

@@ -1,5 +1,6 @@
 """timm's own layers, and the residual branches of its blocks."""
 
+from collections.abc import Callable
 from typing import Any
 
 from timm import layers as stock
@@ -9,6 +10,7 @@ from timm.layers.padding import pad_same
 from timm.models import (
     _efficientnet_blocks,
     beit,
+    convnext,
     eva,
     swin_transformer,
     swin_transformer_v2,
@@ -23,11 +25,13 @@ from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_norm import WithActivation
 from razorctl.layers.conv import RazorConv2d
-from razorctl.layers.gate import Gate
+from razorctl.layers.gate import Excitation, Gated
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale
 from razorctl.rules.base import Rules
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class TimmAttention(Attention):
@@ -136,8 +140,21 @@ class RazorConv2dSame(RazorConv2d, stock.Conv2dSame):  # type: ignore[misc]
         return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
 
 
-class RazorSEModule(Gate, stock.SEModule):  # type: ignore[misc]
+def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
+    """What the gates of channels are computed from, in the operations of timm."""
+    mean = x.mean((2, 3), keepdim=True)
+    return 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True) if add_maxpool else mean
+
+
+class RazorSEModule(Excitation, stock.SEModule):  # type: ignore[misc]
     """timm's squeeze-and-excitation."""
+
+    fc1: Layer
+    bn: Layer
+    act: Layer
+    fc2: Layer
+    gate: Layer
+    add_maxpool: bool
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -145,15 +162,16 @@ class RazorSEModule(Gate, stock.SEModule):  # type: ignore[misc]
         return channels
 
     def gate_of(self, x: Tensor) -> Tensor:
-        mean = x.mean((2, 3), keepdim=True)
-        if self.add_maxpool:
-            mean = 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True)
-        gate: Tensor = self.gate(self.fc2(self.act(self.bn(self.fc1(mean)))))
-        return gate
+        hidden = self.act(self.bn(self.fc1(_squeezed(x, self.add_maxpool))))
+        return self.gate(self.fc2(hidden))
 
 
-class RazorEffectiveSEModule(Gate, stock.EffectiveSEModule):  # type: ignore[misc]
+class RazorEffectiveSEModule(Excitation, stock.EffectiveSEModule):  # type: ignore[misc]
     """timm's squeeze-and-excitation of one layer."""
+
+    fc: Layer
+    gate: Layer
+    add_maxpool: bool
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -161,15 +179,16 @@ class RazorEffectiveSEModule(Gate, stock.EffectiveSEModule):  # type: ignore[mis
         return channels
 
     def gate_of(self, x: Tensor) -> Tensor:
-        mean = x.mean((2, 3), keepdim=True)
-        if self.add_maxpool:
-            mean = 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True)
-        gate: Tensor = self.gate(self.fc(mean))
-        return gate
+        return self.gate(self.fc(_squeezed(x, self.add_maxpool)))
 
 
-class RazorSqueezeExcite(Gate, _efficientnet_blocks.SqueezeExcite):  # type: ignore[misc]
+class RazorSqueezeExcite(Excitation, _efficientnet_blocks.SqueezeExcite):  # type: ignore[misc]
     """timm's squeeze-and-excitation of EfficientNet and MobileNet."""
+
+    conv_reduce: Layer
+    act1: Layer
+    conv_expand: Layer
+    gate: Layer
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -177,9 +196,34 @@ class RazorSqueezeExcite(Gate, _efficientnet_blocks.SqueezeExcite):  # type: ign
         return channels
 
     def gate_of(self, x: Tensor) -> Tensor:
-        mean = x.mean((2, 3), keepdim=True)
-        gate: Tensor = self.gate(self.conv_expand(self.act1(self.conv_reduce(mean))))
-        return gate
+        return self.gate(self.conv_expand(self.act1(self.conv_reduce(_squeezed(x)))))
+
+
+class RazorConvNeXtBlock(Gated, convnext.ConvNeXtBlock):  # type: ignore[misc]
+    """timm's block of ConvNeXt, which applies its layer scale itself."""
+
+    conv_dw: Layer
+    norm: Layer
+    mlp: Layer
+    drop_path: Layer
+    shortcut: Layer
+    gamma: Tensor | None
+    use_conv_mlp: bool
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        block: Any = module
+        return 1 if block.gamma is None else block.gamma.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving or self.gamma is None:
+            return super().forward(x)  # type: ignore[no-any-return]
+        y = self.conv_dw(x)
+        y = y if self.use_conv_mlp else y.permute(0, 2, 3, 1)
+        y = self.mlp(self.norm(y))
+        y = y if self.use_conv_mlp else y.permute(0, 3, 1, 2)
+        y = self.gated(y, self.gamma.reshape(1, -1, 1, 1))
+        return self.drop_path(y) + self.shortcut(x)
 
 
 class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
@@ -210,6 +254,7 @@ SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
         RazorAttentionRope,
         RazorBatchNormAct2d,
         RazorConv2dSame,
+        RazorConvNeXtBlock,
         RazorEffectiveSEModule,
         RazorGroupNorm,
         RazorGroupNorm1,

@@ -19,6 +19,8 @@ from tests.cases import CASES, both, stock
 KINDS = (
     *("linear", "patches", "conv", "grouped conv", "layer norm", "rms norm", "gelu", "relu"),
     *("dropout", "layer scale", "attention, stored", "bert attention, sparse-flash"),
+    *("transposed conv", "batchnorm", "groupnorm", "relu6", "max pool", "mean pool"),
+    "torchvision squeeze and excitation",
 )
 # One of the rules that share their code; layers see of a rule what it packs, unpacks and learns.
 RULE_NAMES = ("topk", "3-bit", "columns-bandit", "columns-bandit, centered", "topk, centered")
