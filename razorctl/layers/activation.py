@@ -32,10 +32,7 @@ class ActivationFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.rule, ctx.by_channel = layer, copy.rule, by_channel
         save(ctx, copy.packed)
-        y = layer.stock(x)
-        if y is x:  # an in-place function
-            ctx.mark_dirty(x)
-        return y
+        return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable
@@ -73,6 +70,15 @@ class FusedActivationFunction(torch.autograd.Function):
         function = ctx.layer.function_of(ctx.layer)
         int8 = Int8(*ctx.rule.function_grad_int8(function, flat(dy), packed))
         return Int8Gradient(dy.shape, dy.dtype, int8), None, None, None
+
+
+def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
+    """The stock f(x), which may be in place."""
+    if not getattr(layer, "inplace", False):
+        return layer.stock(x)
+    layer.stock(x)
+    ctx.mark_dirty(x)
+    return x
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
@@ -194,10 +200,7 @@ class TwoSlopesFunction(torch.autograd.Function):
         ctx.slopes = layer.slopes()
         with packing():
             save(ctx, pack_bits(layer.where(x).reshape(-1)))
-        y = layer.stock(x)
-        if y is x:
-            ctx.mark_dirty(x)
-        return y
+        return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable

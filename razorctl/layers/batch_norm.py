@@ -4,6 +4,7 @@ In eval mode, while other layers train, its statistics are fixed: dx is exact an
 x_hat is saved for the gradient of the weight alone.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class BatchNorm(ChannelNorm):
     running_mean: Any  # Tensor or None
     running_var: Any
     num_batches_tracked: Any
+    _check_input_dim: Callable[[Tensor], None]
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -45,6 +47,7 @@ class BatchNorm(ChannelNorm):
         return super().takes(x) and (self.fixed or x.numel() > x.shape[1])
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._check_input_dim(x)
         mean, var, by = self.running_mean, self.running_var, self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout, pixels, unrolled
+from razorctl.layers.images import layout, memory_format, pixels, unrolled
 from razorctl.layers.sharing import Copy
 from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
@@ -55,7 +55,7 @@ class ChannelNormFunction(torch.autograd.Function):
             elif x_hat is None:
                 found = None, None, _per_channel(dy) if mask[2] else None
             else:
-                dy = dy.contiguous(memory_format=torch.preserve_format)
+                dy = dy.contiguous(memory_format=memory_format(dy))
                 found = ctx.layer.gradients_at(dy, x_hat, weight, rstd, mask)
         dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
         dtype = None if weight is None else weight.dtype
