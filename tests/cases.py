@@ -154,6 +154,18 @@ CASES |= {  # of networks of convolutions
     "timm same conv": Case(
         lambda: timm_layers.Conv2dSame(6, 8, 3, stride=2), ((2, 6, 5, 8), (1, 6, 6, 7)), exact=True
     ),
+    "timm standardized conv": Case(
+        lambda: timm_layers.StdConv2d(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
+    "timm standardized same conv": Case(
+        lambda: timm_layers.StdConv2dSame(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
+    "timm scaled conv": Case(
+        lambda: timm_layers.ScaledStdConv2d(6, 8, 3, groups=2, gamma=1.7), IMAGES, exact=True
+    ),
+    "timm scaled same conv": Case(
+        lambda: timm_layers.ScaledStdConv2dSame(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
     "batchnorm": Case(lambda: norm(nn.BatchNorm2d(6)), IMAGES),
     "bare batchnorm": Case(
         lambda: nn.BatchNorm2d(6, affine=False, track_running_stats=False), IMAGES

@@ -69,6 +69,13 @@ class Conv(WeightLayer):
     """
 
     kind: ClassVar[str] = "conv"
+
+    @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        # What linear layers are to a transformer, convolutions are to a network of them. The rule
+        # of the kind is for one that cuts an image into patches, whose input is small.
+        return "linear"
+
     transposed: bool
     in_channels: int
     groups: int
@@ -114,8 +121,13 @@ class Conv(WeightLayer):
         x = to_compute_dtype(input)
         layout = self.kind, x.dtype, self.patch
         weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
+        weight = self.convolved(weight)
         y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)
         return y
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        """What images are convolved with, from the parameter `weight`."""
+        return weight
 
     @property
     def patch(self) -> Hashable:
@@ -179,6 +191,12 @@ class RazorConv1d(Conv, nn.Conv1d):
 
 class RazorConv2d(Conv, nn.Conv2d):
     """nn.Conv2d that saves its input by a rule."""
+
+    @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        assert isinstance(module, nn.Conv2d)
+        cuts = _by_patches(module) and module.kernel_size != (1, 1)
+        return cls.kind if cuts else super().rule_kind(module)
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:

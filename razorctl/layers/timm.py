@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from timm import layers as stock
 from timm.layers import activations as stock_activations
 from timm.layers import norm_act
@@ -24,7 +25,7 @@ from razorctl.layers.attention import Attention, Diverted
 from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_norm import WithActivation
-from razorctl.layers.conv import RazorConv2d
+from razorctl.layers.conv import Conv, RazorConv2d
 from razorctl.layers.gate import Excitation, Gated
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.norm import ChannelLayerNorm, Norm
@@ -138,6 +139,51 @@ class RazorConv2dSame(RazorConv2d, stock.Conv2dSame):  # type: ignore[misc]
 
     def sparse(self, input: Tensor) -> Tensor:
         return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
+
+
+class StandardizedConv2d(RazorConv2d):
+    """Base of timm's convolutions with a weight that is standardized, and scaled if it has a gain.
+
+    Without a copy of the input, neither the weight nor the gain gets a gradient.
+    """
+
+    eps: float
+    scale: float  # goes with a parameter `gain`
+    same_pad: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        gain = getattr(self, "gain", self.weight)
+        if gain.requires_grad > self.weight.requires_grad:
+            y: Tensor = super(Conv, self).forward(input)
+            return y
+        return super().forward(input)
+
+    def sparse(self, input: Tensor) -> Tensor:
+        sizes = self.kernel_size, self.stride, self.dilation
+        return super().sparse(pad_same(input, *sizes) if self.same_pad else input)
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        gain, rows = getattr(self, "gain", None), weight.reshape(1, len(weight), -1)
+        if gain is not None:
+            gain = ((gain if weight.requires_grad else gain.detach()) * self.scale).view(-1)
+        y = F.batch_norm(rows, None, None, gain, training=True, momentum=0.0, eps=self.eps)
+        return y.reshape_as(weight)
+
+
+class RazorStdConv2d(StandardizedConv2d, stock.StdConv2d):  # type: ignore[misc]
+    """timm's convolution with a standardized weight."""
+
+
+class RazorStdConv2dSame(StandardizedConv2d, stock.StdConv2dSame):  # type: ignore[misc]
+    """`RazorStdConv2d` with the padding of TensorFlow."""
+
+
+class RazorScaledStdConv2d(StandardizedConv2d, stock.ScaledStdConv2d):  # type: ignore[misc]
+    """timm's convolution with a standardized weight that is scaled."""
+
+
+class RazorScaledStdConv2dSame(StandardizedConv2d, stock.ScaledStdConv2dSame):  # type: ignore[misc]
+    """`RazorScaledStdConv2d` with the padding of TensorFlow."""
 
 
 def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
@@ -260,8 +306,12 @@ SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
         RazorGroupNorm1,
         RazorGroupNorm1Act,
         RazorGroupNormAct,
+        RazorScaledStdConv2d,
+        RazorScaledStdConv2dSame,
         RazorSEModule,
         RazorSqueezeExcite,
+        RazorStdConv2d,
+        RazorStdConv2dSame,
         RazorLayerNorm,
         RazorLayerNorm2d,
         RazorLayerNormFp32,
