@@ -69,13 +69,6 @@ class Conv(WeightLayer):
     """
 
     kind: ClassVar[str] = "conv"
-
-    @classmethod
-    def rule_kind(cls, module: nn.Module) -> str:
-        # What linear layers are to a transformer, convolutions are to a network of them. The rule
-        # of the kind is for one that cuts an image into patches, whose input is small.
-        return "linear"
-
     transposed: bool
     in_channels: int
     groups: int
@@ -85,6 +78,12 @@ class Conv(WeightLayer):
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     bias: Tensor | None
+
+    @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        # What linear layers are to a transformer, convolutions are to a network of them. The rule
+        # of the kind is for one that cuts an image into patches, whose input is small.
+        return "linear"
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:

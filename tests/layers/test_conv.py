@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.layers.padding import pad_same
+from torch import nn
 
 from razorctl.layers.libraries import swaps
 from tests.cases import CASES, stock
@@ -123,11 +124,14 @@ def test_an_image_without_batch_is_left_to_stock():
     ],
 )
 def test_what_it_cannot_stand_in_for_is_not_taken(settings, rule):
-    from torch import nn
-
     razor = swaps()[nn.Conv2d]
     assert not razor.fits(nn.Conv2d(4, 4, **settings), CASES["conv"].rule(rule))
     assert razor.fits(nn.Conv2d(4, 4, 3), CASES["conv"].rule(rule))
+
+
+def test_only_what_cuts_an_image_takes_the_rule_of_its_kind():
+    kinds = [swaps()[nn.Conv2d].rule_kind(CASES[case].build()) for case in CONVS]
+    assert kinds == ["conv", *["linear"] * 4]
 
 
 def test_a_patch_embedding_keeps_pixels_not_channels():

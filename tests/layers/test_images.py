@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from timm import layers as timm_layers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -211,6 +212,14 @@ def test_a_compiled_stack_shares_the_same(activation):
     assert 0 < sizes[1] <= sizes[0]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "share"), [("resnet18", 1 / 9), ("mobilenet_v2", 1 / 15)])
+def test_known_networks_save_little(name, share):
+    model, x = torchvision.models.get_model(name, weights=None).train(), torch.randn(4, 3, 128, 128)
+    full = saved_bytes(model, x)
+    sparsify(model, Recipe("razor", 0.9))
+    assert saved_bytes(model, x) < share * full
 
 
 def test_rows_and_back():
