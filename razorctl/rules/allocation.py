@@ -44,11 +44,9 @@ def allocate(ratio: float) -> dict[str, str]:
         )
     wide, narrow = (_best(width, ratio) for width in RESERVE)
     assert wide is not None
-    rules = {
+    return {
         kind: f"{rule}/{'unmet' if narrow is None else narrow[kind]}" for kind, rule in wide.items()
     }
-    # The copy of a BatchNorm serves the activation function after it as well.
-    return rules | {"channel-norm": rules["activation"]}
 
 
 def _best(width: str, ratio: float) -> dict[str, str] | None:
