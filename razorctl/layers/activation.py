@@ -131,7 +131,7 @@ class Activation(RazorLayer):
         return None, None
 
     def hand_on(self, y: Tensor, layout: Hashable, copy: Copy) -> None:
-        """Offers a copy of x that was known, with f to be applied, to what y = f(x) feeds."""
+        """Offers a copy of x, with f to be applied, to what y = f(x) feeds."""
         rule, function = copy.rule, self.function_of(self)
         if self.memo is not None and isinstance(rule, Shareable) and function is not None:
             of_y = rule.of_function(copy.packed, function)
@@ -139,12 +139,9 @@ class Activation(RazorLayer):
                 self.memo.offer(y, layout, Copy(rule, of_y))
 
     def offer(self, y: Tensor, copy: Copy) -> None:
-        """Offers the copy of x, with f to be applied, to the linear layers that y = f(x) feeds."""
-        rule, function = copy.rule, self.function_of(self)
-        if self.memo is not None and isinstance(rule, Shareable) and function is not None:
-            dtype = to_compute_dtype(y.detach()[:0]).dtype
-            if dtype == y.dtype:
-                self.hand_on(y, ("linear", dtype), copy)
+        """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
+        if to_compute_dtype(y.new_empty(0)).dtype == y.dtype:
+            self.hand_on(y, ("linear", y.dtype), copy)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
