@@ -6,7 +6,9 @@ from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
-EXACT = ("head",)  # the layer kinds whose gradient is exact, whatever the method
+# The layer kinds whose gradient is exact whatever the method: masks and places of maxima are saved
+# in bits, and the head of a language model needs no copy.
+EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Method:
         return self.approximates and self.ratio != "nothing"
 
 
-HEAD = dict.fromkeys(EXACT, "dense")
+HEAD = {"head": "dense"}
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
@@ -63,17 +65,17 @@ def _paper_rules(weights: str) -> dict[str, str]:
         "linear": weights,
         "conv": weights,
         "norm": "topk",
+        "channel-norm": "topk",
         "scale": "topk",
         "attention": "topk",
         "activation": "half",
-        "dropout": "dense",  # its mask is saved exactly, in bits
-        **HEAD,
+        **EXACT,
     }
 
 
 def _one_rule(rule: str) -> dict[str, str]:
-    kinds = ("linear", "conv", "norm", "scale", "attention", "activation")
-    return dict.fromkeys(kinds, rule) | {"dropout": "dense"} | HEAD
+    kinds = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
+    return dict.fromkeys(kinds, rule) | EXACT
 
 
 METHODS: dict[str, Method] = {

@@ -14,6 +14,13 @@ from razorctl.rules.allocation import allocate
 Joint = Literal["weights", "branches"]
 
 
+def _within(ratio: float) -> Mapping[str, str]:
+    """The rules of `allocate`, and those of layer kinds that the models measured for it lack."""
+    rules = allocate(ratio)
+    # The copy of such a norm serves the activation function after it as well.
+    return rules | EXACT | {"channel-norm": rules["activation"]}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Method, ratio, joint budget, attention backend and seed.
@@ -104,7 +111,7 @@ class Recipe:
         method = METHODS[self.method]
         rules: Mapping[str, str] = {}
         if self.has_effect:
-            chosen = allocate(self.ratio) if method.ratio == "bytes" else {}
+            chosen = _within(self.ratio) if method.ratio == "bytes" else {}
             rules = {**chosen, **method.rules}
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from timm import layers as timm_layers
 from timm.layers import activations as timm_activations
+from timm.layers import norm_act as timm_norm_act
+from timm.models import _efficientnet_blocks
+from timm.models import convnext as timm_convnext
 from torch import nn
+from torchvision.models import convnext
+from torchvision.ops import misc
 from transformers import (
     BertConfig,
     GemmaConfig,
@@ -175,6 +180,74 @@ CASES |= {
     "timm swiglu": Case(lambda: timm_layers.SwiGLU(33, 20, norm_layer=nn.LayerNorm), ROWS),
     "timm glu mlp": Case(lambda: timm_layers.GluMlp(33, 40, act_layer=nn.SiLU), ROWS),
     "timm packed swiglu": Case(lambda: timm_layers.SwiGLUPacked(33, 40), ROWS),
+}
+IMAGES = ((2, 6, 5, 7), (3, 6, 4, 4), (1, 6, 1, 9))
+CASES |= {  # of networks of convolutions
+    "conv1d": Case(lambda: nn.Conv1d(6, 8, 3, stride=2, padding=1), ((2, 6, 9),), exact=True),
+    "transposed conv": Case(
+        lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, padding=1, output_padding=1),
+        ((2, 6, 5, 4), (1, 6, 1, 3)),
+        exact=True,
+    ),
+    "transposed conv1d": Case(
+        lambda: nn.ConvTranspose1d(6, 9, 2, groups=3, bias=False), ((2, 6, 5),), exact=True
+    ),
+    "timm same conv": Case(
+        lambda: timm_layers.Conv2dSame(6, 8, 3, stride=2), ((2, 6, 5, 8), (1, 6, 6, 7)), exact=True
+    ),
+    "timm standardized conv": Case(
+        lambda: timm_layers.StdConv2d(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
+    "timm standardized same conv": Case(
+        lambda: timm_layers.StdConv2dSame(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
+    "timm scaled conv": Case(
+        lambda: timm_layers.ScaledStdConv2d(6, 8, 3, groups=2, gamma=1.7), IMAGES, exact=True
+    ),
+    "timm scaled same conv": Case(
+        lambda: timm_layers.ScaledStdConv2dSame(6, 8, 3, stride=2), IMAGES, exact=True
+    ),
+    "batchnorm": Case(lambda: norm(nn.BatchNorm2d(6)), IMAGES),
+    "bare batchnorm": Case(
+        lambda: nn.BatchNorm2d(6, affine=False, track_running_stats=False), IMAGES
+    ),
+    "cumulative batchnorm": Case(lambda: norm(nn.BatchNorm2d(6, momentum=None)), IMAGES),
+    "batchnorm of rows": Case(lambda: norm(nn.BatchNorm1d(33)), ((5, 33), (3, 33, 4))),
+    "batchnorm of volumes": Case(lambda: norm(nn.BatchNorm3d(3)), ((2, 3, 2, 4, 3),)),
+    "timm batchnorm": Case(lambda: norm(timm_layers.BatchNormAct2d(6, act_layer=nn.SiLU)), IMAGES),
+    "groupnorm": Case(lambda: norm(nn.GroupNorm(3, 6)), (*IMAGES, (2, 6, 4))),
+    "bare groupnorm": Case(lambda: nn.GroupNorm(2, 6, affine=False), IMAGES),
+    "timm groupnorm": Case(lambda: norm(timm_layers.GroupNorm(6, 2)), IMAGES),
+    "timm groupnorm of one": Case(lambda: norm(timm_layers.GroupNorm1(6)), IMAGES),
+    "timm groupnorm act": Case(lambda: norm(timm_layers.GroupNormAct(6, 3)), IMAGES),
+    "timm groupnorm act of one": Case(lambda: norm(timm_norm_act.GroupNorm1Act(6)), IMAGES),
+    "timm image layernorm": Case(lambda: norm(timm_layers.LayerNorm2d(6)), IMAGES),
+    "torchvision image layernorm": Case(lambda: norm(convnext.LayerNorm2d(6)), IMAGES),
+    "hardswish": Case(nn.Hardswish, ROWS),
+    "relu6": Case(nn.ReLU6, ROWS, exact=True),
+    "leaky relu": Case(lambda: nn.LeakyReLU(0.2), ROWS, exact=True),
+    "hardsigmoid": Case(nn.Hardsigmoid, ROWS, exact=True),
+    "max pool": Case(lambda: nn.MaxPool2d(3, 2, 1), IMAGES, exact=True),
+    "mean pool": Case(
+        lambda: nn.AvgPool2d((2, 3), 2, (1, 1), ceil_mode=True, count_include_pad=False),
+        IMAGES[:2],
+        exact=True,
+    ),
+    "adaptive mean pool": Case(lambda: nn.AdaptiveAvgPool2d((2, 3)), IMAGES, exact=True),
+    "timm squeeze and excitation": Case(
+        lambda: timm_layers.SEModule(6, rd_channels=4, add_maxpool=True), IMAGES
+    ),
+    "timm effective squeeze and excitation": Case(
+        lambda: timm_layers.EffectiveSEModule(6, gate_layer="sigmoid"), IMAGES
+    ),
+    "timm squeeze and excitation of efficientnet": Case(
+        lambda: _efficientnet_blocks.SqueezeExcite(6), IMAGES
+    ),
+    "torchvision squeeze and excitation": Case(lambda: misc.SqueezeExcitation(6, 4), IMAGES),
+    "timm convnext block": Case(
+        lambda: timm_convnext.ConvNeXtBlock(6, kernel_size=3, ls_init_value=0.5), IMAGES[:2]
+    ),
+    "torchvision convnext block": Case(lambda: convnext.CNBlock(6, 0.5, 0.0), IMAGES[:2]),
 }
 for backend in ("stored", "sparse-flash"):
     CASES |= {

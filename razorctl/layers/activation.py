@@ -1,9 +1,11 @@
 """Activation functions: GELU and SiLU save their input by a rule, ReLU saves one bit per element.
 
 Back Razor and Sheared Backpropagation save these inputs dense in half precision (rule `half`):
-gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative.
+gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative. Where a norm offers a copy
+of the input, that copy takes the place of one by the rule.
 """
 
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
+from razorctl.layers.images import layouts, pixels, unrolled
 from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.kernels import fused
 from razorctl.ops.topk import pack_bits, unpack_bits
@@ -24,18 +27,20 @@ class ActivationFunction(torch.autograd.Function):
     """y = f(x), dx = f'(x') dy, with x' what the rule unpacks; f is the stock forward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "Activation", copy: Copy) -> Tensor:
-        ctx.layer, ctx.rule = layer, copy.rule
+    def forward(
+        ctx: Any, x: Tensor, layer: "Activation", copy: Copy, by_channel: bool = False
+    ) -> Tensor:
+        ctx.layer, ctx.rule, ctx.by_channel = layer, copy.rule, by_channel
         save(ctx, copy.packed)
-        y = layer.stock(x)
-        if y is x:  # an in-place function
-            ctx.mark_dirty(x)
-        return y
+        return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, dy), None, None
+        if not ctx.by_channel:
+            return _gradient(ctx, dy), None, None, None
+        dx = _gradient(ctx, pixels(dy))
+        return unrolled(dx, dy.shape, like=dy), None, None, None
 
 
 class FusedActivationFunction(torch.autograd.Function):
@@ -67,6 +72,15 @@ class FusedActivationFunction(torch.autograd.Function):
         return Int8Gradient(dy.shape, dy.dtype, int8), None, None, None
 
 
+def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
+    """The stock f(x), which may be in place."""
+    if not getattr(layer, "inplace", False):
+        return layer.stock(x)
+    layer.stock(x)
+    ctx.mark_dirty(x)
+    return x
+
+
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     (packed,) = saved(ctx)
     dx: Tensor = ctx.rule.function_grad(ctx.layer.function_of(ctx.layer), flat(dy), packed)
@@ -87,6 +101,11 @@ class Activation(RazorLayer):
         if not (self.saving and x.requires_grad):
             return self.stock(x)
         y: Tensor
+        layout, known = self.known(x)
+        if known is not None:
+            y = ActivationFunction.apply(x, self, known, layout[0] != "linear")
+            self.hand_on(y, layout, known)
+            return y
         rule, inplace = self.rules.of(x), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and isinstance(rule, Shareable) and rule.fuses:
@@ -102,14 +121,27 @@ class Activation(RazorLayer):
         self.offer(y, copy)
         return y
 
-    def offer(self, y: Tensor, copy: Copy) -> None:
-        """Offers the copy of x, with f to be applied, to the linear layers that y = f(x) feeds."""
+    def known(self, x: Tensor) -> tuple[Any, Copy | None]:
+        """The copy of `x` that a norm offers, with its layout; None if there is none."""
+        if self.memo is not None:
+            for layout in layouts(x):
+                copy = self.memo.find(x, layout)
+                if copy is not None and isinstance(copy.rule, Shareable):
+                    return layout, copy
+        return None, None
+
+    def hand_on(self, y: Tensor, layout: Hashable, copy: Copy) -> None:
+        """Offers a copy of x, with f to be applied, to what y = f(x) feeds."""
         rule, function = copy.rule, self.function_of(self)
         if self.memo is not None and isinstance(rule, Shareable) and function is not None:
-            dtype = to_compute_dtype(y.detach()[:0]).dtype
-            if dtype == y.dtype:
-                copy = Copy(rule, rule.of_function(copy.packed, function))
-                self.memo.offer(y, ("linear", dtype), copy)
+            of_y = rule.of_function(copy.packed, function)
+            if of_y is not None:
+                self.memo.offer(y, layout, Copy(rule, of_y))
+
+    def offer(self, y: Tensor, copy: Copy) -> None:
+        """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
+        if to_compute_dtype(y.new_empty(0)).dtype == y.dtype:
+            self.hand_on(y, ("linear", y.dtype), copy)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""
@@ -149,34 +181,101 @@ class SiLU(Activation):
         return "silu"
 
 
-class ReLUFunction(torch.autograd.Function):
-    """y = max(x, 0); the gradient is exact, from one bit for each element."""
+class Hardswish(Activation):
+    """Hard swish: x min(max(x + 3, 0), 6) / 6."""
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str:
+        return "hardswish"
+
+
+class TwoSlopesFunction(torch.autograd.Function):
+    """A function with two slopes; the gradient is exact, from one bit for each element."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "ReLU") -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: "TwoSlopes") -> Tensor:
+        ctx.slopes = layer.slopes()
         with packing():
-            save(ctx, pack_bits((x > 0).reshape(-1)))
-        y = layer.stock(x)
-        if y is x:
-            ctx.mark_dirty(x)
-        return y
+            save(ctx, pack_bits(layer.where(x).reshape(-1)))
+        return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = saved(ctx)
-        return torch.where(unpack_bits(bits, dy.numel()).view(dy.shape), dy, 0), None
+        first, second = (dy if slope == 1 else dy * slope if slope else 0 for slope in ctx.slopes)
+        where = unpack_bits(bits, dy.numel()).view(dy.shape)
+        return torch.where(where, first, second), None
 
 
-class ReLU(Activation):
-    """max(x, 0): saves one bit per element whatever the rule, as its derivative needs no more."""
+class TwoSlopes(Activation):
+    """Base of functions that save one bit per element, as their derivative has two values."""
+
+    def where(self, x: Tensor) -> Tensor:
+        """Whether the derivative is the first of `slopes`."""
+        raise NotImplementedError
+
+    def slopes(self) -> tuple[float, float]:
+        """The two values of the derivative."""
+        return 1.0, 0.0
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        y: Tensor = ReLUFunction.apply(x, self)
+        layout, known = self.known(x)  # before a function in place changes x
+        y: Tensor = TwoSlopesFunction.apply(x, self)
+        if known is not None:
+            self.hand_on(y, layout, known)
         return y
+
+
+class ReLU(TwoSlopes):
+    """max(x, 0)."""
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        return "relu"
+
+    def where(self, x: Tensor) -> Tensor:
+        return x > 0
+
+
+class ReLU6(TwoSlopes):
+    """min(max(x, 0), 6)."""
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        return "relu6"
+
+    def where(self, x: Tensor) -> Tensor:
+        return (x > 0) & (x < 6)
+
+
+class LeakyReLU(TwoSlopes):
+    """x above 0, and `negative_slope` x below."""
+
+    negative_slope: float
+
+    @classmethod
+    def function_of(cls, module: nn.Module) -> str | None:
+        return "leaky-relu" if module.negative_slope == 0.01 else None
+
+    def where(self, x: Tensor) -> Tensor:
+        return x > 0
+
+    def slopes(self) -> tuple[float, float]:
+        return 1.0, self.negative_slope
+
+
+class Hardsigmoid(TwoSlopes):
+    """min(max(x + 3, 0), 6) / 6."""
+
+    def where(self, x: Tensor) -> Tensor:
+        return (x > -3) & (x < 3)
+
+    def slopes(self) -> tuple[float, float]:
+        return 1 / 6, 0.0
 
 
 class RazorGELU(Activation, nn.GELU):
@@ -191,8 +290,32 @@ class RazorSiLU(SiLU, nn.SiLU):
     """nn.SiLU that saves its input by a rule."""
 
 
+class RazorHardswish(Hardswish, nn.Hardswish):
+    """nn.Hardswish that saves its input by a rule."""
+
+
 class RazorReLU(ReLU, nn.ReLU):
     """nn.ReLU that saves one bit per element."""
 
 
-SWAPS = {nn.GELU: RazorGELU, nn.SiLU: RazorSiLU, nn.ReLU: RazorReLU}
+class RazorReLU6(ReLU6, nn.ReLU6):
+    """nn.ReLU6 that saves one bit per element."""
+
+
+class RazorLeakyReLU(LeakyReLU, nn.LeakyReLU):
+    """nn.LeakyReLU that saves one bit per element."""
+
+
+class RazorHardsigmoid(Hardsigmoid, nn.Hardsigmoid):
+    """nn.Hardsigmoid that saves one bit per element."""
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    nn.GELU: RazorGELU,
+    nn.SiLU: RazorSiLU,
+    nn.Hardswish: RazorHardswish,
+    nn.ReLU: RazorReLU,
+    nn.ReLU6: RazorReLU6,
+    nn.LeakyReLU: RazorLeakyReLU,
+    nn.Hardsigmoid: RazorHardsigmoid,
+}

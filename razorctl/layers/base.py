@@ -47,6 +47,11 @@ class RazorLayer(nn.Module):
     memo: Memo | None = None
 
     @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        """The layer kind whose rule `module` gets."""
+        return cls.kind
+
+    @classmethod
     def columns(cls, module: nn.Module) -> int:
         """The number of columns that the rule of `module` will see; 1 if that may vary."""
         return 1

@@ -1,24 +1,28 @@
-"""nn.Conv2d that saves its input by a rule; the input gradient and bias gradient stay exact.
+"""Convolutions that save their input by a rule; the input gradient and bias gradient stay exact.
 
 A convolution whose patches do not overlap, such as a patch embedding, is a linear layer on patches:
 its columns are the values of a patch. The columns of any other convolution are its input channels.
 """
 
 import math
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
-from razorctl.layers.base import WeightLayer, flat, save, saved
+from razorctl.layers.base import RazorLayer, WeightLayer, flat, save, saved
+from razorctl.layers.images import memory_format, pixels, unrolled
 from razorctl.layers.sharing import Copy
 from razorctl.rules.base import Product, Rule
 
+convolution_backward = torch.ops.aten.convolution_backward
 
-class Conv2dFunction(torch.autograd.Function):
+
+class ConvFunction(torch.autograd.Function):
     """The stock convolution with dW from what was packed of x."""
 
     @staticmethod
@@ -27,18 +31,16 @@ class Conv2dFunction(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        layer: "RazorConv2d",
+        layer: "Conv",
         p: float,
         copy: Copy | None,
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.rule, packed = copy or (None, None)
         # Backward gets the memory format of the input, as in stock: not every kernel takes any.
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        ctx.memory_format = torch.channels_last if last else torch.contiguous_format
+        ctx.memory_format = memory_format(x)
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
-        y: Tensor = layer._conv_forward(x, weight, bias)
-        return y
+        return layer.convolve(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -51,54 +53,162 @@ class Conv2dFunction(torch.autograd.Function):
                 product = layer.product(dy, ctx.shape, ctx.memory_format)
                 dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
             if ctx.needs_input_grad[2]:
-                db = dy.sum((0, 2, 3))
+                db = dy.sum((0, *range(2, dy.dim())))
             if ctx.needs_input_grad[0]:
-                dx = conv2d_input(ctx.shape, cast_weight(weight, dy.dtype), dy, *layer.geometry)  # type: ignore[no-untyped-call]
+                weight = cast_weight(weight, dy.dtype)
+                like = dy.new_empty(1).expand(ctx.shape)  # its shape alone is asked for
+                mask = [True, False, False]
+                dx, *_ = convolution_backward(dy, like, weight, None, *layer.geometry, mask)
         return dx, dw, db, None, None, None
 
 
-class RazorConv2d(WeightLayer, nn.Conv2d):
-    """nn.Conv2d that saves its input by a rule.
+class Conv(WeightLayer):
+    """Base of razor convolutions.
 
     It saves no input in a step in which a joint budget does not draw its weight.
     """
 
     kind: ClassVar[str] = "conv"
+    transposed: bool
+    in_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    bias: Tensor | None
+
+    @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        # What linear layers are to a transformer, convolutions are to a network of them. The rule
+        # of the kind is for one that cuts an image into patches, whose input is small.
+        return "linear"
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.in_channels  # type: ignore[assignment]
+        return channels
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        conv: Any = module
+        uneven = any(d * (k - 1) % 2 for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
+        return (
+            conv.padding_mode == "zeros"
+            and not (conv.padding == "same" and uneven)
+            # With groups, some of the input channels do not make a smaller convolution.
+            and (conv.groups == 1 or rule.elementwise)
+        )
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The stock convolution of `x`."""
+        stock: Any = self
+        y: Tensor = stock._conv_forward(x, weight, bias)
+        return y
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor
+        if not self.saving or input.dim() != len(self.kernel_size) + 2:
+            y = super().forward(input)
+        else:
+            y = self.sparse(input)
+        return y
+
+    def sparse(self, input: Tensor) -> Tensor:
+        """The stock convolution, which saves `input` by a rule."""
+        x = to_compute_dtype(input)
+        layout = self.kind, x.dtype, self.patch
+        weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
+        weight = self.convolved(weight)
+        y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)
+        return y
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        """What images are convolved with, from the parameter `weight`."""
+        return weight
+
+    @property
+    def patch(self) -> Hashable:
+        """The size of the patches that `rows` makes; None if a row is a pixel."""
+        return None
+
+    def rows(self, x: Tensor) -> Tensor:
+        """A batch of images as rows: [patches, values of a patch], or [pixels, channels].
+
+        x: [batch, channels, ...].
+        """
+        return pixels(x)
+
+    def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
+        """The product that maps columns of `rows(x)` to their columns of dW, for x of `shape`.
+
+        memory_format: that of the images which the stock kernel gets.
+        """
+
+        def multiply(x: Tensor) -> Tensor:
+            image = unrolled(x, shape).contiguous(memory_format=memory_format)
+            # The view sets new strides: those of a single channel would always mean channels-last.
+            image = image.view(image.shape)
+            like = dy.new_empty(1).expand(self.weight_shape(x.shape[1]))
+            mask = [False, True, False]
+            _, dw, _ = convolution_backward(dy, image, like, None, *self.geometry, mask)
+            return self.unfold(dw)
+
+        return Product(multiply)
+
+    def weight_shape(self, columns: int) -> tuple[int, ...]:
+        """The shape of the weights of so many input channels."""
+        out, _, *size = self.weight.shape
+        return out, columns // self.groups, *size
+
+    def unfold(self, dw: Tensor) -> Tensor:
+        """A gradient of the weights of some channels as [anything, channels]."""
+        return dw.movedim(1, -1).flatten(0, -2)
+
+    def fold(self, dw: Tensor) -> Tensor:
+        """dW as `product` returns it, in the shape of the weight."""
+        out, _, *size = self.weight.shape
+        return dw.view(out, *size, -1).movedim(-1, 1)
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """What aten::convolution_backward wants to know, from the stride to the groups."""
+        if isinstance(self.padding, str):
+            same = self.padding == "same"
+            sizes = zip(self.dilation, self.kernel_size, strict=True)
+            padding = tuple(d * (k - 1) // 2 if same else 0 for d, k in sizes)
+        else:
+            padding = tuple(self.padding)
+        options = self.transposed, self.output_padding, self.groups
+        return self.stride, padding, self.dilation, *options
+
+
+class RazorConv1d(Conv, nn.Conv1d):
+    """nn.Conv1d that saves its input by a rule."""
+
+
+class RazorConv2d(Conv, nn.Conv2d):
+    """nn.Conv2d that saves its input by a rule."""
+
+    @classmethod
+    def rule_kind(cls, module: nn.Module) -> str:
+        assert isinstance(module, nn.Conv2d)
+        cuts = _by_patches(module) and module.kernel_size != (1, 1)
+        return cls.kind if cuts else super().rule_kind(module)
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
         assert isinstance(module, nn.Conv2d)
         return module.in_channels * (math.prod(module.kernel_size) if _by_patches(module) else 1)
 
-    @classmethod
-    def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        assert isinstance(module, nn.Conv2d)
-        uneven = any(
-            d * (k - 1) % 2 for d, k in zip(module.dilation, module.kernel_size, strict=True)
-        )
-        return (
-            module.padding_mode == "zeros"
-            and not (module.padding == "same" and uneven)
-            # With groups, some of the input channels do not make a smaller convolution.
-            and (module.groups == 1 or rule.elementwise)
-        )
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.saving or input.dim() != 4:
-            return super().forward(input)
-        x = to_compute_dtype(input)
-        layout = self.kind, x.dtype, self.kernel_size if _by_patches(self) else None
-        weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
-        y: Tensor = Conv2dFunction.apply(x, weight, self.bias, self, p, copy)
-        return y
+    @property
+    def patch(self) -> Hashable:
+        return self.kernel_size if _by_patches(self) and self.kernel_size != (1, 1) else None
 
     def rows(self, x: Tensor) -> Tensor:
-        """A batch of images as rows: [patches, values of a patch], or [pixels, channels].
-
-        x: [batch, channels, height, width].
-        """
-        if not _by_patches(self):
-            return flat(x.movedim(1, -1))
+        if self.patch is None:
+            return super().rows(x)
         batch, channels, *image = x.shape
         (kh, kw), (h, w) = (
             self.kernel_size,
@@ -108,42 +218,13 @@ class RazorConv2d(WeightLayer, nn.Conv2d):
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
     def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
-        """The product that maps columns of `rows(x)` to their columns of dW, for x of `shape`.
-
-        memory_format: that of the images which the stock kernel gets.
-        """
-        batch, _, height, width = shape
-        if _by_patches(self):
-            outputs = flat(dy.movedim(1, -1))
-            return Product(lambda x: outputs.T @ x)
-
-        def multiply(x: Tensor) -> Tensor:
-            image = x.view(batch, height, width, x.shape[1]).movedim(-1, 1)
-            image = image.contiguous(memory_format=memory_format)
-            # The view sets new strides: those of a single channel would always mean channels-last.
-            image = image.view(image.shape)
-            size = (self.out_channels, image.shape[1] // self.groups, *self.kernel_size)
-            dw: Tensor = conv2d_weight(image, size, dy, *self.geometry)  # type: ignore[no-untyped-call]
-            return dw.movedim(1, -1).flatten(0, 2)
-
-        return Product(multiply)
+        if not _by_patches(self):
+            return super().product(dy, shape, memory_format)
+        outputs = flat(dy.movedim(1, -1))
+        return Product(lambda x: outputs.T @ x)
 
     def fold(self, dw: Tensor) -> Tensor:
-        """dW as `product` returns it, in the shape of the weight."""
-        if _by_patches(self):
-            return dw.view_as(self.weight)
-        return dw.view(self.out_channels, *self.kernel_size, -1).movedim(-1, 1)
-
-    @property
-    def geometry(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-        """Stride, padding, dilation and groups."""
-        if isinstance(self.padding, str):
-            same = self.padding == "same"
-            sizes = zip(self.dilation, self.kernel_size, strict=True)
-            padding = tuple(d * (k - 1) // 2 if same else 0 for d, k in sizes)
-        else:
-            padding = tuple(self.padding)
-        return self.stride, padding, self.dilation, self.groups
+        return dw.view_as(self.weight) if _by_patches(self) else super().fold(dw)
 
 
 def _by_patches(module: nn.Conv2d) -> bool:
@@ -155,4 +236,51 @@ def _by_patches(module: nn.Conv2d) -> bool:
     )
 
 
-SWAPS = {nn.Conv2d: RazorConv2d}
+class ConvTranspose(Conv):
+    """Base of razor transposed convolutions, whose weight is [in, out / groups, ...].
+
+    function: the stock convolution.
+    """
+
+    function: ClassVar[Any]
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if output_size is None:
+            return super().forward(input)
+        # The padding of the output then depends on the shape of the input.
+        y: Tensor = super(Conv, self).forward(input, output_size)
+        return y
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        options = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        y: Tensor = type(self).function(x, weight, bias, *options)
+        return y
+
+    def weight_shape(self, columns: int) -> tuple[int, ...]:
+        return columns, *self.weight.shape[1:]
+
+    def unfold(self, dw: Tensor) -> Tensor:
+        return dw.flatten(1).T
+
+    def fold(self, dw: Tensor) -> Tensor:
+        return dw.T.view_as(self.weight)
+
+
+class RazorConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
+    """nn.ConvTranspose1d that saves its input by a rule."""
+
+    function = F.conv_transpose1d
+
+
+class RazorConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
+    """nn.ConvTranspose2d that saves its input by a rule."""
+
+    function = F.conv_transpose2d
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    nn.Conv1d: RazorConv1d,
+    nn.Conv2d: RazorConv2d,
+    nn.ConvTranspose1d: RazorConvTranspose1d,
+    nn.ConvTranspose2d: RazorConvTranspose2d,
+}

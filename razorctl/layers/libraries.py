@@ -20,7 +20,7 @@ from razorctl.config import registry
 from razorctl.layers.alike import alike
 from razorctl.layers.base import RazorLayer
 
-LIBRARIES = ("timm", "transformers")  # a file is imported once its library is loaded
+LIBRARIES = ("timm", "torchvision", "transformers")  # a file is imported once its library is loaded
 
 
 @cache

@@ -3,12 +3,14 @@
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.gradients import Gradients, Int8, Statistics
+from razorctl.layers.images import layouts
 from razorctl.layers.sharing import Copy
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule, Shareable
@@ -246,6 +248,29 @@ class RazorRMSNorm(Norm, nn.RMSNorm):
 
     centers = False
     plain = True
+
+
+class ChannelLayerNorm(Norm):
+    """Base of LayerNorms over the channels of images, [batch, channels, height, width]."""
+
+    def forward(self, x: Tensor, through: bool = False) -> Tensor:
+        y: Tensor
+        if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting asks for APEX
+            y = super().stock(x)
+            return y
+        normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
+        y = normed.permute(0, 3, 1, 2)
+        if self.memo is not None:
+            linear, conv = layouts(y)
+            copy = self.memo.find(normed, linear)
+            if copy is not None:
+                self.memo.offer(y, conv, copy)
+        return y
+
+    def stock(self, x: Tensor) -> Tensor:
+        """The stock norm of an image whose channels are last."""
+        bias: Any = self.bias
+        return F.layer_norm(x, self.normalized_shape, self.weight, bias, self.eps)
 
 
 SWAPS = {nn.LayerNorm: RazorLayerNorm, nn.RMSNorm: RazorRMSNorm}

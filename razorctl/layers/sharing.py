@@ -4,6 +4,8 @@ x -- norm -- y --+-- q    norm packs x_hat once, for its own gradient; as y = x_
                  +-- k    same codes with other scales are codes of y, which norm offers to the
                  +-- v    linear layers that y feeds
 h -- GELU -- a ----- fc2  GELU packs h and offers it as the h of a = GELU(h)
+x -- norm -- y -- ReLU -- a -- conv     so does a BatchNorm; ReLU finds the codes of y, saves its
+                                        bits, and offers the codes as the y of a = ReLU(y)
 without an offer the first of q, k, v packs y, and the others find its copy; so they do with the
 int8 copy of y that GEMMs of the forward pass take
 """
@@ -34,44 +36,46 @@ def copy_of(activation: Tensor, rules: Rules) -> Copy:
     return Copy(rule, rule.pack(activation))
 
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
-class Last(Generic[Made]):
-    """What was made last of a few tensors, until they are gone.
+class Made(Generic[T]):
+    """What was made of a tensor, until that is gone; it is found in the same state alone.
 
-    It is found in the same state alone. Between the q and the k of one input there may be a norm
-    of q, which offers a copy too, so one tensor is too few.
+    last: whether that of the tensor before is forgotten for it.
     """
 
-    MOST = 4
+    def __init__(self, last: bool = False) -> None:
+        self._last = last
+        self._entries: dict[int, tuple[weakref.ref[Tensor], Hashable, T]] = {}
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[weakref.ref[Tensor], Hashable, Made]] = []
+    def put(self, x: Tensor, state: Hashable, made: T) -> None:
+        """Replaces what there was of `x`."""
+        if self._last:
+            self.clear()
+        number = id(x)
 
-    def put(self, x: Tensor, state: Hashable, made: Made) -> None:
-        """Replaces what there was of `x`, else the oldest."""
-        others = [entry for entry in self._entries if entry[0]() is not x]
-        entry = weakref.ref(x, self._forget), (x._version, state), made
-        self._entries = [*others[1 - self.MOST :], entry]
+        def forget(dead: Any) -> None:
+            if number in self._entries and self._entries[number][0] is dead:
+                del self._entries[number]
 
-    def get(self, x: Tensor, state: Hashable) -> Made | None:
-        """What was put last of `x`, unchanged, in this state."""
-        for known, before, made in self._entries:
+        self._entries[number] = weakref.ref(x, forget), (x._version, state), made
+
+    def get(self, x: Tensor, state: Hashable) -> T | None:
+        """What was put last of `x`, if it is unchanged, in this state."""
+        if id(x) in self._entries:
+            known, before, made = self._entries[id(x)]
             if known() is x and before == (x._version, state):
                 return made
         return None
 
     def clear(self) -> None:
         """Forgets all."""
-        self._entries = []
-
-    def _forget(self, dead: Any) -> None:
-        self._entries = [entry for entry in self._entries if entry[0] is not dead]
+        self._entries.clear()
 
 
 class Memo:
-    """The last copies and the tensors that they are of, so that an activation is packed once.
+    """The copies of the tensors that are alive, so that an activation is packed once.
 
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
@@ -84,7 +88,8 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._copy, self._int8 = Last[Copy](), Last[Int8]()
+        self._copies = Made[Copy]()
+        self._int8 = Made[Int8](last=True)  # nobody else holds it
         self.gradients = Gradients()
 
     def pack(
@@ -96,7 +101,7 @@ class Memo:
         rows: returns x, detached, in the shape that a rule packs. layout: layers whose `rows`
         return the same have the same layout.
         """
-        copy = self._find(x, layout)
+        copy = self.find(x, layout)
         if copy is not None:
             return copy, True
         copy = copy_of(rows(), rules)
@@ -110,14 +115,15 @@ class Memo:
 
             traced.offer(x, layout, copy)
         else:
-            self._copy.put(x, (layout, _place()), copy)
+            self._copies.put(x, (layout, _place()), copy)
 
-    def _find(self, x: Tensor, layout: Hashable) -> Copy | None:
+    def find(self, x: Tensor, layout: Hashable) -> Copy | None:
+        """The copy of `x` in that layout, if there is one."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
             return traced.find(x, layout)
-        return self._copy.get(x, (layout, _place()))
+        return self._copies.get(x, (layout, _place()))
 
     def int8(self, x: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.
@@ -135,7 +141,7 @@ class Memo:
     def clear(self) -> None:
         """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
         if not torch.compiler.is_compiling():
-            self._copy.clear()
+            self._copies.clear()
             self._int8.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:

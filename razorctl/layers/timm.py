@@ -1,11 +1,17 @@
 """timm's own layers, and the residual branches of its blocks."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from timm import layers as stock
 from timm.layers import activations as stock_activations
+from timm.layers import norm_act
+from timm.layers.padding import pad_same
 from timm.models import (
+    _efficientnet_blocks,
     beit,
+    convnext,
     eva,
     swin_transformer,
     swin_transformer_v2,
@@ -17,10 +23,17 @@ from torch import Tensor, nn
 from razorctl.layers import activation
 from razorctl.layers.attention import Attention, Diverted
 from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.batch_norm import BatchNorm
+from razorctl.layers.channel_norm import WithActivation
+from razorctl.layers.conv import Conv, RazorConv2d
+from razorctl.layers.gate import Excitation, Gate
 from razorctl.layers.gated import Gated
-from razorctl.layers.norm import Norm
+from razorctl.layers.group_norm import GroupNorm
+from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale
 from razorctl.rules.base import Rule, Rules
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class TimmAttention(Attention):
@@ -98,6 +111,168 @@ class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
     centers = False
 
 
+class RazorLayerNorm2d(ChannelLayerNorm, stock.LayerNorm2d):  # type: ignore[misc]
+    """timm's LayerNorm of images."""
+
+
+class RazorBatchNormAct2d(WithActivation, BatchNorm, stock.BatchNormAct2d):  # type: ignore[misc]
+    """timm's BatchNorm with an activation function."""
+
+
+class RazorGroupNorm(GroupNorm, stock.GroupNorm):  # type: ignore[misc]
+    """timm's GroupNorm."""
+
+
+class RazorGroupNorm1(GroupNorm, stock.GroupNorm1):  # type: ignore[misc]
+    """timm's GroupNorm of one group."""
+
+
+class RazorGroupNormAct(WithActivation, GroupNorm, stock.GroupNormAct):  # type: ignore[misc]
+    """timm's GroupNorm with an activation function."""
+
+
+class RazorGroupNorm1Act(WithActivation, GroupNorm, norm_act.GroupNorm1Act):  # type: ignore[misc]
+    """timm's GroupNorm of one group with an activation function."""
+
+
+class RazorConv2dSame(RazorConv2d, stock.Conv2dSame):  # type: ignore[misc]
+    """timm's convolution with the padding of TensorFlow, which depends on the input."""
+
+    def sparse(self, input: Tensor) -> Tensor:
+        return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
+
+
+class StandardizedConv2d(RazorConv2d):
+    """Base of timm's convolutions with a weight that is standardized, and scaled if it has a gain.
+
+    Without a copy of the input, neither the weight nor the gain gets a gradient.
+    """
+
+    eps: float
+    scale: float  # goes with a parameter `gain`
+    same_pad: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        gain = getattr(self, "gain", self.weight)
+        if gain.requires_grad > self.weight.requires_grad:
+            y: Tensor = super(Conv, self).forward(input)
+            return y
+        return super().forward(input)
+
+    def sparse(self, input: Tensor) -> Tensor:
+        sizes = self.kernel_size, self.stride, self.dilation
+        return super().sparse(pad_same(input, *sizes) if self.same_pad else input)
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        gain, rows = getattr(self, "gain", None), weight.reshape(1, len(weight), -1)
+        if gain is not None:
+            gain = ((gain if weight.requires_grad else gain.detach()) * self.scale).view(-1)
+        y = F.batch_norm(rows, None, None, gain, training=True, momentum=0.0, eps=self.eps)
+        return y.reshape_as(weight)
+
+
+class RazorStdConv2d(StandardizedConv2d, stock.StdConv2d):  # type: ignore[misc]
+    """timm's convolution with a standardized weight."""
+
+
+class RazorStdConv2dSame(StandardizedConv2d, stock.StdConv2dSame):  # type: ignore[misc]
+    """`RazorStdConv2d` with the padding of TensorFlow."""
+
+
+class RazorScaledStdConv2d(StandardizedConv2d, stock.ScaledStdConv2d):  # type: ignore[misc]
+    """timm's convolution with a standardized weight that is scaled."""
+
+
+class RazorScaledStdConv2dSame(StandardizedConv2d, stock.ScaledStdConv2dSame):  # type: ignore[misc]
+    """`RazorScaledStdConv2d` with the padding of TensorFlow."""
+
+
+def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
+    """What the gates of channels are computed from, in the operations of timm."""
+    mean = x.mean((2, 3), keepdim=True)
+    return 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True) if add_maxpool else mean
+
+
+class RazorSEModule(Excitation, stock.SEModule):  # type: ignore[misc]
+    """timm's squeeze-and-excitation."""
+
+    fc1: Layer
+    bn: Layer
+    act: Layer
+    fc2: Layer
+    gate: Layer
+    add_maxpool: bool
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.fc1.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.bn(self.fc1(_squeezed(x, self.add_maxpool))))
+        return self.gate(self.fc2(hidden))
+
+
+class RazorEffectiveSEModule(Excitation, stock.EffectiveSEModule):  # type: ignore[misc]
+    """timm's squeeze-and-excitation of one layer."""
+
+    fc: Layer
+    gate: Layer
+    add_maxpool: bool
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.fc.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        return self.gate(self.fc(_squeezed(x, self.add_maxpool)))
+
+
+class RazorSqueezeExcite(Excitation, _efficientnet_blocks.SqueezeExcite):  # type: ignore[misc]
+    """timm's squeeze-and-excitation of EfficientNet and MobileNet."""
+
+    conv_reduce: Layer
+    act1: Layer
+    conv_expand: Layer
+    gate: Layer
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.conv_reduce.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        return self.gate(self.conv_expand(self.act1(self.conv_reduce(_squeezed(x)))))
+
+
+class RazorConvNeXtBlock(Gate, convnext.ConvNeXtBlock):  # type: ignore[misc]
+    """timm's block of ConvNeXt, which applies its layer scale itself."""
+
+    conv_dw: Layer
+    norm: Layer
+    mlp: Layer
+    drop_path: Layer
+    shortcut: Layer
+    gamma: Tensor | None
+    use_conv_mlp: bool
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        block: Any = module
+        return 1 if block.gamma is None else block.gamma.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.saving or self.gamma is None:
+            return super().forward(x)  # type: ignore[no-any-return]
+        y = self.conv_dw(x)
+        y = y if self.use_conv_mlp else y.permute(0, 2, 3, 1)
+        y = self.mlp(self.norm(y))
+        y = y if self.use_conv_mlp else y.permute(0, 3, 1, 2)
+        y = self.gated(y, self.gamma.reshape(1, -1, 1, 1))
+        return self.drop_path(y) + self.shortcut(x)
+
+
 class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
     """timm's layer scale."""
 
@@ -158,11 +333,26 @@ class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
 
 # Drop path has no razor class: its stock form saves one number per example.
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[1]: razor
+    razor.__bases__[-1]: razor
     for razor in (
         RazorAttention,
         RazorAttentionRope,
+        RazorBatchNormAct2d,
+        RazorConv2dSame,
+        RazorConvNeXtBlock,
+        RazorEffectiveSEModule,
+        RazorGroupNorm,
+        RazorGroupNorm1,
+        RazorGroupNorm1Act,
+        RazorGroupNormAct,
+        RazorScaledStdConv2d,
+        RazorScaledStdConv2dSame,
+        RazorSEModule,
+        RazorSqueezeExcite,
+        RazorStdConv2d,
+        RazorStdConv2dSame,
         RazorLayerNorm,
+        RazorLayerNorm2d,
         RazorLayerNormFp32,
         RazorRmsNorm,
         RazorLayerScale,

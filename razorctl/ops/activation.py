@@ -13,6 +13,7 @@ from razorctl.ops.packing import packed_bytes, unpacked
 from razorctl.ops.quantize import affine, dequantize_reference, quantized, tiles, widened
 
 aten = torch.ops.aten
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ FUNCTIONS = {
         lambda x: F.silu(1.702 * x) / 1.702,
         lambda dy, x: aten.silu_backward(dy, 1.702 * x),
         -1.2784645 / 1.702,
+    ),
+    "hardswish": Function(F.hardswish, aten.hardswish_backward, -1.5),
+    "relu": Function(F.relu, lambda dy, x: aten.threshold_backward(dy, x, 0), 0.0),
+    "relu6": Function(F.relu6, lambda dy, x: aten.hardtanh_backward(dy, x, 0, 6), 0.0),
+    "leaky-relu": Function(  # it falls nowhere
+        F.leaky_relu, lambda dy, x: aten.leaky_relu_backward(dy, x, 0.01, False), -LARGEST
     ),
 }
 

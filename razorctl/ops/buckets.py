@@ -16,7 +16,7 @@ from torch import Tensor
 from razorctl.ops import kernels
 from razorctl.ops.packing import pack, packed_bytes, unpack
 
-FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others of ops.activation take GELU's
+FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others take GELU's
 BITS = (4, 3, 2)
 
 
@@ -27,9 +27,17 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
     There are 2 ** bits - 1 ends. The derivative at a stand-in is the mean of the derivative in its
     interval.
     """
+    if function == "hardswish":
+        return _of_hardswish(2**bits - 2)
     tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
     found = tables[function if function in FUNCTIONS else "gelu"][str(bits)]
     return tuple(found["ends"]), tuple(found["stand_ins"])
+
+
+def _of_hardswish(inner: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`table`: the derivative is constant beyond -3 and 3, and a line in `inner` parts between."""
+    ends = tuple(6 * part / inner - 3 for part in range(inner + 1))
+    return ends, (-4.0, *(end + 3 / inner for end in ends[:-1]), 4.0)
 
 
 @torch.library.custom_op("razorctl::to_buckets", mutates_args=())

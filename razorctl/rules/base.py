@@ -146,8 +146,11 @@ class Shareable(ABC):
         """The copy of x as a copy of x weight + bias, both [columns], in the dtype of `like`."""
 
     @abstractmethod
-    def of_function(self, packed: Any, function: str) -> Packed:
-        """The copy of x as a copy of f(x); `function` names f in `ops.activation.FUNCTIONS`."""
+    def of_function(self, packed: Any, function: str) -> Packed | None:
+        """The copy of x as a copy of f(x); `function` names f in `ops.activation.FUNCTIONS`.
+
+        None if the copy is one of a function already.
+        """
 
     @abstractmethod
     def of_gated(self, gate: Any, up: Any, function: str) -> Packed:

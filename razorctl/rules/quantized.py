@@ -54,6 +54,8 @@ class Quantized(Rule, Shareable):
         return super().weight_grad(product, packed) if grad is None else grad
 
     def function_grad(self, function: str, dy: Tensor, packed: PackedCodes) -> Tensor:
+        if packed.bias is not None or packed.function is not None:  # a copy that a norm offered
+            return super().function_grad(function, dy, packed)
         copy = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
         dx: Tensor = activation_grad(dy, *copy, function)
         return dx
@@ -121,8 +123,8 @@ class Quantized(Rule, Shareable):
         scale = packed.scale if weight is None else packed.scale * weight.float()
         return packed.replaced(dtype=like.dtype, scale=scale, bias=bias)
 
-    def of_function(self, packed: PackedCodes, function: str) -> PackedCodes:
-        return packed.replaced(function=function)
+    def of_function(self, packed: PackedCodes, function: str) -> PackedCodes | None:
+        return packed.replaced(function=function) if packed.function is None else None
 
     def of_gated(self, gate: PackedCodes, up: PackedCodes, function: str) -> PackedGated:
         return PackedGated(gate.shape, gate.dtype, gate, up, function)

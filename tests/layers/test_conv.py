@@ -3,18 +3,20 @@
 import copy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.grad import conv2d_weight
+from timm.layers.padding import pad_same
+from torch import nn
 
 from razorctl.layers.libraries import swaps
-from tests.cases import CASES
+from tests.cases import CASES, stock
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
-CONVS = [name for name in CASES if "conv" in name or name in ("patches", "pointwise")]
+CONVS = ("patches", "pointwise", "conv", "same conv", "grouped conv")
 RULE_NAMES = ["topk", "half", "columns-norm", "columns-uniform", "topk, centered"]
 PAIRS = [(case, rule) for case in CONVS for rule in RULE_NAMES if CASES[case].fits(rule)]
 
@@ -49,6 +51,40 @@ def test_weight_gradients_equal_the_oracle(case, rule, device):
         assert_close([dw], [weight.grad], TOLERANCE[None])
 
 
+OTHERS = ("conv1d", "transposed conv", "transposed conv1d", "timm same conv")
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [(case, rule) for case in OTHERS for rule in RULE_NAMES if CASES[case].fits(rule)],
+)
+def test_other_convolutions_equal_the_oracle(case, rule, device):
+    for shape in CASES[case].shapes:
+        layer = CASES[case].layer(rule, device=device)
+        x = torch.randn(shape, device=device)
+        padded = x if "same" not in case else pad_same(x, (3, 3), (2, 2))
+        rows = padded.movedim(1, -1).flatten(0, -2)
+        rule = copy.deepcopy(layer.rules.wide)
+        restored = rule.unpack(rule.pack(rows))
+        restored = restored.view(*padded.movedim(1, -1).shape).movedim(-1, 1)
+        y, _, dw, *_ = run(layer, x)
+        layer = stock(layer)
+        cotangent = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).sin()
+        layer.weight.grad = None
+        again = layer if "same" not in case else partial(F.conv2d, weight=layer.weight, stride=2)
+        again(restored).backward(cotangent)
+        assert_close([dw], [layer.weight.grad], TOLERANCE[None])
+
+
+def test_a_given_output_size_is_left_to_stock():
+    layer = CASES["transposed conv"].layer("topk")
+    layer.rules = None
+    x = torch.randn(2, 6, 5, 4)
+    y = layer(x, output_size=[9, 7])
+    assert y.shape == (2, 8, 9, 7)
+    assert torch.equal(y, stock(layer)(x, output_size=[9, 7]))
+
+
 def test_no_geometry_crashes_or_differs_from_stock():
     script = Path(__file__).with_name("conv_geometries.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
@@ -60,11 +96,12 @@ def test_no_geometry_crashes_or_differs_from_stock():
 def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatch):
     given = []
 
-    def weight_grad(image, *rest):
-        given.append(image)
-        return conv2d_weight(image, *rest)
+    def backward(dy, image, *rest):
+        if rest[-1][1]:
+            given.append(image)
+        return torch.ops.aten.convolution_backward(dy, image, *rest)
 
-    monkeypatch.setattr("razorctl.layers.conv.conv2d_weight", weight_grad)
+    monkeypatch.setattr("razorctl.layers.conv.convolution_backward", backward)
     layer = CASES["conv"].layer(rule)
     layer(torch.randn(2, 6, 7, 5).contiguous(memory_format=memory_format)).sum().backward()
     assert given[0].is_contiguous(memory_format=memory_format)
@@ -87,11 +124,14 @@ def test_an_image_without_batch_is_left_to_stock():
     ],
 )
 def test_what_it_cannot_stand_in_for_is_not_taken(settings, rule):
-    from torch import nn
-
     razor = swaps()[nn.Conv2d]
     assert not razor.fits(nn.Conv2d(4, 4, **settings), CASES["conv"].rule(rule))
     assert razor.fits(nn.Conv2d(4, 4, 3), CASES["conv"].rule(rule))
+
+
+def test_only_what_cuts_an_image_takes_the_rule_of_its_kind():
+    kinds = [swaps()[nn.Conv2d].rule_kind(CASES[case].build()) for case in CONVS]
+    assert kinds == ["conv", *["linear"] * 4]
 
 
 def test_a_patch_embedding_keeps_pixels_not_channels():

@@ -202,7 +202,7 @@ class TestMemo:
     def test_nothing_is_held_once_the_input_is_gone(self):
         model = self.three("backrazor")
         loss = model(torch.randn(6, 33)).sum()
-        assert not model.parts[0].memo._copy._entries
+        assert not model.parts[0].memo._copies._entries
         del loss
 
     @pytest.mark.parametrize("method", ["backrazor", "full"])

@@ -4,8 +4,9 @@ import torch
 from razorctl.ops.buckets import BITS, FUNCTIONS, from_buckets, table, to_buckets
 from razorctl.ops.packing import packed_bytes
 
+TABLES = [(function, bits) for function in FUNCTIONS for bits in BITS]
 every_table = pytest.mark.parametrize(
-    ("function", "bits"), [(function, bits) for function in FUNCTIONS for bits in BITS]
+    ("function", "bits"), [*TABLES, *(("hardswish", bits) for bits in BITS)]
 )
 BACKWARD = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
 
@@ -36,7 +37,7 @@ def test_naive_twin(function, bits, dtype, device):
     assert torch.equal(back.flatten().cpu(), torch.stack(want))
 
 
-@every_table
+@pytest.mark.parametrize(("function", "bits"), TABLES)
 def test_the_derivative_is_nearly_right_and_no_few_equal_intervals_do_better(function, bits):
     x = torch.randn(10_000, dtype=torch.float64)
     exact = derivative(function, x)

@@ -87,7 +87,7 @@ def test_only_exact_types_are_swapped(method):
 @pytest.mark.parametrize(
     ("net", "recipe", "message"),
     [
-        (nn.Conv1d(1, 1, 1), Recipe("backrazor"), "no layer of Conv1d can be pruned"),
+        (nn.Bilinear(1, 1, 1), Recipe("backrazor"), "no layer of Bilinear can be pruned"),
         (
             nn.Linear(2, 2),
             Recipe(joint_budget=0.5, joint="branches"),

@@ -51,6 +51,10 @@ inlined float value_of(int function, float x) {
     case GELU_TANH: return x * sigmoid(twice(c));
     case SILU: return x * sigmoid(x);
     case QUICK_GELU: return x * sigmoid(1.702f * x);
+    case HARDSWISH: return x * lower(higher(x + 3, 0), 6) * (1.0f / 6);
+    case RELU: return higher(x, 0);
+    case RELU6: return lower(higher(x, 0), 6);
+    case LEAKY_RELU: return x > 0 ? x : 0.01f * x;
     default: return x;
     }
 }
@@ -66,6 +70,10 @@ inlined float slope_of(int function, float x) {
         return sigmoid_slope(c, twice(c), 2 * ROOT_2_BY_PI * (1 + 3 * 0.044715f * c * c));
     case SILU: return sigmoid_slope(far, far, 1);
     case QUICK_GELU: return sigmoid_slope(far, 1.702f * far, 1.702f);
+    case HARDSWISH: return x < -3 ? 0 : x < 3 ? x * (1.0f / 3) + 0.5f : 1;
+    case RELU: return x > 0;
+    case RELU6: return x > 0 && x < 6;
+    case LEAKY_RELU: return x > 0 ? 1 : 0.01f;
     default: return 1;
     }
 }
@@ -77,6 +85,10 @@ inlined float slope_of(int function, float x) {
     case GELU_TANH: { enum { which = GELU_TANH }; loop } break;                                    \
     case SILU: { enum { which = SILU }; loop } break;                                              \
     case QUICK_GELU: { enum { which = QUICK_GELU }; loop } break;                                  \
+    case HARDSWISH: { enum { which = HARDSWISH }; loop } break;                                    \
+    case RELU: { enum { which = RELU }; loop } break;                                              \
+    case RELU6: { enum { which = RELU6 }; loop } break;                                            \
+    case LEAKY_RELU: { enum { which = LEAKY_RELU }; loop } break;                                  \
     }
 
 void apply(int function, int64_t count, float *x) {

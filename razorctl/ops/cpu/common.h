@@ -25,7 +25,7 @@
 #define inlined static inline __attribute__((always_inline))
 
 enum dtype { FLOAT32, BFLOAT16 };
-enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU };
+enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU, HARDSWISH, RELU, RELU6, LEAKY_RELU };
 
 inlined int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inlined float lower(float a, float b) { return a < b ? a : b; }

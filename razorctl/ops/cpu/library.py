@@ -14,7 +14,8 @@ from razorctl.ops.kernels import wanted
 log = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # enum dtype of common.h
-FUNCTIONS = {None: 0, "gelu": 1, "gelu-tanh": 2, "silu": 3, "quick-gelu": 4}  # enum function
+_NAMES = ("gelu", "gelu-tanh", "silu", "quick-gelu", "hardswish", "relu", "relu6", "leaky-relu")
+FUNCTIONS = {name: number for number, name in enumerate((None, *_NAMES))}  # enum function
 GROUP = 64  # kernels take codes whose rows are packed by themselves
 
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float

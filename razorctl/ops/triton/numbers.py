@@ -63,9 +63,17 @@ def activated(x, FUNCTION: tl.constexpr):
         return x * _share_of_gelu(x)
     elif FUNCTION == "silu":
         return x * _sigmoid(x)
-    else:
-        tl.static_assert(FUNCTION == "quick-gelu")
+    elif FUNCTION == "quick-gelu":
         return x * _sigmoid(1.702 * x)
+    elif FUNCTION == "hardswish":
+        return x * tl.minimum(tl.maximum(x + 3, 0.0), 6.0) * 0.16666666666666666
+    elif FUNCTION == "relu":
+        return tl.maximum(x, 0.0)
+    elif FUNCTION == "relu6":
+        return tl.minimum(tl.maximum(x, 0.0), 6.0)
+    else:
+        tl.static_assert(FUNCTION == "leaky-relu")
+        return tl.where(x > 0, x, 0.01 * x)
 
 
 @triton.jit
@@ -80,7 +88,15 @@ def slope(x, FUNCTION: tl.constexpr):
     elif FUNCTION == "silu":
         s = _sigmoid(x)
         return s * (1 + x * (1 - s))
-    else:
-        tl.static_assert(FUNCTION == "quick-gelu")
+    elif FUNCTION == "quick-gelu":
         s = _sigmoid(1.702 * x)
         return s * (1 + 1.702 * x * (1 - s))
+    elif FUNCTION == "hardswish":
+        return tl.where(x < -3, 0.0, tl.where(x < 3, x * 0.3333333333333333 + 0.5, 1.0))
+    elif FUNCTION == "relu":
+        return tl.where(x > 0, 1.0, 0.0)
+    elif FUNCTION == "relu6":
+        return tl.where((x > 0) & (x < 6), 1.0, 0.0)
+    else:
+        tl.static_assert(FUNCTION == "leaky-relu")
+        return tl.where(x > 0, 1.0, 0.01)

@@ -1,0 +1,97 @@
+"""BatchNorm that saves its normalized input by a rule; its running statistics are those of stock.
+
+In eval mode, while other layers train, its statistics are fixed: dx is exact and needs no x, and
+x_hat is saved for the gradient of the weight alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.channel_norm import ChannelNorm
+
+aten = torch.ops.aten
+
+
+class BatchNorm(ChannelNorm):
+    """Base of razor BatchNorms."""
+
+    num_features: int
+    momentum: float | None
+    track_running_stats: bool
+    running_mean: Any  # Tensor or None
+    running_var: Any
+    num_batches_tracked: Any
+    _check_input_dim: Callable[[Tensor], None]
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.num_features  # type: ignore[assignment]
+        return channels
+
+    @property
+    def fixed(self) -> bool:  # type: ignore[override]
+        """Whether running statistics take the place of those of the batch."""
+        return not self.training and self.running_mean is not None
+
+    @property
+    def saving(self) -> bool:
+        """As of any layer; with fixed statistics, also in eval mode."""
+        return torch.is_grad_enabled() and (self.training or self.fixed)
+
+    def takes(self, x: Tensor) -> bool:
+        # Of one value a channel, stock raises an error.
+        return super().takes(x) and (self.fixed or x.numel() > x.shape[1])
+
+    def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._check_input_dim(x)
+        mean, var, by = self.running_mean, self.running_var, self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            by = 1.0 / float(self.num_batches_tracked) if by is None else by
+        if self.training and not self.track_running_stats:
+            mean = var = None
+        # What F.batch_norm calls; it returns the statistics of the batch, too.
+        y, of_batch, rstd, *_ = torch._batch_norm_impl_index(
+            *(x, self.weight, self.bias, mean, var, not self.fixed, by or 0.0, self.eps),
+            torch.backends.cudnn.enabled,
+        )
+        if self.fixed:
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            of_batch, rstd = mean.to(dtype), torch.rsqrt(var.to(dtype) + self.eps)
+        shape = 1, -1, *[1] * (x.dim() - 2)
+        return y, of_batch.view(shape), rstd.view(shape)
+
+    def gradients_at(
+        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        # Of x_hat the mean is 0 and the deviation 1; 1 / std of x goes with the weight.
+        rstd = rstd.view(-1)
+        scale = rstd if weight is None else rstd * weight
+        zeros = torch.zeros_like(rstd)
+        found: tuple[Tensor | None, Tensor | None, Tensor | None] = aten.native_batch_norm_backward(
+            *(dy, x_hat, scale, None, None, zeros, zeros + 1, True, 0.0, mask)
+        )
+        return found
+
+
+class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):
+    """nn.BatchNorm1d that saves its normalized input by a rule."""
+
+
+class RazorBatchNorm2d(BatchNorm, nn.BatchNorm2d):
+    """nn.BatchNorm2d that saves its normalized input by a rule."""
+
+
+class RazorBatchNorm3d(BatchNorm, nn.BatchNorm3d):
+    """nn.BatchNorm3d that saves its normalized input by a rule."""
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    nn.BatchNorm1d: RazorBatchNorm1d,
+    nn.BatchNorm2d: RazorBatchNorm2d,
+    nn.BatchNorm3d: RazorBatchNorm3d,
+}

@@ -1,0 +1,162 @@
+"""The base of norms whose parameters are those of channels, [batch, channels, ...].
+
+Their statistics are of a channel of the whole batch (`batch_norm`), or of some channels of one
+example (`group_norm`). A rule sees x_hat as [pixels, channels]. As y = x_hat w + b, the same codes
+are codes of y, which the norm offers to the activation function or the convolution that y feeds.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.images import layout, memory_format, pixels, unrolled
+from razorctl.layers.sharing import Copy
+from razorctl.rules.base import Shareable
+from razorctl.rules.dense import Dense
+from razorctl.spans import packing
+
+
+class ChannelNormFunction(torch.autograd.Function):
+    """y = x_hat w + b, computed before, with gradients from what a rule packed of x_hat."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        layer: "ChannelNorm",
+        y: Tensor,
+        rstd: Tensor,
+        copy: Copy | None,
+    ) -> Tensor:
+        ctx.layer, ctx.shape, ctx.dtype, ctx.fixed = layer, x.shape, x.dtype, layer.fixed
+        ctx.rule, packed = copy or (None, None)
+        save(ctx, weight, rstd, packed)
+        ctx.mark_dirty(y)  # it becomes the output itself
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, rstd, packed = saved(ctx)
+        mask = list(ctx.needs_input_grad[:3])
+        with no_autocast(dy.device):
+            x_hat = None
+            if packed is not None:
+                rows = ctx.rule.unpack(packed).to(dy.dtype)
+                x_hat = unrolled(rows, ctx.shape, like=dy)
+            if ctx.fixed:
+                found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
+            elif x_hat is None:
+                found = None, None, _per_channel(dy) if mask[2] else None
+            else:
+                dy = dy.contiguous(memory_format=memory_format(dy))
+                found = ctx.layer.gradients_at(dy, x_hat, weight, rstd, mask)
+        dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
+        dtype = None if weight is None else weight.dtype
+        return (
+            None if dx is None else dx.to(ctx.dtype),
+            *(None if t is None else t.to(dtype) for t in (dw, db)),
+            *[None] * 4,
+        )
+
+
+def _per_channel(x: Tensor) -> Tensor:
+    """The sum of each channel."""
+    return x.sum([axis for axis in range(x.dim()) if axis != 1])
+
+
+def _fixed_gradients(
+    dy: Tensor, x_hat: Tensor | None, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias where the statistics do not depend on x."""
+    dx = dw = None
+    if mask[0]:
+        by = rstd if weight is None else rstd * weight.view(rstd.shape)
+        dx = dy * by.to(dy.dtype)
+    if mask[1]:
+        assert x_hat is not None
+        dw = _per_channel(dy * x_hat)
+    return dx, dw, _per_channel(dy) if mask[2] else None
+
+
+class ChannelNorm(RazorLayer):
+    """Base of razor norms with a weight and a bias for each channel."""
+
+    kind: ClassVar[str] = "channel-norm"
+    weight: Any  # Tensor or None
+    bias: Any  # Tensor or None
+    eps: float
+    fixed = False  # whether the statistics do not depend on x
+
+    def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The stock y of `x`, the mean and 1 / std; these two go with x by broadcasting.
+
+        They are in single precision at least. Updates running statistics as stock does.
+        """
+        raise NotImplementedError
+
+    def gradients_at(
+        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of x, weight and bias, as many as `mask` names, at some x_hat.
+
+        rstd: as `normalized` returns it. Statistics that are `fixed` never come here.
+        """
+        raise NotImplementedError
+
+    def after(self, y: Tensor) -> Tensor:
+        """What the stock class does with the norm of x."""
+        return y
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the forward pass of `x` is that of this class; if not, it is the stock one."""
+        return self.saving and x.dim() > 1 and x.numel() > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.takes(x):
+            y: Tensor = super().forward(x)
+            return y
+        with torch.no_grad():
+            y, mean, rstd = self.normalized(x.detach())
+        copy = None
+        by_weight = self.weight is not None and self.weight.requires_grad
+        if by_weight or (x.requires_grad and not self.fixed):
+            with packing(), torch.no_grad():
+                copy = self.pack(x.detach(), mean, rstd)
+        y = ChannelNormFunction.apply(x, self.weight, self.bias, self, y, rstd, copy)
+        if copy is not None:
+            self.offer(y, copy)
+        return self.after(y)
+
+    def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Copy:
+        """The copy of x_hat."""
+        rule = self.rules.of(to_compute_dtype(x.new_empty(0)))
+        x_hat = pixels((x - mean).mul_(rstd)).to(x.dtype)
+        # The dense rule packs in the dtype that stock saves.
+        return Copy(rule, rule.pack(x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)))
+
+    @torch.no_grad()
+    def offer(self, y: Tensor, copy: Copy) -> None:
+        """Offers the codes of x_hat, with w and b, to what y feeds."""
+        if self.memo is not None and isinstance(copy.rule, Shareable):
+            like = to_compute_dtype(y.new_empty(0))
+            of_y = copy.rule.of_affine(copy.packed, self.weight, self.bias, like)
+            self.memo.offer(y, layout(y), Copy(copy.rule, of_y))
+
+
+class WithActivation(ChannelNorm):
+    """Base of norms of timm that end with `drop` and `act`, modules of their own."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def after(self, y: Tensor) -> Tensor:
+        """See `ChannelNorm.after`."""
+        y = self.act(self.drop(y))
+        return y

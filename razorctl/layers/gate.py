@@ -1,0 +1,84 @@
+"""Factors of channels: y = x g, with a g for each channel of a batch or of each of its images.
+
+A batch has a learned layer scale, an image the gate that squeeze-and-excitation computes. The
+gradient of g alone needs x, which is saved by a rule; a copy that a norm or an activation function
+offers serves it. g is small, and saved as it is.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers.base import RazorLayer, save, saved
+from razorctl.layers.images import layout, pixels, unrolled
+from razorctl.layers.sharing import Copy, copy_of
+from razorctl.rules.base import Rule
+from razorctl.spans import packing
+
+
+class GateFunction(torch.autograd.Function):
+    """dx = dy g, exact; dg = the sum of dy x' over what shares g, with x' what the rule unpacks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, copy: Copy | None) -> Tensor:
+        ctx.rule, packed = copy or (None, None)
+        ctx.dtypes, ctx.shape = (x.dtype, gate.dtype), gate.shape
+        save(ctx, gate if ctx.needs_input_grad[0] else None, packed)
+        return x * gate
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, packed = saved(ctx)
+        dx = dgate = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy * gate).to(ctx.dtypes[0])
+        if packed is not None:
+            x = unrolled(ctx.rule.unpack(packed), dy.shape)
+            dgate = (dy * x).sum_to_size(ctx.shape).to(ctx.dtypes[1])
+        return dx, dgate, None
+
+
+class Gate(RazorLayer):
+    """Base of razor modules that multiply images by factors of their channels."""
+
+    kind: ClassVar[str] = "scale"
+
+    @classmethod
+    def fits(cls, module: nn.Module, rule: Rule) -> bool:
+        return rule.elementwise
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * gate; x: [batch, channels, height, width], gate: [batch or 1, channels, 1, 1]."""
+        copy = None
+        if gate.requires_grad:
+            with packing(), torch.no_grad():
+                copy = self._copy(x)
+        y: Tensor = GateFunction.apply(x, gate, copy)
+        return y
+
+    def _copy(self, x: Tensor) -> Copy:
+        """A copy of `x` that is known already, or one by this layer's rule."""
+        known = None if self.memo is None else self.memo.find(x, layout(x))
+        if known is not None and known.rule.elementwise:
+            return known
+        return copy_of(pixels(x.detach()), self.rules)
+
+
+class Excitation(Gate):
+    """Base of razor squeeze-and-excitation, which multiplies x by the `gate_of` x."""
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        """The gate that the stock class computes, [batch, channels, 1, 1]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.saving and x.dim() == 4:
+            return self.gated(x, self.gate_of(x))
+        y: Tensor = super().forward(x)
+        return y
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has none; see timm and torchvision

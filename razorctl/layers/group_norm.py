@@ -1,0 +1,59 @@
+"""GroupNorm that saves its normalized input by a rule."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.channel_norm import ChannelNorm
+
+aten = torch.ops.aten
+
+
+class GroupNorm(ChannelNorm):
+    """Base of razor GroupNorms."""
+
+    num_groups: int
+    num_channels: int
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.num_channels  # type: ignore[assignment]
+        return channels
+
+    def takes(self, x: Tensor) -> bool:
+        # timm's setting may ask for APEX. Of one value, stock raises an error.
+        plain = not getattr(self, "_fast_norm", False)
+        return plain and super().takes(x) and x[0].numel() > self.num_groups
+
+    def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        groups = x.reshape(len(x), self.num_groups, -1)
+        groups = groups.to(torch.promote_types(x.dtype, torch.float32))
+        var, mean = torch.var_mean(groups, 2, correction=0)
+        return y, self._of_channels(mean, x), self._of_channels((var + self.eps).rsqrt_(), x)
+
+    def _of_channels(self, of_groups: Tensor, x: Tensor) -> Tensor:
+        """Values of the groups, [batch, groups], for each channel of `x`."""
+        values = of_groups.repeat_interleave(self.num_channels // self.num_groups, 1)
+        return values.view(*x.shape[:2], *[1] * (x.dim() - 2))
+
+    def gradients_at(
+        self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        batch, channels, *image = x_hat.shape
+        # Of x_hat the mean is 0 and the deviation 1.
+        zeros = dy.new_zeros(batch, self.num_groups)
+        weight = None if weight is None else weight.to(dy.dtype)
+        dx, dw, db = aten.native_group_norm_backward(
+            *(dy, x_hat, zeros, zeros + 1, weight, batch, channels, torch.Size(image).numel()),
+            *(self.num_groups, mask),
+        )
+        return dx * rstd if mask[0] else None, dw, db
+
+
+class RazorGroupNorm(GroupNorm, nn.GroupNorm):
+    """nn.GroupNorm that saves its normalized input by a rule."""
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {nn.GroupNorm: RazorGroupNorm}

@@ -1,0 +1,58 @@
+"""torchvision's own layers."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torchvision.models import convnext
+from torchvision.ops import misc
+
+from razorctl.layers.base import RazorLayer
+from razorctl.layers.gate import Excitation, Gate
+from razorctl.layers.norm import ChannelLayerNorm
+
+
+class RazorLayerNorm2d(ChannelLayerNorm, convnext.LayerNorm2d):  # type: ignore[misc]
+    """torchvision's LayerNorm of images."""
+
+
+class RazorSqueezeExcitation(Excitation, misc.SqueezeExcitation):  # type: ignore[misc]
+    """torchvision's squeeze-and-excitation."""
+
+    _scale: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        channels: int = module.fc1.in_channels  # type: ignore[assignment, union-attr]
+        return channels
+
+    def gate_of(self, x: Tensor) -> Tensor:
+        return self._scale(x)
+
+
+class RazorCNBlock(Gate, convnext.CNBlock):  # type: ignore[misc]
+    """torchvision's block of ConvNeXt, which applies its layer scale itself."""
+
+    block: Callable[[Tensor], Tensor]
+    stochastic_depth: Callable[[Tensor], Tensor]
+    layer_scale: Tensor
+
+    @classmethod
+    def columns(cls, module: nn.Module) -> int:
+        scale: Tensor = module.layer_scale  # type: ignore[assignment]
+        return scale.numel()
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.saving:
+            return super().forward(input)  # type: ignore[no-any-return]
+        y = self.gated(self.block(input), self.layer_scale.unsqueeze(0))
+        y = self.stochastic_depth(y)
+        y += input
+        return y
+
+
+SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
+    razor.__bases__[-1]: razor for razor in (RazorCNBlock, RazorLayerNorm2d, RazorSqueezeExcitation)
+}
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}  # see timm for some
+PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}
+LINEAR_FIRST = frozenset[type[nn.Module]]()
