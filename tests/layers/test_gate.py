@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.gate import Gated
+from razorctl.layers.gate import Gate
 from razorctl.rules.dense import Dense
 from razorctl.rules.prune import TopK
 from razorctl.rules.quantized import Quantized
 from tests.cases import both
 
 
-class Product(Gated, nn.Module):
+class Product(Gate, nn.Module):
     """Nothing but the product."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def test_a_copy_is_shared_once_with_the_layer_that_it_feeds():
 
 
 def test_a_function_without_a_derivative_from_a_copy_stays_stock():
-    model = nn.Sequential(mlp("relu"))
+    model = nn.Sequential(mlp("tanh"))
     sparsify(model, Recipe("int8"))
     assert not isinstance(model[0], Gated)
 
