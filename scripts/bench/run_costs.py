@@ -43,8 +43,7 @@ import razorctl
 from razorctl import models as registry
 from razorctl.job import Job
 from razorctl.models import timm as timm_models
-from razorctl.models.transformers import classification
-from razorctl.models.transformers import from_hub
+from razorctl.models.transformers import classification, from_hub
 from razorctl.models.transformers.known import BERT_BASE
 from razorctl.recipe import Recipe
 from razorctl.training import state
