@@ -132,7 +132,9 @@ class Logits(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device) -> "Logits":
-        made: Logits = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made: Logits = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=device, storage_size=0
+        )
         made.known = None
         return made
 
@@ -192,7 +194,10 @@ def _child(parent: Logits, x: Tensor, dtype: torch.dtype, make: Callable[..., Te
 
 def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | None:
     """What keeps the order of elements, if it keeps the last dimension too."""
-    shape = func(torch.empty(logits.shape, device="meta"), *args, **kwargs).shape
+    # A view of one element, so that whoever counts bytes sees none.
+    like = torch.empty((), device="meta").expand(logits.shape)
+    same = func in (Tensor.contiguous, Tensor.clone)
+    shape = logits.shape if same else func(like, *args, **kwargs).shape
     x = logits.parts[0]
     if shape[-1:] != logits.shape[-1:]:
         return None
@@ -317,6 +322,7 @@ FACTS = frozenset(
         *(getattr(Tensor, name).__get__ for name in ("is_sparse", "is_nested", "is_quantized")),
         *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, torch.numel),
         *(Tensor.is_floating_point, torch.is_floating_point, Tensor.element_size, Tensor.__len__),
+        Tensor.untyped_storage,  # of no bytes, for whoever counts what modules return
         *(Tensor.is_complex, torch.is_complex, Tensor.is_contiguous, Tensor.__hash__),
     }
 )

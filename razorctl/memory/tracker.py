@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from razorctl.layers.head import Logits
 from razorctl.memory.costs import cost
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
@@ -132,6 +133,13 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
+        modules, after = self._mod_tracker, self._mod_tracker._fw_post_hook
+
+        def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            # It would hook logits that are not computed yet, and so have them computed.
+            after(module, inputs, tree_map_only(Logits, lambda _: None, outputs))
+
+        modules._fw_post_hook = hook
         self.kernels: Counter[Kernel] = Counter()
         self.highest = 0
         self.fused = False
