@@ -186,7 +186,8 @@ def plan(
       and its gradient was measured at a cosine of 0.98 or more.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`.
     No preference chooses a joint budget: the time of a step that trains a part of the model cannot
-    be compared with one that trains all of it.
+    be compared with one that trains all of it. For that reason none takes LoRA, either, which is
+    listed beside the ways to train a language model.
 
     recipe: if given, the only recipe that is tried. report: called with the label of each way
     before it is traced. Raises NoFitError, with the smallest budget that is enough, if nothing
@@ -202,6 +203,7 @@ def plan(
         raise NoFitError(message, needed, {"fits": False, "needed_bytes": needed, **document})
     names = get_args(Prefer) if recipe is None else ()
     others = {name: search.choose(name) for name in names if name != prefer}
+    search.look_beside()
     assert search.job.batch_size is not None
     return Plan(
         job=search.job,

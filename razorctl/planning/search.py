@@ -167,6 +167,11 @@ class Search:
             self._reasons.append(f"{chosen.label}: taken.")
         return chosen
 
+    def look_beside(self) -> None:
+        """Looks at LoRA of a language model, which is shown and never chosen."""
+        if self.recipe is None and not self.job.classifies and self.job.task != "segmentation":
+            self._fastest([ADAPTERS])
+
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if that is faster and any close way pays.
 

@@ -9,6 +9,7 @@ from razorctl.job import Task
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Place, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
+from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import segmenter
 
 PREFIX = "timm:"
@@ -94,4 +95,5 @@ MODELS = (
     from_hub(
         "mobilenetv2", "MobileNetV2, 224 px, ImageNet-1k", "mobilenetv2_100.ra_in1k", VIT_DEFAULTS
     ),
+    Named.single(PROXYLESS),
 )
