@@ -66,6 +66,12 @@ def predict(
     if out is not None:
         _check(out)
     _, job = rundir.finished(run)
+    if not job.classifies:
+        own = "transformers" if job.task != "segmentation" else "its library"
+        raise UsageError(
+            f"predict gives labels, and {run} is for {job.task}; load it with {own}, or name a run "
+            "for classification."
+        )
     plain = {"image_column": None, "text_column": None, "skip_bad": False}
     job = replace(job, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:

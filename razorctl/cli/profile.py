@@ -14,6 +14,7 @@ from razorctl.job import Job
 from razorctl.ops.cpu import build
 
 OF_JOB = (
+    "task",
     "input_size",
     "batch_size",
     "precision",
@@ -49,7 +50,7 @@ def profile(
     effects.note_settings(ctx, recipe)
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
     # Checks the settings before torch is loaded, which takes seconds.
-    Job(models.find(model).name, "random", steps=timed_steps, **of_job)
+    Job(models.find(model, of_job.get("task")).name, "random", steps=timed_steps, **of_job)
     build.start(device)
     with views.waiting(f"profiling {model}"):
         from razorctl.training.profiler import profile as measure

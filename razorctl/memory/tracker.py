@@ -133,7 +133,8 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        modules, after = self._mod_tracker, self._mod_tracker._fw_post_hook
+        modules: Any = self._mod_tracker
+        after = modules._fw_post_hook
 
         def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # It would hook logits that are not computed yet, and so have them computed.

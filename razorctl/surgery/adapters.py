@@ -44,7 +44,8 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
 
     *adapted, classifier = linear
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted)
+    transposed = not any(isinstance(model.get_submodule(name), nn.Linear) for name in adapted)
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted, fan_in_fan_out=transposed)
     inject_adapter_in_model(config, model)
     last = model.get_submodule(classifier)
     last.requires_grad_(last not in heads(model))

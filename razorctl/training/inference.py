@@ -64,6 +64,12 @@ class Classifier:
                 read += len(batch["labels"])
                 done(read)
 
+        make = self.family.sequences
+        if make is not None:
+            # By what the run has saved, as the model it began with may be gone.
+            make = models.find(str(self.weights.parent), self.job.task).sequences
+            assert make is not None
+            rows = make(rows, self.job.input_size, lambda _: None)
         with self._in_memory():
             logits = self.family.logits
             return evaluate(self.model, logits, batches(), len(self.classes), self.job)

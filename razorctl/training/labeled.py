@@ -66,9 +66,27 @@ def labeled(
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
         return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
-    modality = models.named(job.model).modality
     job = replace(job, split=split)
+    if not job.classifies:
+        return _all(job, result["classes"], progress)
+    modality = models.named(job.model).modality
     return Labeled(*whole.labeled(job, modality, result["classes"], progress))
+
+
+def _all(job: Job, classes: list[str], progress: data.Progress) -> Labeled:
+    """The test split of texts or masks, or else the validation split, or else all rows."""
+    from datasets import concatenate_datasets
+
+    splits = data.of(job).load(progress)
+    if [*splits.classes] != classes:
+        raise DataError(
+            f"{job.dataset} has other classes than the run was trained on; name other data."
+        )
+    if splits.record is not None and splits.test is None:  # nothing but what was put aside
+        rows = concatenate_datasets([splits.train, splits.validation])
+        return Labeled(rows, None, splits.skipped)
+    name, rows = splits.evaluated if splits.test is None else ("test", splits.test)
+    return Labeled(rows, name, splits.skipped)
 
 
 def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) -> Any:

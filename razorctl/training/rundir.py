@@ -239,7 +239,7 @@ def finished(run: Path) -> tuple[dict[str, Any], Job]:
     try:
         result: dict[str, Any] = json.loads(file.read_text("utf-8"))
         job = Job(**result["job"])
-        known = result["classes"] and {"best_step", "steps", "split"} <= result.keys()
+        known = {"classes", "best_step", "steps", "split"} <= result.keys()
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         raise DataError(f"{file} cannot be read; {AGAIN}.") from None
     except (LookupError, TypeError, UsageError):

@@ -204,4 +204,6 @@ def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Place:
         raise DataError(
             f"{folder} names an architecture that timm lacks, {architecture}; update timm."
         )
-    return Place(name, architecture, folder, config.get("model_args") or {})
+    args = {**(config.get("model_args") or {})}
+    args.pop("num_classes", None)  # which those of the data set replace
+    return Place(name, architecture, folder, args)

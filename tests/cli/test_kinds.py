@@ -1,0 +1,207 @@
+"""Models and data of every kind, from local folders, through the commands."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from timm import create_model
+from timm.models import save_for_hf
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+)
+
+from tests.cli.commands import assert_ends_with_an_error, razorctl
+
+WORDS = [f"w{number}" for number in range(40)]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }} {{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %} "
+    "{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = ["[PAD]", "[UNK]", *special.values(), "user", "assistant"]
+    words.train_from_iterator([" ".join(WORDS)], trainers.WordLevelTrainer(special_tokens=names))
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", **special
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+def texts(file: Path, words: int) -> None:
+    draw = random.Random(0)
+    file.write_text("\n\n\n".join(" ".join(draw.choices(WORDS, k=words)) for _ in range(9)))
+
+
+def chats(file: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
+        for a, b in zip(WORDS, WORDS[1:], strict=False)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+
+
+def masks(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 8), ("validation", 4)):
+        for kind in ("images", "masks"):
+            (folder / split / kind).mkdir(parents=True)
+        for number in range(count):
+            mask = (draw.random((32, 32)) > 0.5).astype(np.uint8)
+            mask[:4] = 255  # does not count
+            image = np.repeat(mask[..., None] % 255 * 200, 3, 2).astype(np.uint8)
+            Image.fromarray(image).save(folder / split / "images" / f"{number}.png")
+            Image.fromarray(mask).save(folder / split / "masks" / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> Path:
+    """A folder with small models and data."""
+    top = tmp_path_factory.mktemp("kinds")
+    decoder = tokenizer(eos_token="</s>")
+    sizes = {"vocab_size": len(decoder), "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 0}
+    gpt2 = GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=64, **sizes)
+    hidden = {"hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40}
+    llama = LlamaConfig(
+        **hidden, **sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
+    )
+    for name, model in (("gpt2", GPT2LMHeadModel(gpt2)), ("llama", LlamaForCausalLM(llama))):
+        model.save_pretrained(top / name)
+        decoder.save_pretrained(top / name)
+    encoder = tokenizer(cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+    bert = BertConfig(
+        **hidden, vocab_size=len(encoder), num_attention_heads=2, max_position_embeddings=64
+    )
+    BertForMaskedLM(bert).save_pretrained(top / "bert")
+    encoder.save_pretrained(top / "bert")
+    segformer = SegformerConfig(
+        depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=16
+    )
+    SegformerForSemanticSegmentation(segformer).save_pretrained(top / "segformer")
+    (top / "segformer/preprocessor_config.json").write_text("{}")
+    save_for_hf(create_model("test_resnet"), top / "resnet", safe_serialization=True)
+    texts(top / "texts.txt", 120)
+    chats(top / "chats.jsonl")
+    masks(top / "shapes")
+    return top
+
+
+CASES = {
+    "gpt2": ("gpt2", "texts.txt", 32, "perplexity"),
+    "llama, chats": ("llama", "chats.jsonl", 32, "perplexity"),
+    "bert": ("bert", "texts.txt", 32, "perplexity"),
+    "segformer": ("segformer", "shapes", 32, "mean_iou"),
+    "linear head": ("resnet", "shapes", 32, "mean_iou"),
+    "network of convolutions": ("resnet", "digits", 32, "accuracy"),
+}
+QUICK = ("--batch-size", "4", "--steps", "2", "--device", "cpu", "--json")
+
+
+def done(*args: str) -> dict:
+    result = razorctl(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_and_its_evaluation(case, kinds):
+    model, dataset, size, metric = CASES[case]
+    task = ["--task", "segmentation"] if case == "linear head" else []
+    data = dataset if dataset == "digits" else str(kinds / dataset)
+    settings = [*QUICK[:-1], "--input-size", str(size), *task, "--ratio", "0.5", "--lr", "0.01"]
+    result = done("finetune", str(kinds / model), data, *settings, "--out", "run")
+    assert result["metric"] == metric
+    assert result["saved_bytes"] < 0.5 * result["full_saved_bytes"]
+    figures = done("evaluate", "run", "--device", "cpu", "--weights", "last")["metrics"]
+    assert figures == pytest.approx(result["metrics"], rel=1e-4)
+    if metric == "perplexity":
+        assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "linear head"])
+def test_a_plan_and_a_profile(case, kinds):
+    model, dataset, size, _ = CASES[case]
+    task = ["--task", "segmentation"] if case == "linear head" else []
+    size = ["--input-size", str(size), "--batch-size", "4", *task]
+    planned = done("plan", str(kinds / model), str(kinds / dataset), "--gpu", "t4", *size)
+    assert planned["fits"]
+    ways = {way["method"] for way in planned["candidates"]}
+    assert ways >= {"full", "razor"}
+    assert ("lora" in ways) == (case == "gpt2")
+    profiled = done("profile", str(kinds / model), *size, "--steps", "1", "--ratio", "0.5")
+    totals = profiled["totals"]
+    assert totals["saved_bytes"] < 0.5 * totals["full_saved_bytes"]
+
+
+def test_a_comparison_by_perplexity(kinds):
+    methods = ["--methods", "full,bias", "--input-size", "32"]
+    out = done("compare", str(kinds / "gpt2"), str(kinds / "texts.txt"), *methods, *QUICK[:-1])
+    assert out["metric"] == "perplexity"
+    full, bias = out["rows"]
+    assert bias["saved_bytes"] < full["saved_bytes"]
+    better, worse = sorted((full, bias), key=lambda row: row["score"])
+    assert "score" in better["best"]
+    assert "score" not in worse["best"]
+
+
+REFUSED = {
+    "encoder": ("bert", "texts.txt", ["--task", "causal-lm"], 2, "one of classification, masked"),
+    "long": ("gpt2", "texts.txt", ["--input-size", "65"], 2, "texts of up to 64 tokens, not 65"),
+    "task": ("gpt2", "texts.txt", ["--task", "chatting"], 2, "unknown task 'chatting'"),
+    "metric": ("gpt2", "texts.txt", ["--metric", "f1"], 2, "unknown metric of causal-lm 'f1'"),
+    "weights": (
+        "gpt2",
+        "texts.txt",
+        ["--weights", "bf16", "--optimizer", "sgd"],
+        2,
+        "an optimizer that rounds updates at random",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_one_sentence(case, kinds):
+    model, dataset, flags, code, sentence = REFUSED[case]
+    result = razorctl("finetune", str(kinds / model), str(kinds / dataset), *QUICK, *flags)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert sentence in result.stderr.splitlines()[-1]
+
+
+CONFIGS = {
+    "code": ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, 2, "needs code of its own"),
+    "type": ({"model_type": "mine"}, 2, "is of the type mine, which this version of transformers"),
+    "quantized": (
+        {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
+        2,
+        "are quantized (gptq), so they cannot be trained",
+    ),
+    "speech": ({"model_type": "wav2vec2"}, 2, "of the type wav2vec2, which razorctl cannot train"),
+    "nothing": ({}, 5, "is of no library that razorctl knows"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_model_that_cannot_be_trained_is_refused(case):
+    config, code, sentence = CONFIGS[case]
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(config))
+    result = razorctl("finetune", "./model", "digits")
+    assert result.exit_code == code
+    assert_ends_with_an_error(result, sentence)
