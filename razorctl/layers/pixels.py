@@ -153,16 +153,22 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor | None:
-    """Bilinear `F.interpolate`; the gradient of the op has no deterministic kernel for CUDA."""
+    """Bilinear `F.interpolate`, unless that takes its deterministic kernels."""
     x = pixels.values()
     plain = x.dim() == 4 and mode == "bilinear" and not (recompute_scale_factor or antialias)
-    if not plain or torch.are_deterministic_algorithms_enabled():
+    if not plain or (not x.is_cpu and torch.are_deterministic_algorithms_enabled()):
         return None
-    make = partial(func, x, size, scale_factor, mode, align_corners)
     one = func(x.detach()[:1, :1], size, scale_factor, mode, align_corners)
     scales = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * 2
     way = Enlargement(one.shape[2:], one.dtype, bool(align_corners), *scales)
+    make = partial(_upsampled, x, way)
     return Enlarged.of(x, way, way.dtype, partial(unchanged, (x, x._version)), make)
+
+
+def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
+    size, dtype, *options = way
+    with no_autocast(x.device):
+        return upsample(x.to(dtype), size, *options)
 
 
 def _kept(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
@@ -203,9 +209,9 @@ def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | Non
     if dim not in (1, -3):
         return None
     logits.check()
-    (x,), (size, dtype, *options) = logits.parts, logits.way
-    parts = torch.split(x.detach(), part_images(x.shape[1], size))
-    return torch.cat([upsample(part.to(dtype), size, *options).argmax(1) for part in parts])
+    (x,), way = logits.parts, logits.way
+    parts = torch.split(x.detach(), part_images(x.shape[1], way.size))
+    return torch.cat([_upsampled(part, way).argmax(1) for part in parts])
 
 
 Enlarged.LAZY = {
