@@ -122,7 +122,8 @@ class Logits(Lazy):
         return logits
 
     def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Logits":
-        return Logits.of(*parts, dtype, self.check, make)
+        x, weight, bias = parts
+        return Logits.of(x, weight, bias, dtype, self.check, make)
 
 
 def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Logits:

@@ -124,7 +124,8 @@ class Enlarged(Lazy):
         return logits
 
     def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Enlarged":
-        return Enlarged.of(*parts, self.way, dtype, self.check, make)
+        (x,) = parts
+        return Enlarged.of(x, self.way, dtype, self.check, make)
 
 
 class Pixels(Lazy):
@@ -168,7 +169,8 @@ def _interpolate(
 def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
     size, dtype, *options = way
     with no_autocast(x.device):
-        return upsample(x.to(dtype), size, *options)
+        y: Tensor = upsample(x.to(dtype), size, *options)
+    return y
 
 
 def _kept(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:

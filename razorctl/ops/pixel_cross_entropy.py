@@ -43,7 +43,8 @@ def pixel_cross_entropy_reference(
         logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
     )
     total = losses.sum() if factor is None else (losses * factor.double()).sum()
-    return losses.detach(), *torch.autograd.grad(total, leaf)
+    (dx,) = torch.autograd.grad(total, leaf)
+    return losses.detach(), dx
 
 
 @torch.library.custom_op("razorctl::pixel_cross_entropy", mutates_args=())

@@ -13,6 +13,7 @@ from torchvision.models import segmentation
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
+from razorctl.layers import pixels
 from razorctl.layers.base import Settings
 from razorctl.layers.lazy import lazily
 from razorctl.layers.pixels import Enlarged, Pixels, RazorPixelHead, classifiers
@@ -385,3 +386,22 @@ def test_a_classifier_of_images_has_none_of_pixels():
     assert not classifiers(model)
     assert not classifiers(nn.Sequential(nn.ReLU()))
     assert classifiers(model[:1]) == {model[0]}
+
+
+def test_a_wrong_guess_changes_nothing(monkeypatch):
+    layers = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU()
+    model, x = nn.Sequential(*layers), torch.randn(2, 3, 6, 5)
+
+    def step() -> tuple[list[Tensor], int]:
+        sparsify(model, Recipe("int8"))
+        model.zero_grad()
+        y = model(x)
+        y.square().sum().backward()
+        saved = saved_bytes(model, x)
+        restore(model)
+        return [y.detach(), *(p.grad for p in model.parameters())], saved
+
+    got = step()
+    monkeypatch.setattr(pixels, "classifiers", lambda model: frozenset())
+    want = step()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
