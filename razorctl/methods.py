@@ -7,7 +7,7 @@ from typing import Literal
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
 # The layer kinds whose gradient is exact whatever the method: masks and places of maxima are saved
-# in bits, and the head of a language model needs no copy.
+# in bits, and heads compute the gradient of their logits in the forward pass.
 EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 
 
@@ -15,8 +15,9 @@ EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 class Method:
     """A named set of rules.
 
-    The head of a language model, its output embeddings, is exact under every method; all but `full`
-    take its cross-entropy without logits in memory.
+    All methods but `full` take the cross-entropy of a language model without logits in memory, and
+    that of a segmentation model without enlarged logits; it is exact. A language model's output
+    embeddings are exact too.
 
     rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
     attention: the backend that `Recipe.attention="auto"` means; "auto" leaves the model's own.

@@ -96,8 +96,8 @@ def train_step(
 def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them, without labels that are IGNORED.
 
-    reduction: as of `F.cross_entropy`. A language model may hand over logits that are not computed
-    before this asks for them; see `layers.head`.
+    reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed before
+    this asks for them; see `layers.lazy`.
     """
     if job.task in LANGUAGE:
         output, labels = output.flatten(0, -2), labels.flatten()

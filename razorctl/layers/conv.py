@@ -118,7 +118,7 @@ class Conv(WeightLayer):
     def sparse(self, input: Tensor) -> Tensor:
         """The stock convolution, which saves `input` by a rule."""
         x = to_compute_dtype(input)
-        layout = self.kind, x.dtype, self.patch
+        layout = Conv.kind, x.dtype, self.patch
         weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
         weight = self.convolved(weight)
         y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)

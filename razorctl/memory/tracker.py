@@ -11,7 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from razorctl.layers.head import Logits
+from razorctl.layers.lazy import Lazy
 from razorctl.memory.costs import cost
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
@@ -138,7 +138,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
         def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # It would hook logits that are not computed yet, and so have them computed.
-            after(module, inputs, tree_map_only(Logits, lambda _: None, outputs))
+            after(module, inputs, tree_map_only(Lazy, lambda _: None, outputs))
 
         modules._fw_post_hook = hook
         self.kernels: Counter[Kernel] = Counter()

@@ -9,7 +9,7 @@ from torch import nn
 
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.layers import head, libraries
+from razorctl.layers import head, libraries, pixels
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer, Settings, WeightLayer
 from razorctl.layers.libraries import razor_of
@@ -150,13 +150,18 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    heads = head.heads(model) if "head" in kinds else frozenset()
+    heads: dict[nn.Module, type[RazorLayer]] = {
+        **dict.fromkeys(head.heads(model), head.RazorHead),
+        **dict.fromkeys(pixels.classifiers(model), pixels.RazorPixelHead),
+    }
     known = libraries.linear_types()
     linear = [module for module in model.modules() if type(module) in known]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
-        razor = head.RazorHead if module in heads else razor_of(type(module))
+        razor = razor_of(type(module))
+        if "head" in kinds:
+            razor = heads.get(module, razor)
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from razorctl import processes
 from razorctl.job import Job
-from razorctl.layers.head import lazily
+from razorctl.layers.lazy import lazily
 from razorctl.step import IGNORED, LANGUAGE, autocast, losses_of
 
 Batch = tuple[Any, Tensor]  # inputs and labels

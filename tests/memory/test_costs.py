@@ -84,6 +84,10 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(torch.randn(300, 64).bfloat16(), torch.randn(1024, 64), torch.randn(1024)),
         *(torch.randint(1024, (300,)), -100, 0.1, None, True, True, True),
     ),
+    "pixel_cross_entropy": lambda: (
+        *(torch.randn(3, 21, 40, 40).bfloat16(), torch.randint(21, (3, 320, 320))),
+        *(False, None, None, 255, 0.1, None, True),
+    ),
     "balance": lambda: (torch.ones(ALL, 1024, dtype=torch.int8), torch.ones(ALL, 1)),
     "cast": lambda: (torch.randn(WIDE), torch.bfloat16),
     "gather_columns": lambda: (torch.randn(6304, 1024), torch.arange(50)),

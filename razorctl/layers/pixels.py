@@ -1,0 +1,258 @@
+"""The classifier of pixels of a segmentation model, whose logits are enlarged in parts.
+
+Such a model ends in a 1x1 convolution, whose logits are enlarged bilinearly to the size of the
+labels. Enlarged logits are often the largest activations of a step, and most steps take nothing but
+their cross-entropy. So the convolution returns `Pixels`, a tensor like any other but for
+`F.interpolate`. This returns `Enlarged`, which knows the low resolution. `F.cross_entropy` of it is
+computed from that, for a part of the images at a time.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from razorctl.layers.autocast import no_autocast
+from razorctl.layers.base import save, saved
+from razorctl.layers.conv import RazorConv2d
+from razorctl.layers.lazy import COMMON, Lazy, LazyLayer, unchanged
+from razorctl.ops.pixel_cross_entropy import (
+    part_images,
+    pixel_cross_entropy,
+    upsample,
+    upsample_backward,
+)
+
+
+class Enlargement(NamedTuple):
+    """How logits are enlarged: to `size`, in `dtype`, and as aten::upsample_bilinear2d takes it."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    align_corners: bool
+    scale_h: float | None
+    scale_w: float | None
+
+
+class CrossEntropyFunction(torch.autograd.Function):
+    """The losses of pixels, or their sum, whose gradient the same pass computes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        target: Tensor,
+        way: Enlargement,
+        ignore_index: int,
+        smoothing: float,
+        total: bool,
+    ) -> Tensor:
+        ctx.options, ctx.total = (*way[2:], ignore_index, smoothing), total
+        needed = total and ctx.needs_input_grad[0]
+        losses: Tensor
+        with no_autocast(x.device):
+            losses, dx = pixel_cross_entropy(x, target, *ctx.options, None, needed)
+        if not total:
+            save(ctx, x, target)
+            return losses
+        save(ctx, dx)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.total:
+            (dx,) = saved(ctx)
+            return dx * dy, None, None, None, None, None
+        x, target = saved(ctx)
+        with no_autocast(dy.device):
+            _, dx = pixel_cross_entropy(x, target, *ctx.options, dy, True)
+        return dx, None, None, None, None, None
+
+
+class EnlargedFunction(torch.autograd.Function):
+    """Enlarged logits as `Enlarged`, with the stock gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, way: Enlargement, dtype: torch.dtype) -> Tensor:
+        ctx.way, ctx.dtype, ctx.shape = way, x.dtype, x.shape
+        return Enlarged((*x.shape[:2], *way.size), dtype, x.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        size, dtype, *options = ctx.way
+        with no_autocast(dy.device):
+            dx = upsample_backward(dy.to(dtype), size, ctx.shape, *options)
+        return dx.to(ctx.dtype), None, None
+
+
+class PixelsFunction(torch.autograd.Function):
+    """Logits as `Pixels`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return Pixels(x.shape, x.dtype, x.device)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy
+
+
+class Enlarged(Lazy):
+    """Logits [batch, classes, height, width]; their part is x [batch, classes, h, w]."""
+
+    parts: tuple[Tensor]
+    way: Enlargement
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        way: Enlargement,
+        dtype: torch.dtype,
+        check: Callable[[], None],
+        make: Callable[[], Tensor],
+    ) -> "Enlarged":
+        """Those of `x` in `dtype`; see the attributes."""
+        logits: Enlarged = EnlargedFunction.apply(x, way, dtype)
+        logits.parts, logits.way, logits.check, logits.make = (x,), way, check, make
+        return logits
+
+    def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Enlarged":
+        (x,) = parts
+        return Enlarged.of(x, self.way, dtype, self.check, make)
+
+
+class Pixels(Lazy):
+    """Logits [batch, classes, h, w] that may be enlarged; their values are known from the start."""
+
+    FACTS = frozenset({Tensor.__hash__})
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Pixels":
+        pixels: Pixels = PixelsFunction.apply(x)
+        pixels.known = x
+        return pixels
+
+    @property
+    def pending(self) -> bool:
+        return True
+
+
+def _interpolate(
+    func: Any,
+    pixels: Pixels,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor | None:
+    """Bilinear `F.interpolate`, unless that takes its deterministic kernels."""
+    x = pixels.values()
+    plain = x.dim() == 4 and mode == "bilinear" and not (recompute_scale_factor or antialias)
+    if not plain or (not x.is_cpu and torch.are_deterministic_algorithms_enabled()):
+        return None
+    one = func(x.detach()[:1, :1], size, scale_factor, mode, align_corners)
+    scales = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * 2
+    way = Enlargement(one.shape[2:], one.dtype, bool(align_corners), *scales)
+    make = partial(_upsampled, x, way)
+    return Enlarged.of(x, way, way.dtype, partial(unchanged, (x, x._version)), make)
+
+
+def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
+    size, dtype, *options = way
+    with no_autocast(x.device):
+        y: Tensor = upsample(x.to(dtype), size, *options)
+    return y
+
+
+def _kept(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
+    """What is as much logits as before: a cast, or the sum of two."""
+    args = tuple(arg.values() if isinstance(arg, Pixels) else arg for arg in args)
+    return Pixels.of(func(pixels.values(), *args, **kwargs))
+
+
+def _cross_entropy(
+    func: Any,
+    logits: Enlarged,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """`F.cross_entropy` with a class for each pixel as the target, which is not weighted."""
+    plain = weight is None and size_average is None and reduce is None
+    shape = logits.shape[0], *logits.shape[2:]
+    pixels = target.dtype == torch.int64 and target.shape == shape
+    if not (plain and pixels and reduction in ("none", "sum", "mean")):
+        return None
+    logits.check()
+    loss: Tensor = CrossEntropyFunction.apply(
+        *logits.parts, target, logits.way, ignore_index, label_smoothing, reduction != "none"
+    )
+    if reduction == "mean":
+        loss = loss / (target != ignore_index).sum()
+    autocast = torch.is_autocast_enabled(logits.device.type)  # which takes losses as they are
+    return loss if autocast else loss.to(logits.dtype)
+
+
+def _argmax(func: Any, logits: Enlarged, dim: int | None = None) -> Tensor | None:
+    """The classes of the largest logits, which are enlarged for a part of the images at a time."""
+    if dim not in (1, -3):
+        return None
+    logits.check()
+    (x,), way = logits.parts, logits.way
+    parts = torch.split(x.detach(), part_images(x.shape[1], way.size))
+    return torch.cat([_upsampled(part, way).argmax(1) for part in parts])
+
+
+Enlarged.LAZY = {
+    **COMMON,
+    **dict.fromkeys((Tensor.argmax, torch.argmax), _argmax),
+    F.cross_entropy: _cross_entropy,
+}
+Pixels.LAZY = {
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _kept),
+    **dict.fromkeys((Tensor.float, Tensor.to), _kept),
+    F.interpolate: _interpolate,
+}
+
+
+class RazorPixelHead(LazyLayer, RazorConv2d):
+    """A classifier of pixels, whose cross-entropy never has all enlarged logits.
+
+    It saves its input by the rule of a 1x1 convolution, whole under methods without one.
+    """
+
+    kind: ClassVar[str] = LazyLayer.kind
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return Pixels.of(y) if self.defers else y
+
+
+def classifiers(model: nn.Module) -> frozenset[nn.Module]:
+    """What may classify pixels: if the last layer is a 1x1 convolution, it and those of its width.
+
+    Another convolution among them does what it did, since nothing enlarges its output.
+    """
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    width = layers[-1].out_channels if layers and _pointwise(layers[-1]) else None
+    return frozenset(m for m in layers if _pointwise(m) and m.out_channels == width)
+
+
+def _pointwise(layer: nn.Module) -> bool:
+    return type(layer) in (nn.Conv2d, RazorPixelHead) and layer.kernel_size == (1, 1)
+
+
+SWAPS: dict[type[nn.Module], type[LazyLayer]] = {}  # its type is nn.Conv2d; see `classifiers`
