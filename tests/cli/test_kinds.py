@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def texts(file: Path, words: int) -> None:
 def chats(file: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
-        for a, b in zip(WORDS, WORDS[1:], strict=False)
+        for a, b in pairwise(WORDS)
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
 
