@@ -137,6 +137,16 @@ def test_anything_else_finds_the_stock_values(name):
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_what_is_read_is_the_stock_one(dtype):
+    layer, x = head(dtype), image(dtype)
+    got, want = layer(x), stock(layer)(x)
+    for logits in (got, want):
+        logits.retain_grad()
+        enlarged(logits).float().tanh().square().sum().backward()
+    assert torch.equal(got.grad, want.grad)
+
+
 @pytest.mark.parametrize("name", ["mean", "none", "softcap", "cast"])
 @pytest.mark.parametrize("way", ["autocast", "weights"])
 def test_low_precision(name, way):

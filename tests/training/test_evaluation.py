@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from razorctl import Recipe, sparsify
 from razorctl.job import Job
+from razorctl.layers.pixels import Enlarged
 from razorctl.training.evaluation import evaluate
 
 JOB = Job("m", "d", precision="fp32")
@@ -47,3 +49,19 @@ def test_top5():
     output = torch.arange(8.0).expand(4, 8)  # its guesses are 7, 6, 5, 4, 3
     found = of(output, torch.tensor([7, 3, 2, 0]))
     assert (found["top5_accuracy"], found["accuracy"]) == (0.5, 0.25)
+
+
+def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(2, 3, 1))
+    job = Job("m", "d", task="segmentation", precision="fp32")
+    labels = torch.randint(3, (5, 8, 6))
+    labels[:, :2] = -100
+    batches = [(torch.randn(len(part), 2, 4, 3), part) for part in labels.split(2)]
+
+    def logits(model, inputs):
+        return nn.functional.interpolate(model(inputs), scale_factor=2, mode="bilinear")
+
+    want = evaluate(model, logits, batches, 3, job)
+    sparsify(model, Recipe("head"))
+    monkeypatch.setattr(Enlarged, "values", lambda self: pytest.fail("logits were enlarged"))
+    assert evaluate(model, logits, batches, 3, job) == pytest.approx(want)
