@@ -181,7 +181,12 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
         Job(name, "digits", **own, **by_optimizer)
 
 
-@pytest.mark.parametrize("name", sorted(set(models()) - {"vit-micro"}))
+def test_weights_that_no_library_has_are_missing():
+    with pytest.raises(MissingError, match="no library has pretrained weights of proxylessnas"):
+        find("proxylessnas").build(7)
+
+
+@pytest.mark.parametrize("name", sorted(set(models()) - {"vit-micro", "proxylessnas"}))
 def test_what_is_not_cached_is_missing(name, hub):
     sentence = f"{name} is not in the local cache and (the hub|its server) cannot be reached; run "
     with pytest.raises(MissingError, match=sentence):

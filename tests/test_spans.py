@@ -30,11 +30,16 @@ def test_nobody_watches_after_an_interrupt(spans):
     assert spans.entered == 2
 
 
+FIXED = [case for case in CASES if "batchnorm" in case]  # with the statistics of training
+NOTHING = ("mean pool", "adaptive mean pool")  # what saves nothing
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_layer_packs_in_a_span(case, spans):
     layer, shape = CASES[case].layer(), CASES[case].shapes[0]
     with watched(spans):
         layer.eval()(torch.randn(shape, requires_grad=True))
-        assert spans.entered == 0
+        before = spans.entered
+        assert before == 0 or case in FIXED
         layer.train()(torch.randn(shape, requires_grad=True))
-        assert spans.entered > 0
+        assert spans.entered > before or case in NOTHING

@@ -90,12 +90,14 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
     micro = models.find("vit-micro")
+
+    class Odd(torch.nn.Conv1d):
+        """Of a type that nobody knows."""
+
     odd = replace(
         micro,
         name="odd",
-        build=lambda classes, _: torch.nn.Sequential(
-            torch.nn.Flatten(2), torch.nn.Conv1d(1, classes, 784)
-        ),
+        build=lambda classes, _: torch.nn.Sequential(torch.nn.Flatten(2), Odd(1, classes, 784)),
         transform=lambda _, size: micro.transform(micro.build(2)),
         example=lambda _, batch, size: micro.example(micro.build(2), batch, size),
     )

@@ -145,7 +145,9 @@ class TestSignals:
         assert f"error: {word}: step 1 of 4 is saved; go on with" in result.stderr.splitlines()[-1]
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
-        monkeypatch.setattr(trainer, "saved_bytes", lambda *_, **__: signal.raise_signal(number))
+        monkeypatch.setattr(
+            trainer.OfJob, "saved_bytes", lambda *_, **__: signal.raise_signal(number)
+        )
         result = finetune("--out", "new/run")
         assert result.exit_code == code
         sentence = f"error: {word}: before the first step; nothing was written."

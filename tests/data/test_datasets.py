@@ -7,7 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Image
 from PIL import Image as Pictures
 
-from razorctl.data import DATASETS, check, find, pair, scenes, usual
+from razorctl.data import DATASETS, check, find, of, pair, scenes, usual
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from razorctl.models import masks
@@ -197,11 +197,12 @@ def test_the_usual_data_set_is_for_the_task():
         ("classification", "image"),
         ("classification", "text"),
         ("segmentation", "image"),
+        ("causal-lm", "text"),
     ):
         source = find(usual(task, modality))
         assert (source.task, source.modality) == (task, modality)
-    with pytest.raises(UsageError, match="no data set is planned for causal-lm by default; name"):
-        usual("causal-lm", "text")
+    # The same texts are for any language model.
+    assert of(Job("bert-base", usual("masked-lm", "text"))).task == "masked-lm"
 
 
 def test_what_only_classes_have_is_refused_for_other_tasks():
