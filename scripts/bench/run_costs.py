@@ -104,7 +104,8 @@ def texts(file: Path) -> Path:
 
 def register() -> None:
     """Puts the random models beside the registered ones."""
-    vit = timm_models.from_hub(VIT, "", "vit_small_patch16_224", timm_models.VIT_DEFAULTS)
+    named = timm_models.from_hub(VIT, "", "vit_small_patch16_224", timm_models.VIT_DEFAULTS)
+    vit = named.of("classification")
     vocabulary = {
         word: i for i, word in enumerate(["[PAD]", "[UNK]", *map("w{}".format, range(WORDS))])
     }
@@ -113,15 +114,13 @@ def register() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
     )
-    bert = from_hub(BERT, "", "", BERT_BASE | SMALL_BERT)
-    found = registry.models()
-    found[VIT] = replace(vit, build=vit.bare)
-    found[BERT] = replace(
-        bert,
-        build=bert.bare,
-        transform=lambda *_: partial(classification.tokenized, tokenizer, classification.TOKENS, False),
-        save=lambda *_: None,
-    )
+    bert = from_hub(BERT, "", "", BERT_BASE | SMALL_BERT).of("classification")
+    transform = partial(classification.tokenized, tokenizer, classification.TOKENS, False)
+    for model in (
+        replace(vit, build=vit.bare),
+        replace(bert, build=bert.bare, transform=lambda *_: transform, save=lambda *_: None),
+    ):
+        registry.models()[model.name] = registry.Named.single(model)
 
 
 class Clock:

@@ -211,3 +211,18 @@ def test_what_only_classes_have_is_refused_for_other_tasks():
     assert check(Job("segformer-b0", "scene_parse_150")).task == "segmentation"
     with pytest.raises(UsageError, match="rte is for classification; leave --task out, or name da"):
         check(Job("bert-base", "rte", task="masked-lm"))
+
+
+def test_wikitext_is_a_text_for_each_split(hub):
+    def write(snapshot):
+        for split in ("train", "validation", "test"):
+            file = snapshot / f"wikitext-2-raw-v1/{split}-00000-of-00001.parquet"
+            file.parent.mkdir(exist_ok=True)
+            lines = ["", f" = {split} = \n", "", " A cat sat . \n"]
+            Dataset.from_dict({"text": lines}).to_parquet(file)
+
+    local_hub.cache(hub, "dataset", "Salesforce/wikitext", write)
+    splits = find("wikitext2").load()
+    assert splits.classes == ()
+    for split in ("train", "validation", "test"):
+        assert list(getattr(splits, split)["text"]) == [f" = {split} = \n A cat sat . \n"]

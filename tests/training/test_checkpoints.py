@@ -265,7 +265,7 @@ class TestDivergence:
     def run(self, tmp_path, monkeypatch) -> Run:
         take, loss = trainer.Learner.step, F.cross_entropy
 
-        def step(learner: Any, micro_batches: Any) -> Any:
+        def step(learner: Any, micro_batches: Any, total=None) -> Any:
             bad = learner.scheduler.last_epoch == 2 and learner.job.learning_rate > 0.1
             with monkeypatch.context() as patch:
                 if bad:

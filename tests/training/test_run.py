@@ -148,6 +148,10 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
     assert sorted(first) == sorted(second)
 
 
+class Odd(nn.Conv1d):
+    """Of a type that nobody knows."""
+
+
 def register(monkeypatch, build) -> None:
     micro = models.find("vit-micro")
     odd = replace(
@@ -177,7 +181,7 @@ def register(monkeypatch, build) -> None:
 def test_bad_settings_leave_nothing_behind(settings, message, tmp_path, monkeypatch):
     register(
         monkeypatch,
-        lambda classes, _: nn.Sequential(nn.Flatten(2), nn.Conv1d(1, classes, 784), nn.Flatten()),
+        lambda classes, _: nn.Sequential(nn.Flatten(2), Odd(1, classes, 784), nn.Flatten()),
     )
     job = Job(**{"model": "vit-micro", "dataset": "digits", **settings})
     with pytest.raises(UsageError, match=message):
