@@ -9,6 +9,7 @@ import pytest
 from razorctl.config import presets
 from razorctl.config.settings import read_toml
 from razorctl.job import Job
+from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from tests.cli.commands import PLANNED, finetune, razorctl
 
@@ -60,15 +61,20 @@ class TestPrecedence:
 RECIPES = sorted(presets.files("recipes"))
 
 
+PAPERS = {
+    "sheared": "Sheared Backpropagation (CVPR 2024)",
+    "backrazor": "Back Razor (NeurIPS 2022), appendix",
+}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_preset_is_sound(name):
     tables = read_toml(presets.files("recipes")[name])
-    assert tables["summary"].startswith("Sheared Backpropagation (CVPR 2024), Tab. ")
     Job("vit-b16", "cifar100", **tables["job"])
     recipe = Recipe(**tables["recipe"])
-    table = int(re.match(r"sheared-tab(\d)", name)[1])
-    assert f"Tab. {table}: " in tables["summary"]
-    if recipe.method != "full":
+    paper, table = re.match(r"(sheared|backrazor)-tab(\d)", name).groups()
+    assert tables["summary"].startswith(f"{PAPERS[paper]}, Tab. {table}: ")
+    if METHODS[recipe.method].has_ratio:
         assert f"at {recipe.ratio:.0%}".replace("%", " %") in tables["summary"]
     if recipe.joint_budget < 1:
         assert f"JointSpar at {recipe.joint_budget:.0%}".replace("%", " %") in tables["summary"]
