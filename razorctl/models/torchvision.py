@@ -61,17 +61,23 @@ def _build(
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     file = folder / url.rsplit("/", 1)[-1]
     try:
-        if not file.exists() and os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
-            raise URLError("offline")
-        with hub.reading(name, file, f"delete {file} and run again"):
-            weights = torch.hub.load_state_dict_from_url(
-                url, map_location="cpu", progress=False, check_hash=True, weights_only=True
-            )
+        if not file.exists():
+            if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
+                raise URLError("offline")
+            folder.mkdir(parents=True, exist_ok=True)
+            checksum = file.stem.rsplit("-", 1)[-1]  # the first digits of its SHA-256
+            torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
     except URLError:
         raise MissingError(
             f"{name} is not in the local cache and its server cannot be reached; run once with a "
             "network, or point TORCH_HOME at a cache that has it."
         ) from None
+    with hub.reading(name, file, f"delete {file} and run again"):
+        return _fitted(model, torch.load(file, map_location="cpu", weights_only=True))
+
+
+def _fitted(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> "nn.Module":
+    """The model with those of the weights that fit; those of another head do not."""
     own = model.state_dict()
     fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
     model.load_state_dict({**own, **fitting})
@@ -204,11 +210,7 @@ def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
     def build(classes: int, input_size: int | None = None) -> "nn.Module":
         model = _bare(architecture, task, classes, input_size)
         with hub.reading(name, folder, "name another folder"):
-            weights = load_file(folder / "model.safetensors")
-        own = model.state_dict()
-        fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
-        model.load_state_dict({**own, **fitting})
-        return model
+            return _fitted(model, load_file(folder / "model.safetensors"))
 
     return Named.single(_model(name, architecture, build, task, f"{architecture} in {folder}"))
 

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +63,7 @@ def sparsify_within(
         restore(model)
         ratio = min(most, 1 - TIGHTER * (1 - ratio))
     parts = saved.saved_by_module(model, inputs, **run)
-    stock = _stock_parts(model, parts, full, (1 - recipe.ratio) * full)
+    stock = stock_parts(model, parts, full, (1 - recipe.ratio) * full)
     restore(model)
     possible = math.floor(1000 * (1 - now / full)) / 1000
     raise UsageError(
@@ -104,16 +105,17 @@ def saved_bytes(
             percent(total / full),
             percent(1 - recipe.ratio),
             recipe.ratio,
-            _stock_parts(model, parts, full, most)
+            stock_parts(model, parts, full, most)
             or "razorctl.surgery.byte_budget.sparsify_within saves less, where that can mend it",
         )
     return total
 
 
-def _stock_parts(model: nn.Module, parts: dict[str, int], full: int, most: float) -> str:
+def stock_parts(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:
     """What stays stock, as text: classes with counts and shares of `full`.
 
-    It is empty if that saves at most `most` bytes.
+    parts: as `memory.saved.saved_by_module` returns it. It is empty if that saves at most `most`
+    bytes.
     """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():

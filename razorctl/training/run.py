@@ -22,6 +22,7 @@ from razorctl.job import Job
 from razorctl.optimizer import cast_weights, check_library
 from razorctl.recipe import Recipe
 from razorctl.step import precision
+from razorctl.surgery.byte_budget import LEAST, stock_parts
 from razorctl.surgery.of_job import OfJob
 from razorctl.surgery.sparsify import restore
 from razorctl.training import export, parallel, rundir, space, state, summary
@@ -46,6 +47,7 @@ class Run(Iterator[Step]):
     A run whose directory has a checkpoint goes on from there; `history` has the steps before.
     metric: the figure by which the best weights are chosen.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning save for backward.
+    stock: what stays stock and saves a share worth naming, in words.
     stop: called after each step; if it returns an exception, the run is saved and that is raised.
     """
 
@@ -134,9 +136,12 @@ class Run(Iterator[Step]):
         return splits
 
     def _sparsify(self, recipe: Recipe) -> None:
+        restore(self.model)
         inputs = self._of_job.inputs(self.model, self.device)
         self.pruned = self._of_job.sparsify(self.model, recipe, inputs)
-        self.saved_bytes = self._of_job.saved_bytes(self.model, inputs)
+        parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes
+        self.saved_bytes = sum(parts.values())
+        self.stock = stock_parts(self.model, parts, full, LEAST * full) if recipe.prunes else ""
 
     def _go_on(self, known: Mapping[str, Any]) -> None:
         """Takes what the state of a checkpoint says of the run before it."""
@@ -237,17 +242,13 @@ class Run(Iterator[Step]):
             try:
                 return self.learner.step(map(self.feed.trained, rows()), total)
             except torch.OutOfMemoryError:
-                if self.learner.torn or not self.recovery.relieve(step, self._sparsify_anew):
+                if self.learner.torn or not self.recovery.relieve(step, self._sparsify):
                     raise
             self.learner.parts = self.recovery.relief.parts
             # Only now, since the error held what its frames held.
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-
-    def _sparsify_anew(self, recipe: Recipe) -> None:
-        restore(self.model)
-        self._sparsify(recipe)
 
     def _due(self, taken: Step) -> bool:
         """Whether the step that was just taken is saved."""

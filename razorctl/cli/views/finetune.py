@@ -29,6 +29,8 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
     known = _settings(job, asked)
     new = [words for words in _settings(run.job, device) if words not in known]
     views.say(", ".join([*new, f"saves {saved(run)}"]))
+    if run.stock:
+        views.note(f"{run.stock}, of what full fine-tuning saves.")
     if run.history:
         views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
 
