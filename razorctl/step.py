@@ -29,7 +29,8 @@ def precision(job: Job, device: torch.device) -> Precision:
     if device.type != "cuda":
         if job.precision == "fp16":
             raise UsageError(f"fp16 cannot be trained on {device.type}; choose bf16 or fp32.")
-        return "fp32" if job.precision == "auto" else job.precision
+        auto: Precision = "bf16" if job.weights == "bf16" else "fp32"
+        return auto if job.precision == "auto" else job.precision
     major, minor = torch.cuda.get_device_capability(device)
     return settle_precision(job.precision, f"{major}.{minor}")
 

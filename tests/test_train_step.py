@@ -1,0 +1,137 @@
+"""One optimizer step of every task: what a label weighs, and what is updated when."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from razorctl.errors import DivergedError, UsageError
+from razorctl.job import Job
+from razorctl.optimizer import build_optimizer, cast_weights
+from razorctl.step import IGNORED, counted, refuse_infinite, train_step
+
+CPU = torch.device("cpu")
+JOB = Job(
+    "m",
+    "d",
+    steps=2,
+    batch_size=4,
+    learning_rate=0.1,
+    weight_decay=0.01,
+    precision="fp32",
+    optimizer="sgd",
+    clip_norm=1e9,
+)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 7))
+
+
+def call(model: nn.Module, inputs: Tensor) -> Tensor:
+    logits: Tensor = model(inputs)
+    return logits
+
+
+def stepped(model: nn.Module, job: Job, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The loss of one step."""
+    optimizer = build_optimizer(model, job)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    total = None if job.classifies else counted((labels for _, labels in batches), CPU)
+    loss, _ = train_step(model, call, batches, optimizer, job, scaler, total=total)
+    return loss
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "segmentation"])
+def test_every_label_weighs_the_same_however_they_are_spread(task):
+    inputs = torch.randn(4, 3, 5)
+    labels = torch.randint(7, (4, 3))
+    labels[0] = labels[1, 1:] = IGNORED
+    model, spread = net(), net()
+    if task == "segmentation":  # classes are the second dimension of its logits
+        model, spread = (nn.Sequential(m, nn.Flatten(1, 1), Moved()) for m in (model, spread))
+    job = replace(JOB, task=task)
+    want = stepped(model, job, [(inputs, labels)])
+    parts = [(inputs[i : i + 1], labels[i : i + 1]) for i in range(4)]
+    got = stepped(spread, replace(job, accumulate=4), parts)
+    torch.testing.assert_close(got, want)
+    logits = net()(inputs)
+    mean = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(want, mean.detach())
+    for a, b in zip(model.parameters(), spread.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Moved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.movedim(-1, 1)
+
+
+def test_a_batch_without_labels_changes_nothing_and_is_finite():
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    labels = torch.full((4, 3), IGNORED)
+    job = replace(JOB, task="causal-lm", weight_decay=0.0)
+    assert stepped(model, job, [(torch.randn(4, 3, 5), labels)]) == 0
+    torch.testing.assert_close(dict(model.state_dict()), dict(before))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_an_optimizer_in_the_backward_pass_takes_the_same_steps(optimizer):
+    job = replace(JOB, optimizer=optimizer)
+    whole, within = net(), net()
+    steps = [build_optimizer(whole, job)]
+    steps.append(build_optimizer(within, replace(job, optimizer_in_backward=True)))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(3):
+        batch = [(torch.randn(4, 5), torch.randint(7, (4,)))]
+        train_step(whole, call, batch, steps[0], job, scaler)
+        own = replace(job, optimizer_in_backward=True)
+        train_step(within, call, batch, steps[1], own, scaler)
+        assert all(p.grad is None for p in within.parameters())
+    for a, b in zip(whole.parameters(), within.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert steps[0].state_dict()["param_groups"] == steps[1].state_dict()["param_groups"]
+    assert steps[0].state_dict()["state"].keys() == steps[1].state_dict()["state"].keys()
+
+
+def test_a_loss_that_is_not_finite_leaves_weights_that_are_updated_in_the_backward_pass():
+    model, job = net(), replace(JOB, optimizer_in_backward=True)
+    before = copy.deepcopy(model.state_dict())
+
+    def check(loss: Tensor, norm: Tensor) -> None:
+        refuse_infinite(loss, norm, scaled=False)
+
+    batch = [(torch.full((4, 5), math.nan), torch.zeros(4, dtype=torch.long))]
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with pytest.raises(DivergedError, match="the loss is nan"):
+        train_step(model, call, batch, build_optimizer(model, job), job, scaler, check=check)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before))
+
+
+def test_weights_in_bf16_stay_tied_and_buffers_as_they_are():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    cast_weights(model, replace(JOB, weights="bf16", optimizer="adamw", precision="bf16"))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model[2].weight is model[0].weight
+    assert model[1].running_mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"weights": "bf16"}, "sgd does not; choose --optimizer adamw"),
+        ({"weights": "bf16", "optimizer": "adamw", "precision": "fp16"}, "choose --precision bf16"),
+        ({"optimizer_in_backward": True, "accumulate": 2}, "accumulate must be 1"),
+        ({"optimizer_in_backward": True, "processes": 2}, "processes must be 1"),
+        ({"optimizer_in_backward": True, "precision": "fp16"}, "cannot skip overflowed steps"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        replace(JOB, **({"precision": "auto"} | settings))
