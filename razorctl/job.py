@@ -22,6 +22,8 @@ FIGURES: dict[Task, tuple[str, ...]] = {
     "masked-lm": OF_TOKENS,
 }
 EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
+LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
+NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
 LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
@@ -57,7 +59,7 @@ class Job:
     weights: dtype of the weights and of the state of `adamw`: `fp32`, or `bf16`, in which updates
         are rounded at random so that small ones are not lost (torchao).
     optimizer_in_backward: whether each weight is updated as soon as its gradient is there, which is
-        then freed. The gradient is not clipped.
+        then freed. The gradient is not clipped, and its norm is given as 0.
     augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment too.
     mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of another.
     label_smoothing: share of each label that is spread over all classes.

@@ -12,10 +12,8 @@ from torch.optim import Optimizer
 
 from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import Job, Precision, settle_precision
+from razorctl.job import LANGUAGE, NO_LABEL, Job, Precision, settle_precision
 
-IGNORED = -100  # a label that does not count, as in torch
-LANGUAGE = ("causal-lm", "masked-lm")
 # `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {
     "fp32": None,
@@ -51,7 +49,8 @@ def train_step(
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
     Returns the mean loss, over all processes, and the norm of the gradient before clipping,
-    without waiting for the device.
+    without waiting for the device; the norm is 0 if the optimizer runs in the backward pass, since
+    the gradient never is there as a whole.
 
     micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows] or
         their shares [rows, classes], all of one size; each is taken when it is needed.
@@ -77,7 +76,6 @@ def train_step(
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     if job.optimizer_in_backward:
-        # The gradients are gone, and the weights have changed.
         return processes.mean(torch.stack(losses).sum()), torch.zeros_like(losses[0])
     with phase("optimizer"):
         scaler.unscale_(optimizer)
@@ -95,7 +93,7 @@ def train_step(
 
 
 def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:
-    """The cross-entropy of logits, as `Model.logits` returns them, without labels that are IGNORED.
+    """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
     reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed before
     this asks for them; see `layers.lazy`.
@@ -106,8 +104,8 @@ def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean")
 
 
 def counted(labels: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The labels that are not IGNORED, a mean over processes, at least 1. Collective."""
-    count = sum(int((each != IGNORED).sum()) for each in labels)
+    """The labels that are not NO_LABEL, a mean over processes, at least 1. Collective."""
+    count = sum(int((each != NO_LABEL).sum()) for each in labels)
     return processes.mean(torch.tensor(float(count), device=device)).clamp(min=1)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import Job
+from razorctl.job import NO_LABEL, Job
 from razorctl.optimizer import build_optimizer, cast_weights
-from razorctl.step import IGNORED, counted, refuse_infinite, train_step
+from razorctl.step import counted, refuse_infinite, train_step
 
 CPU = torch.device("cpu")
 JOB = Job(
@@ -50,7 +50,7 @@ def stepped(model: nn.Module, job: Job, batches: list[tuple[Tensor, Tensor]]) ->
 def test_every_label_weighs_the_same_however_they_are_spread(task):
     inputs = torch.randn(4, 3, 5)
     labels = torch.randint(7, (4, 3))
-    labels[0] = labels[1, 1:] = IGNORED
+    labels[0] = labels[1, 1:] = NO_LABEL
     model, spread = net(), net()
     if task == "segmentation":  # classes are the second dimension of its logits
         model, spread = (nn.Sequential(m, nn.Flatten(1, 1), Moved()) for m in (model, spread))
@@ -74,7 +74,7 @@ class Moved(nn.Module):
 def test_a_batch_without_labels_changes_nothing_and_is_finite():
     model = net()
     before = copy.deepcopy(model.state_dict())
-    labels = torch.full((4, 3), IGNORED)
+    labels = torch.full((4, 3), NO_LABEL)
     job = replace(JOB, task="causal-lm", weight_decay=0.0)
     assert stepped(model, job, [(torch.randn(4, 3, 5), labels)]) == 0
     torch.testing.assert_close(dict(model.state_dict()), dict(before))

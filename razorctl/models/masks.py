@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from razorctl.job import NO_LABEL
 from razorctl.models import Rows
 from razorctl.models.images import converted
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = 255  # the value of a pixel without a class
-NO_CLASS = -100  # its label
 MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # one channel of whole numbers
 AREA = (0.25, 1.0)  # of an image, that a random crop has
 Part = tuple[Mapping[str, int], bool]  # the box of an image that is used, and whether it is flipped
@@ -28,14 +28,14 @@ def values(mask: "Image") -> "np.ndarray[Any, Any]":
 
 
 def labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
-    """The labels [height, width] of a mask, int64: values less `first`, or NO_CLASS.
+    """The labels [height, width] of a mask, int64: values less `first`, or NO_LABEL.
 
     first: the value of the first class; IGNORED and what is less have no class.
     """
     found = values(mask)
     ignored = (found == IGNORED) | (found < first)
     found -= first
-    found[ignored] = NO_CLASS
+    found[ignored] = NO_LABEL
     return found
 
 
@@ -43,7 +43,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
     """A function from rows of images and masks to inputs and labels of the model's size.
 
     config: as in `models.images`; images are not cropped but changed in shape.
-    Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_CLASS where
+    Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_LABEL where
     a pixel has no class. Rows may have a `first`, as in `labels`, and may lack masks.
     """
     return partial(_prepared, config, _whole, _same)

@@ -13,13 +13,13 @@ from zlib import crc32
 
 from razorctl import __version__
 from razorctl.errors import DataError, UsageError
+from razorctl.job import NO_LABEL
 from razorctl.models import Progress, Rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 log = logging.getLogger(__name__)
-NO_LABEL = -100
 MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 MASKED = 0.15  # of the tokens, as BERT's authors have it
 BATCH = 256  # texts that are tokenized at a time

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from razorctl.errors import UsageError
-from razorctl.job import Job, settle_precision
+from razorctl.job import LANGUAGE, Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.planning.candidates import (
@@ -169,7 +169,7 @@ class Search:
 
     def look_beside(self) -> None:
         """Looks at LoRA of a language model, which is shown and never chosen."""
-        if self.recipe is None and not self.job.classifies and self.job.task != "segmentation":
+        if self.recipe is None and self.job.task in LANGUAGE:
             self._fastest([ADAPTERS])
 
     def _balanced(self) -> Candidate | None:

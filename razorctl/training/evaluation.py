@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import processes
-from razorctl.job import Job
+from razorctl.job import LANGUAGE, NO_LABEL, Job
 from razorctl.layers.lazy import lazily
-from razorctl.step import IGNORED, LANGUAGE, autocast, losses_of
+from razorctl.step import autocast, losses_of
 
 Batch = tuple[Any, Tensor]  # inputs and labels
 TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for
@@ -44,7 +44,7 @@ def evaluate(
                 output = output.float()
             loss = losses_of(output, labels, job, "sum") if counts else None
         if loss is not None:
-            count = (labels != IGNORED).sum()
+            count = (labels != NO_LABEL).sum()
             losses.update(loss.float() / count.clamp(min=1), count)
             figures.update(*_guesses(output, labels, job))
     found = {"loss": losses, **figures}
@@ -60,7 +60,7 @@ def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
         return output, labels
     if job.task == "segmentation":
         return output.argmax(1), labels
-    return (output.argmax(-1) == labels).float(), (labels != IGNORED).float()
+    return (output.argmax(-1) == labels).float(), (labels != NO_LABEL).float()
 
 
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
@@ -92,8 +92,8 @@ def _figures(classes: int, job: Job) -> Any:
     if job.task == "segmentation":
         return MetricCollection(
             {
-                "accuracy": MulticlassAccuracy(classes, average="micro", ignore_index=IGNORED),
-                "mean_iou": MulticlassJaccardIndex(classes, ignore_index=IGNORED),
+                "accuracy": MulticlassAccuracy(classes, average="micro", ignore_index=NO_LABEL),
+                "mean_iou": MulticlassJaccardIndex(classes, ignore_index=NO_LABEL),
             }
         )
     found: dict[str, Any] = {

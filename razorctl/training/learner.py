@@ -59,7 +59,7 @@ class Learner:
     def step(
         self, micro_batches: Iterable[tuple[Any, Tensor]], total: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Takes a step as `train_step` does.
+        """Takes a step as `train_step` does, which says what `total` is.
 
         Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError; it is
         as it was before, unless it is `torn`.

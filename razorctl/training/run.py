@@ -136,7 +136,7 @@ class Run(Iterator[Step]):
         return splits
 
     def _sparsify(self, recipe: Recipe) -> None:
-        restore(self.model)
+        restore(self.model)  # after a step out of memory it is sparsified already
         inputs = self._of_job.inputs(self.model, self.device)
         self.pruned = self._of_job.sparsify(self.model, recipe, inputs)
         parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes

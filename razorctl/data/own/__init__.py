@@ -16,7 +16,7 @@ from razorctl.data.own.rows import faults
 from razorctl.data.own.splitting import Checked, held, share
 from razorctl.data.own.stream import count
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job, Task
+from razorctl.job import LANGUAGE, Job, Task
 from razorctl.models import Modality
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ def _described(
 
 def _of_blocks(source: Source) -> Source:
     """The data set without numbers of examples if these are blocks of tokens, not its texts."""
-    if source.task not in tasks.LANGUAGE:
+    if source.task not in LANGUAGE:
         return source
     return replace(source, train_examples=None, test_examples=None)
 
@@ -115,7 +115,7 @@ def _checked(raw: Raw, job: Job) -> Checked:
     for split, own in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
-    if raw.task in tasks.LANGUAGE:
+    if raw.task in LANGUAGE:
         raw = texts.divided(raw, job)
     elif raw.task == "segmentation":
         raw = masks.named(raw)

@@ -14,7 +14,7 @@ from razorctl.data.own import columns, names, parquet, tasks
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
+from razorctl.job import LANGUAGE, Job
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -73,7 +73,7 @@ def card(job: Job) -> Card | None:
         used = tasks.detect(job.dataset, columns.Sample(values, images, classes), job)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    if used.task in tasks.LANGUAGE and "classification" not in tasks.wanted(job)[:1]:
+    if used.task in LANGUAGE and "classification" not in tasks.wanted(job)[:1]:
         found: tuple[str, ...] = ()
     elif used.label in classes and {used.image} <= {None, *images}:
         found = tuple(origin.features[used.label].names)

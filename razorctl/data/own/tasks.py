@@ -7,9 +7,7 @@ from razorctl import models
 from razorctl.data.own import columns
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.errors import UsageError
-from razorctl.job import Job, Task
-
-LANGUAGE = ("causal-lm", "masked-lm")
+from razorctl.job import LANGUAGE, Job, Task
 
 
 def wanted(job: Job) -> Sequence[Task]:

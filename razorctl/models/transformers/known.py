@@ -20,9 +20,6 @@ KNOWN: dict[str, dict[str, Any]] = {
         "repo": "google-bert/bert-base-uncased",
         "config": BERT_BASE,
         "possible": ENCODER,
-        # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no
-        # learning rate. AdamW's is one that BERT's authors tried (2018, appendix A.3), with
-        # their weight decay.
     },
     "distilbert": {
         "summary": "DistilBERT, uncased, 66 M parameters",
