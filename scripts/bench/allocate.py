@@ -3,12 +3,12 @@
     .venv/bin/python scripts/bench/allocate.py
 
 The script starts from 8 bits everywhere and gives fewer bits to one layer kind at a time. It
-measures what that adds to the squared relative error of the whole gradient, on the worse of the
+measures what that adds to the squared relative error of the whole gradient, on the worst of the
 tasks of gradients.py, and smooths it over the bits of a kind. It traces what that takes from the
-saved bytes, on the models of these tasks, ViT-B/16 and BERT-base, in single and in half precision.
-Both figures add up over layer kinds, so they are known for every combination. The combinations that
-no other beats in both are written, the least error first. The ratio of a combination is the one
-that it meets on every model. The script needs the `bench` extra and takes some ten minutes.
+saved bytes, on the models of these tasks and on large ones, in single and in half precision. Both
+figures add up over layer kinds, so they are known for every combination. The combinations that no
+other beats in both are written, the least error first. The ratio of a combination is the one that
+it meets on every model. The script needs the `bench` extra and takes some fifteen minutes.
 """
 
 import argparse
@@ -26,16 +26,18 @@ from typing import Any
 import timm
 import torch
 import transformers
-from gradients import Subject
-from pretrained import CACHE, TASKS
+from gradients import BATCH, TASKS, Subject, forward
+from pretrained import CACHE
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import razorctl.methods
-from razorctl import Recipe, restore, saved_bytes, sparsify
+from razorctl import Recipe, restore, sparsify
+from razorctl.memory.saved import Forward, saved_bytes
+from razorctl.methods import EXACT
 from razorctl.ops import buckets
 
-KINDS = ("linear", "conv", "norm", "scale", "attention", "activation")
+KINDS = ("linear", "conv", "norm", "channel-norm", "scale", "attention", "activation")
 EIGHT, *FEWER = ("8-bit", "6-bit", "5-bit", "4-bit", "3-bit", "2-bit")
 # Tiles of 128 rows take more bytes, which the widest activations are worth.
 RULES = dict.fromkeys(KINDS, FEWER) | {
@@ -73,8 +75,7 @@ def recipe(rules: Mapping[str, str]) -> Recipe:
     """A recipe of `razor` with rules of our own."""
     methods = razorctl.methods.METHODS
     fields = {k: v for k, v in vars(methods["int8"]).items() if k not in ("name", "rules", "int8")}
-    trial = rules | {"dropout": "dense"}
-    methods[TRIAL] = razorctl.methods.Method(TRIAL, rules=trial, int8=True, **fields)
+    methods[TRIAL] = razorctl.methods.Method(TRIAL, rules={**rules, **EXACT}, int8=True, **fields)
     return Recipe(TRIAL)
 
 
@@ -92,11 +93,13 @@ def with_recipe(model: nn.Module, rules: Mapping[str, str], action: Callable[[],
         restore(model)
 
 
-def footprint(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Footprint:
-    """The saved bytes of a model, traced."""
+def footprint(
+    model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None
+) -> Footprint:
+    """The saved bytes of a model, traced. forward: as of `saved_bytes`."""
 
     def saved() -> int:
-        return saved_bytes(model, inputs, autocast=autocast)
+        return saved_bytes(model, inputs, autocast=autocast, forward=forward)
 
     base = dict.fromkeys(KINDS, EIGHT)
     eight = with_recipe(model, base, saved)
@@ -107,10 +110,11 @@ def footprint(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> Fo
     return Footprint(saved(), eight, less)
 
 
-def errors(subject: Subject) -> dict[tuple[str, str], float]:
+def errors(subject: Subject, traced: Footprint) -> dict[tuple[str, str], float]:
     """The squared relative error of the whole gradient that fewer bits add.
 
-    For no rule of fewer bits, it is the error of 8 bits everywhere.
+    For no rule of fewer bits, it is the error of 8 bits everywhere. A rule that takes no bytes from
+    what the model saves, by its trace, is of a kind that the model lacks, and adds nothing.
     """
     exact = subject.gradients()["all"]
 
@@ -120,9 +124,13 @@ def errors(subject: Subject) -> dict[tuple[str, str], float]:
     base = dict.fromkeys(KINDS, EIGHT)
     eight = with_recipe(subject.model, base, error)
     found = {("", ""): eight}
+    print(f"{subject.name} 8-bit: {eight:.2e}")
     for kind, bits in fewer():
-        found[kind, bits] = max(0.0, with_recipe(subject.model, base | {kind: bits}, error) - eight)
-        print(f"{subject.name} {kind} {bits}: {found[kind, bits]:.2e}")
+        found[kind, bits] = 0.0
+        if traced.less[kind, bits]:
+            got = with_recipe(subject.model, base | {kind: bits}, error)
+            found[kind, bits] = max(0.0, got - eight)
+            print(f"{subject.name} {kind} {bits}: {found[kind, bits]:.2e}")
     return found
 
 
@@ -147,19 +155,19 @@ def frontier(
     added: list[Mapping[tuple[str, str], float]], footprints: list[Footprint]
 ) -> list[dict[str, Any]]:
     """The combinations that no other beats in both ratio and error, of least error first."""
-    choices = []
+    choices: list[tuple[float, float, tuple[str, ...]]] = []
     for combination in itertools.product(*([EIGHT, *RULES[kind]] for kind in KINDS)):
         rules = dict(zip(KINDS, combination, strict=True))
         ratio = min(footprint.ratio(rules) for footprint in footprints)
         error = max(
             task["", ""] + sum(task.get(pair, 0.0) for pair in rules.items()) for task in added
         )
-        choices.append({"ratio": math.floor(ratio * 1000) / 1000, "error": error, "rules": rules})
-    choices.sort(key=lambda choice: (choice["error"], -choice["ratio"]))
+        choices.append((error, -math.floor(ratio * 1000) / 1000, combination))
     best: list[dict[str, Any]] = []
-    for choice in choices:
-        if not best or choice["ratio"] > best[-1]["ratio"]:
-            best.append(choice | {"rules": choice["rules"] | {"dropout": "dense"}})
+    for error, less, combination in sorted(choices):
+        if not best or -less > best[-1]["ratio"]:
+            rules = dict(zip(KINDS, combination, strict=True)) | {"dropout": "dense"}
+            best.append({"ratio": -less, "error": error, "rules": rules})
     return best
 
 
@@ -173,6 +181,7 @@ def large_models() -> list[tuple[str, nn.Module, Any]]:
     return [
         ("ViT-B/16, 224 px, batch 128", timm.create_model("vit_base_patch16_224"), images),
         ("BERT-base, 128 tokens, batch 32", bert, texts),
+        ("ResNet-50, 224 px, batch 128", timm.create_model("resnet50"), images),
     ]
 
 
@@ -186,25 +195,34 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    added, models = [], large_models()
-    for task in TASKS.values():
-        subject = Subject(task, task.load(args.cache)[0], args.cache, args.batches)
-        added.append(errors(subject))
-        models.append((task.summary, subject.model, subject.batches[0][0]))
-    choices = {
-        width: frontier(
-            [smoothed(task) for task in added],
-            [footprint(model, x, precision) for _, model, x in models],
-        )
+    steps = [(name, model, inputs, None) for name, model, inputs in large_models()]
+    subjects = {
+        name: Subject(task, task.load(args.cache)[0], args.cache, args.batches, BATCH)
+        for name, task in TASKS.items()
+    }
+    steps += [
+        (TASKS[name].summary, subject.model, subject.batches[0], forward)
+        for name, subject in subjects.items()
+    ]
+    traced = {
+        width: {name: footprint(*step, precision, run) for name, *step, run in steps}
         for width, precision in PRECISIONS.items()
+    }
+    added = {
+        name: errors(subject, traced["wide"][TASKS[name].summary])
+        for name, subject in subjects.items()
+    }
+    choices = {
+        width: frontier([smoothed(task) for task in added.values()], list(footprints.values()))
+        for width, footprints in traced.items()
     }
     document = {
         "command": "scripts/bench/allocate.py",
         "date": date.today().isoformat(),
-        "models": [name for name, *_ in models],
+        "models": [name for name, *_ in steps],
         "errors": [
             {"task": name, **{" ".join(pair).strip() or "8-bit": e for pair, e in task.items()}}
-            for name, task in zip(TASKS, added, strict=True)
+            for name, task in added.items()
         ],
         "choices": choices,
     }

@@ -1,8 +1,8 @@
-"""Convolutional networks for the benchmarks: a pretrained SqueezeNet, and a MobileNetV2 trained here.
+"""Convolutional networks for the benchmarks: a pretrained SqueezeNet, a MobileNetV2 trained here.
 
 SqueezeNet has no norms, so MobileNetV2 stands for networks with batch norms. No package has small
-weights of one, so this script trains it on Fashion-MNIST, in two minutes, and keeps it in the cache.
-Gradients are then those of its first steps on other images.
+weights of one, so it is first trained on half of Fashion-MNIST, in two minutes, and kept in the
+cache. The other half is what it is fine-tuned on.
 """
 
 import pickle

@@ -115,7 +115,7 @@ def build(cache: Path) -> nn.Module:
 
 
 def load(cache: Path) -> tuple[Rows, Rows]:
-    """Sequences of the second half of the training split and of the test split, with next tokens."""
+    """Sequences and their next tokens, of the second half of the training split and of the test."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(home(cache), local_files_only=True)
 
     def rows(texts: list[str]) -> Rows:
