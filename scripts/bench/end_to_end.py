@@ -165,17 +165,17 @@ def job(task: Any, batch_size: int, steps: int, input_size: int, rate: float) ->
 CASES = {
     "squeezenet": Case(
         "SqueezeNet 1.1, Fashion-MNIST",
-        job("classification", 32, 300, convnets.SIDE, 2e-4),
+        job("classification", 32, 250, convnets.SIDE, 2e-4),
         squeezenet_files,
     ),
     "decoder": Case(
         "Llama of four layers, Reuters R8",
-        job("causal-lm", 8, 200, decoder.TOKENS, 3e-4),
+        job("causal-lm", 8, 120, decoder.TOKENS, 3e-4),
         decoder_files,
     ),
     "scenes": Case(
         "MobileNetV2 0.5 with a linear head, garments on a background",
-        job("segmentation", 32, 300, SCENE, 2e-3),
+        job("segmentation", 16, 200, SCENE, 2e-3),
         segmenter_files,
     ),
 }
