@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/bench/memory.py
 
-A step is forward, backward and SGD with momentum, or AdamW for the decoder, on fake tensors.
-`razor` meets its byte budget on each model, as in `finetune`. The script writes
-results/memory.json and takes some five minutes.
+A step is forward, backward and SGD with momentum, on fake tensors; that of the decoder is what
+`plan` traces, with its loss. `razor` meets its byte budget on each model, as in `finetune`. The
+script writes results/memory.json and takes some five minutes.
 """
 
 import argparse
@@ -113,14 +113,13 @@ def decoder() -> Iterator[dict[str, Any]]:
         task="causal-lm",
         batch_size=4,
         input_size=1024,
-        optimizer="adamw",
+        optimizer="sgd",
         precision="bf16",
-        weights="bf16",
     ).resolved({}, None)
-    name = f"{DECODER}, 1,024 tokens, batch 4, AdamW"
+    name = f"{DECODER}, 1,024 tokens, batch 4"
     for case in track(("full", "checkpoint", "int8", "razor"), name, console=Console(stderr=True)):
         found = trace(job, CASES[case], 0)
-        row = {"model": name, "precision": "bf16 weights", "case": case}
+        row = {"model": name, "precision": job.precision, "case": case}
         yield row | {"saved_bytes": found.saved, "peak_bytes": found.peak}
 
 

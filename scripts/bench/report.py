@@ -47,8 +47,8 @@ def memory() -> str:
         + source("memory", document)
         + cells(whole, GIB, ".2f")
         + "\nOther models. Back Razor, Tables 2 and 4, has 366 MB saved by `full` and 42 MB by "
-        "itself, for ProxylessNAS-Mobile,\n224 px, batch 8. The step of the decoder is that of "
-        "`plan`, with AdamW.\n\n" + cells(few, MIB, ",.0f")
+        "itself, for ProxylessNAS-Mobile,\n224 px, batch 8. The step of the decoder is the one "
+        "that `plan` traces, with its loss.\n\n" + cells(few, MIB, ",.0f")
     )
 
 
