@@ -163,7 +163,10 @@ def weighted(name: str, added: Mapping[tuple[str, str], float]) -> dict[tuple[st
 def frontier(
     added: list[Mapping[tuple[str, str], float]], footprints: list[Footprint]
 ) -> list[dict[str, Any]]:
-    """The combinations that no other beats in both ratio and error, of least error first."""
+    """The combinations that no other beats in both ratio and error, of least error first.
+
+    The last has the fewest bits everywhere.
+    """
     choices: list[tuple[float, float, float, tuple[str, ...]]] = []
     for combination in itertools.product(*([EIGHT, *RULES[kind]] for kind in KINDS)):
         rules = dict(zip(KINDS, combination, strict=True))
@@ -174,12 +177,20 @@ def frontier(
         ]
         less = -math.floor(ratio * 1000) / 1000
         choices.append((max(errors), sum(errors), less, combination))
-    best: list[dict[str, Any]] = []
-    for error, _, less, combination in sorted(choices):
-        if not best or -less > best[-1]["ratio"]:
-            rules = dict(zip(KINDS, combination, strict=True)) | {"dropout": "dense"}
-            best.append({"ratio": -less, "error": error, "rules": rules})
-    return best
+    fewest = next(choice for choice in choices if set(choice[-1]) == {FEWER[-1]})
+    best: list[tuple[float, float, float, tuple[str, ...]]] = []
+    for choice in sorted(choices):
+        if not best or choice[2] < best[-1][2]:
+            best.append(choice)
+    best[-1] = fewest  # for models that save more than the measured ones
+    return [
+        {
+            "ratio": -less,
+            "error": error,
+            "rules": dict(zip(KINDS, combination, strict=True)) | {"dropout": "dense"},
+        }
+        for error, _, less, combination in best
+    ]
 
 
 def large_models() -> list[tuple[str, nn.Module, Any]]:
