@@ -63,20 +63,19 @@ def gradients() -> str:
 
 
 def random_gradients(rows: list[Row]) -> str:
-    """The cosines of models with random weights."""
-    found = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
-    ways = sorted(dict.fromkeys((way(r), r["ratio"]) for r in rows), key=str)
+    """The cosines of models with random weights; a ratio without a row cannot be met."""
+    rows = [row for row in rows if not row["int8_forward"]]
+    found = {(r["task"], r["method"], r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    ways = list(dict.fromkeys((r["method"], r["ratio"]) for r in rows))
+
+    def cell(*key: object) -> str:
+        return f"{found[key]:.3f}" if key in found else "cannot be met"
+
     return table(
         ["model", *(f"{label(case)}{f' {ratio}' if ratio else ''}" for case, ratio in ways)],
         [
-            [
-                f"`{task}`",
-                *(
-                    format(found[task, *one], ".3f") if (task, *one) in found else ""
-                    for one in ways
-                ),
-            ]
-            for task in dict.fromkeys(r["task"] for r in rows)
+            [f"`{task}`", *(cell(task, *one) for one in ways)]
+            for task in dict.fromkeys(row["task"] for row in rows)
         ],
     )
 
@@ -136,7 +135,8 @@ def end_to_end() -> str:
     cases = list(dict.fromkeys((r["task"], r["case"]) for r in rows))
     return (
         "From files to the test, with `razorctl.finetune`, fp32, AdamW, ratio "
-        f"{document['ratio']}: the mean of {len({r['seed'] for r in rows})} seeds (each).\n"
+        f"{document['ratio']}: the mean of "
+        f"{len({r['seed'] for r in rows})} seeds, and each.\n"
         "The backbone of the segmenter and the decoder are those that the bench trained before.\n\n"
         + source("end_to_end", document)
         + table(

@@ -38,7 +38,8 @@ TAKES = {
 # Results that need the extra of that name.
 BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor", "end_to_end")
 ORDER = (
-    *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
+    *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
+    *("backrazor", "prebackrazor-", "prebackrazor"),
     *("prebackrazor++", "half", "int8", "int2", "razor", "torchao"),
 )
 
