@@ -135,8 +135,8 @@ def end_to_end() -> str:
     cases = list(dict.fromkeys((r["task"], r["case"]) for r in rows))
     return (
         "From files to the test, with `razorctl.finetune`, fp32, AdamW, ratio "
-        f"{document['ratio']}: the mean of "
-        f"{len({r['seed'] for r in rows})} seeds, and each.\n"
+        f"{document['ratio']}: the mean, and "
+        "each seed.\n"
         "The backbone of the segmenter and the decoder are those that the bench trained before.\n\n"
         + source("end_to_end", document)
         + table(
