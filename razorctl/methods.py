@@ -30,7 +30,7 @@ class Method:
         which `rules.allocation` chooses the other rules; or `nothing`.
     skip_last_linear: whether the last linear layer, a classifier, stays stock.
     close_up_to: the largest ratio at which the whole gradient has a measured cosine of 0.98 or
-        more to the exact one, on two models; see scripts/bench/gradients.py.
+        more to the exact one, on five tasks; see scripts/bench/gradients.py.
     """
 
     name: str

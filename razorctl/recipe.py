@@ -15,10 +15,8 @@ Joint = Literal["weights", "branches"]
 
 
 def _within(ratio: float) -> Mapping[str, str]:
-    """The rules of `allocate`, and those of layer kinds that the models measured for it lack."""
-    rules = allocate(ratio)
-    # The copy of such a norm serves the activation function after it as well.
-    return rules | EXACT | {"channel-norm": rules["activation"]}
+    """The rules of `allocate`, and those of layer kinds that are exact."""
+    return allocate(ratio) | EXACT
 
 
 @dataclass(frozen=True)

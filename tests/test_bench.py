@@ -1,6 +1,8 @@
-"""The benches of one layer and of single kernels: what they refuse to time, and how they count."""
+"""The benches: what they refuse to time or to read, how they count, and what they choose."""
 
+import io
 import json
+import pickle
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -154,3 +156,55 @@ def test_roofline_writes_what_it_counts(roofline, monkeypatch, tmp_path):
     kernel = document["kernels"]["8.9"][label]
     assert 0 < kernel["occupancy"] <= 1
     assert 0 < kernel["registers"] <= 255
+
+
+class TestAllocations:
+    """The choice of bits, of two kinds and two tasks."""
+
+    KINDS = ("channel-norm", "activation")
+
+    @pytest.fixture
+    def allocate(self, monkeypatch):
+        pytest.importorskip("onnx")
+        monkeypatch.syspath_prepend("scripts/bench")
+        import allocate
+
+        monkeypatch.setattr(allocate, "KINDS", self.KINDS)
+        monkeypatch.setattr(allocate, "RULES", dict.fromkeys(self.KINDS, ("4-bit", "2-bit")))
+        return allocate
+
+    def test_a_kind_keeps_the_bits_that_no_ratio_needs(self, allocate):
+        """Only the second model has norms of channels, and is never the worst task."""
+        norm = {("channel-norm", "4-bit"): 4, ("channel-norm", "2-bit"): 8}
+        activation = {("activation", "4-bit"): 10, ("activation", "2-bit"): 20}
+        models = [
+            allocate.Footprint(100, 30, activation | dict.fromkeys(norm, 0)),
+            allocate.Footprint(100, 15, norm | dict.fromkeys(activation, 0)),
+        ]
+        tasks = [
+            {("", ""): 0.1, ("activation", "4-bit"): 0.1, ("activation", "2-bit"): 0.3},
+            {("", ""): 0.0, ("channel-norm", "4-bit"): 0.01, ("channel-norm", "2-bit"): 0.02},
+        ]
+        found = allocate.frontier(tasks, models)
+        bits = [" ".join(choice["rules"][kind] for kind in self.KINDS) for choice in found]
+        assert dict(zip(bits, [choice["ratio"] for choice in found], strict=True)) == {
+            "8-bit 8-bit": 0.7,
+            "8-bit 4-bit": 0.8,
+            "8-bit 2-bit": 0.85,
+            "4-bit 2-bit": 0.89,
+            "2-bit 2-bit": 0.9,
+        }
+
+    def test_errors_fall_with_bits_whatever_the_noise(self, allocate):
+        noisy = {("norm", "6-bit"): 9e-4, ("norm", "5-bit"): 0.0, ("norm", "3-bit"): 5e-3}
+        smooth = allocate.smoothed(noisy)
+        assert smooth["norm", "6-bit"] < smooth["norm", "5-bit"] < smooth["norm", "3-bit"]
+
+
+def test_weights_in_a_pickle_are_arrays_or_nothing(monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.syspath_prepend("scripts/bench")
+    import convnets
+
+    with pytest.raises(pickle.UnpicklingError, match="is no array"):
+        convnets.Arrays(io.BytesIO(pickle.dumps(print))).load()

