@@ -12,6 +12,9 @@ SWITCHES = (
 )
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 MARK = "razor_checkpointing"
+# Where a model of transformers keeps the hooks that make the gradients of its embeddings wanted.
+# Its checkpointing sets them, and leaves them when it is switched off.
+HOOKS = "_require_grads_hooks"
 
 
 def find(model: nn.Module) -> dict[str, nn.Module]:
@@ -48,8 +51,9 @@ def attach(module: nn.Module) -> None:
     if any(getattr(part, flag, False) for part in module.modules() for flag in FLAGS):
         return
     enable, _ = _switches(module)
+    hooked = bool(getattr(module, HOOKS, None))
     getattr(module, enable)()
-    setattr(module, MARK, True)
+    setattr(module, MARK, hooked)
 
 
 def attached(module: nn.Module) -> bool:
@@ -62,6 +66,8 @@ def detach(module: nn.Module) -> None:
     if attached(module):
         enable, disable = _switches(module)
         getattr(module, disable)(*[False] * (enable == disable))
+        if getattr(module, HOOKS, None) and not getattr(module, MARK):
+            module.disable_input_require_grads()  # type: ignore[operator]
         delattr(module, MARK)
 
 

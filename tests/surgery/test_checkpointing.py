@@ -119,6 +119,15 @@ def test_what_was_on_before_stays_on():
     assert net.grad_checkpointing
 
 
+@pytest.mark.parametrize("method", ["checkpoint", "lora"])
+def test_embeddings_want_no_gradient_afterwards(method):
+    net = bert()
+    sparsify(net, Recipe(method))
+    restore(net)
+    net.requires_grad_(False)
+    assert not net(torch.zeros(1, 4, dtype=torch.long)).logits.requires_grad
+
+
 def test_pre_norm_blocks_share_as_without():
     torch.manual_seed(0)
     net = vit()
