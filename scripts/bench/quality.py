@@ -1,0 +1,192 @@
+"""The tables of gradients, of fine-tuning and of the papers, for report.py."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from pages import MIB, RESULTS, Cells, Row, label, load, ordered, source, table
+
+TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
+GRADIENTS = {
+    "fashion": "ViT-S/14",
+    "r8": "BERT",
+    "squeezenet": "SqueezeNet",
+    "mobilenet": "MobileNetV2",
+    "decoder": "decoder",
+}
+
+
+def way(row: Row) -> str:
+    """The case of a row of gradients.json."""
+    method: str = row["method"]
+    return f"{method}, int8 forward" if row.get("int8_forward") else method
+
+
+def gradients() -> str:
+    document = load("gradients")
+    rows = document["rows"]
+    found = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
+    columns = [*ratios, None]
+
+    def cell(case: str, ratio: float | None) -> str:
+        cosines = [found.get((task, case, ratio)) for task in GRADIENTS]
+        if None not in cosines:
+            return " / ".join(f"{cosine:.3f}" for cosine in cosines)
+        has_ratio = (next(iter(GRADIENTS)), case, None) not in found
+        return "cannot be met" if has_ratio and ratio is not None else ""
+
+    head = [
+        f"cosine, {' / '.join(GRADIENTS.values())}",
+        *(f"ratio {ratio}" for ratio in ratios),
+        "no ratio",
+    ]
+    return (
+        "The cosine of the whole gradient to the exact one, both summed over "
+        f"{document['batches']} batches of {document['batch_size']}: on a\npretrained ViT-S/14 and "
+        "SqueezeNet 1.1 with Fashion-MNIST, on a six-layer BERT with the R8 split of Reuters, and\n"
+        "on two models that the bench itself trained before: a MobileNetV2 of half width on half "
+        "of Fashion-MNIST, and a\ndecoder of four layers on half of R8. The gradients are of the "
+        "other halves. The file also has each layer kind,\nthe relative errors and the saved "
+        "bytes.\n\n"
+        + source("gradients", document)
+        + table(
+            head,
+            [
+                [label(case), *(cell(case, ratio) for ratio in columns)]
+                for case in dict.fromkeys(map(way, rows))
+            ],
+        )
+        + "\nListed models with **random weights**, on random images, "
+        f"{document['random_batches']} batches of {document['random_batch_size']}. These are no "
+        "gradients of fine-tuning; batch norms of\nrandom weights enlarge any error.\n\n"
+        + random_gradients(document["random_rows"])
+    )
+
+
+def random_gradients(rows: list[Row]) -> str:
+    """The cosines of models with random weights; a ratio without a row cannot be met."""
+    rows = [row for row in rows if not row["int8_forward"]]
+    found = {(r["task"], r["method"], r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    ways = list(dict.fromkeys((r["method"], r["ratio"]) for r in rows))
+
+    def cell(*key: object) -> str:
+        return f"{found[key]:.3f}" if key in found else "cannot be met"
+
+    return table(
+        ["model", *(f"{label(case)}{f' {ratio}' if ratio else ''}" for case, ratio in ways)],
+        [
+            [f"`{task}`", *(cell(task, *one) for one in ways)]
+            for task in dict.fromkeys(row["task"] for row in rows)
+        ],
+    )
+
+
+def finetuning(name: str) -> str:
+    document = load(name)
+    rows = document["rows"]
+    seeds = len({row["seed"] for row in rows})
+    one = document["settings"]["fashion"]
+    rates = " and ".join(f"{document['settings'][task]['lr']:g}" for task in TASKS)
+
+    def cells(case: str, task: str) -> Cells:
+        mine = [r for r in rows if (r["case"], r["task"]) == (case, task)]
+        if not mine:
+            return "", ""
+        accuracies = [r["accuracy"] for r in mine]
+        spread = f" ({min(accuracies):.4f} to {max(accuracies):.4f})" if seeds > 1 else ""
+        share = mine[0]["saved_bytes"] / mine[0]["full_saved_bytes"]
+        return f"{fmean(accuracies):.4f}{spread}", f"{share:.0%}"
+
+    diverged = sum(row["diverged"] for row in rows)
+    return (
+        f"Test accuracy after {one['steps']} steps of {one['optimizer']}, batch "
+        f"{one['batch_size']}, ratio {one['ratio']}, one learning rate for\nall methods ({rates}), "
+        + (f"{seeds} seeds: mean (least to most)" if seeds > 1 else "one seed")
+        + f", on {one['test_rows']:,} test examples: ViT-S/14 at {one['pixels']} px, and\nthe BERT "
+        f"at {document['settings']['r8']['tokens']} tokens. "
+        f"{'No loss' if not diverged else f'{diverged} losses'} diverged.\n\n"
+        + source(name, document)
+        + table(
+            ["method", *(text for task in TASKS for text in (TASKS[task], "saved"))],
+            [
+                [label(case), *(cell for task in TASKS for cell in cells(case, task))]
+                for case in ordered(row["case"] for row in rows)
+            ],
+        )
+    )
+
+
+def accuracies() -> Iterator[str]:
+    """A table for each task that accuracy.sh has finished, with the search for learning rates."""
+    for path in sorted(RESULTS.glob("accuracy-*.json")):
+        document = load(path.stem)
+        rows, settings = document["rows"], document["settings"]
+        if not rows:
+            continue
+        metric = rows[0]["metric"]
+        form = ".2f" if metric == "perplexity" else ".4f"
+        full = next(row for row in rows if row["case"] == "full")
+
+        def line(row: Row, form: str = form) -> list[object]:
+            step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
+            return [
+                label(row["case"]),
+                f"{row['learning_rate']:g}",
+                f"{row['saved_bytes'] / row['full_saved_bytes']:.0%}",
+                f"{row['accuracy_mean']:{form}} ± {row['accuracy_std']:{form}}",
+                f"{row['delta_vs_full']:+{form}}",
+                "not timed" if step is None else f"{step:.2f}",
+                "not reached" if row["steps_to_target"] is None else row["steps_to_target"],
+                "" if time is None else f"{time:.2f}",
+            ]
+
+        yield (
+            f"**{document['summary']}**: {full['steps']} steps of AdamW, batch "
+            f"{settings['job']['batch_size']}, {settings['seeds']} seeds; the learning rate of "
+            f"{', '.join(f'{rate:g}' for rate in settings['rates'])} that is best\non the "
+            f"validation split after {settings['trial_steps']} steps. The target is "
+            f"{settings['target']:.0%} of the best mean of `full` on that split.\n\n"
+            + source(path.stem, document)
+            + table(
+                [
+                    *("method", "learning rate", "saved", f"test {metric.replace('_', ' ')}"),
+                    *("minus full's", "step vs `full`", "steps to target", "time vs `full`"),
+                ],
+                map(line, rows),
+            )
+        )
+
+
+def papers() -> Iterator[str]:
+    """Each table of the papers with what we predict for its rows."""
+    document = load("papers")
+    document["device"] = "none: predicted"
+    yield (
+        "What the papers say, and what `plan` predicts for the same settings in fp32 in this\n"
+        "implementation: the bytes saved for backward, the peak, and the time of a step on that "
+        "card, in that of `full` here.\nThe papers' times are of their own kernels, and their "
+        "attention stores its probabilities, which ours does not.\nAccuracies need their data and "
+        "days of a GPU; [ours](#accuracy) are of other data. Each row has its command in the "
+        "file.\n\n" + source("papers", document)
+    )
+    for one in document["tables"]:
+        rows = [row for row in document["rows"] if row["table"] == one["name"]]
+        times = [f"{one['time']}, paper"] * bool(one["time"])
+        accurate = any(any(row["accuracies"]) for row in rows)
+        data = [f"{name}, paper" for name in one["data"]] if accurate else []
+
+        def line(row: Row, one: Row = one, data: list[str] = data) -> list[object]:
+            cells = [row["method"], row["memory"], *[row["time"]] * bool(one["time"])]
+            cells += row["accuracies"][: len(data)]
+            if row["error"]:
+                return [*cells, row["error"], "", ""]
+            sizes = (f"{row[key] / MIB:,.0f} MiB" for key in ("saved_bytes", "peak_bytes"))
+            return [*cells, *sizes, f"{row['step_seconds_vs_full']:.2f}"]
+
+        yield (
+            f"**{one['name']}**: `{one['model']}`, {one['gpu']}; memory is {one['memory']}. For "
+            f"example `{rows[0]['command']}`.\n\n"
+            + table(
+                ["row", "memory, paper", *times, *data, "saved", "peak", "step"], map(line, rows)
+            )
+        )
