@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import pickle
 import sys
 from dataclasses import replace
@@ -208,3 +209,60 @@ def test_weights_in_a_pickle_are_arrays_or_nothing(monkeypatch):
 
     with pytest.raises(pickle.UnpicklingError, match="is no array"):
         convnets.Arrays(io.BytesIO(pickle.dumps(print))).load()
+
+
+@pytest.fixture
+def accuracy(monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.syspath_prepend("scripts/bench")
+    import accuracy
+
+    return accuracy
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "step"),
+    [
+        ([0.5, 0.9, 0.8, 0.9, 0.95], False, 40),
+        ([0.9, 0.9], False, 10),
+        ([0.95, 0.5], False, None),
+        ([9.0, 0.7, 0.6], True, 20),
+    ],
+)
+def test_a_target_is_reached_where_a_curve_stays(accuracy, values, least, step):
+    curve = [(10 * number, value) for number, value in enumerate(values, 1)]
+    assert accuracy.reached(curve, 0.85, least) == step
+
+
+@pytest.mark.parametrize(("metric", "rate"), [("accuracy", 3e-4), ("perplexity", 1e-4)])
+def test_the_best_rate_is_that_of_the_best_trial(accuracy, metric, rate):
+    scores = {3e-5: math.nan, 1e-4: 0.5, 3e-4: 0.7}
+    trials = [
+        {"case": "full", "seed": 100, "rate": r, "validation": s, "metric": metric, "error": None}
+        for r, s in scores.items()
+    ]
+    trials.append({**trials[1], "rate": 1e-3, "error": "diverged"})
+    trials.append({**trials[1], "case": "razor", "validation": {"accuracy": 1.0}.get(metric, 0.1)})
+    assert accuracy.best_rate(trials, "full") == rate
+
+
+def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
+    curves = {"full": [0.5, 0.8, 1.0], "razor": [0.6, 1.0, 1.0], "lora": [0.1, 0.2, 0.3]}
+    runs = [
+        {
+            **{"case": case, "seed": seed, "rate": 1e-4, "metric": "accuracy", "error": None},
+            **{"score": curve[-1] - 0.01 * seed, "steps": 30, "peak_bytes": None},
+            **{"saved_bytes": 1, "full_saved_bytes": 10},
+            "curve": list(zip((10, 20, 30), curve, strict=True)),
+        }
+        for case, curve in curves.items()
+        for seed in range(accuracy.SEEDS)
+    ]
+    times = [{"case": "full", "step_seconds": 2.0, "step_time_vs_full": 1.0}]
+    times.append({"case": "razor", "step_seconds": 1.5, "step_time_vs_full": 0.75})
+    document = {"runs": runs[:-1], "times": times, "cases": list(curves)}  # lora lacks a seed
+    full, razor = accuracy.rows("fashion", document)
+    assert (full["time_to_target_vs_full"], razor["time_to_target_vs_full"]) == (1.0, 0.5)
+    assert razor["delta_vs_full"] == pytest.approx(0)
+    assert full["accuracy_mean"] == pytest.approx(0.99)
+    assert full["accuracy_std"] == pytest.approx(0.01)

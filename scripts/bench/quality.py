@@ -164,8 +164,7 @@ def papers() -> Iterator[str]:
     yield (
         "What the papers say, and what `plan` predicts for the same settings in fp32 in this\n"
         "implementation: the bytes saved for backward, the peak, and the time of a step on that "
-        "card, in that of `full` here.\nThe papers' times are of their own kernels, and their "
-        "attention stores its probabilities, which ours does not.\nAccuracies need their data and "
+        "card, in that of `full`\nwith fused attention. Accuracies need their data and "
         "days of a GPU; [ours](#accuracy) are of other data. Each row has its command in the "
         "file.\n\n" + source("papers", document)
     )
