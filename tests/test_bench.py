@@ -250,9 +250,16 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
     curves = {"full": [0.5, 0.8, 1.0], "razor": [0.6, 1.0, 1.0], "lora": [0.1, 0.2, 0.3]}
     runs = [
         {
-            **{"case": case, "seed": seed, "rate": 1e-4, "metric": "accuracy", "error": None},
-            **{"score": curve[-1] - 0.01 * seed, "steps": 30, "peak_bytes": None},
-            **{"saved_bytes": 1, "full_saved_bytes": 10},
+            "case": case,
+            "seed": seed,
+            "rate": 1e-4,
+            "metric": "accuracy",
+            "error": None,
+            "score": curve[-1] - 0.01 * seed,
+            "steps": 30,
+            "peak_bytes": None,
+            "saved_bytes": 1,
+            "full_saved_bytes": 10,
             "curve": list(zip((10, 20, 30), curve, strict=True)),
         }
         for case, curve in curves.items()

@@ -263,7 +263,7 @@ def described(name: str, device: str) -> Row:
 class Results:
     """The results of a task in their file, which is written after each run."""
 
-    def __init__(self, name: str, device: str, grid: str, command: str) -> None:
+    def __init__(self, name: str, device: str, cases: Iterable[str], command: str) -> None:
         self.name = name
         common = json.loads(json.dumps(described(name, device)))
         known = sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"))
@@ -273,8 +273,9 @@ class Results:
             document = json.loads(path.read_text())
             if {key: document[key] for key in common} == common:
                 self.path, self.document = path, document
-        cases = [*self.document["cases"], *GRIDS[grid]]
-        self.document |= {"command": command, **common, "cases": list(dict.fromkeys(cases))}
+        every = {*self.document["cases"], *cases}
+        ordered = [case for case in GRIDS["full"] if case in every]
+        self.document |= {"command": command, **common, "cases": ordered}
 
     def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Those that are not run yet."""
@@ -312,6 +313,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--grid", choices=list(GRIDS), default="core")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--cases", nargs="+", choices=list(GRIDS["full"]), help="of the grid")
     parser.add_argument("--no-times", action="store_true", help="the machine is not idle")
     parser.add_argument("--cache", type=Path, default=CACHE)
     return parser.parse_args()
@@ -320,10 +322,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     transformers.logging.set_verbosity_error()
-    cases = GRIDS[args.grid]
+    cases = {name: GRIDS["full"][name] for name in args.cases or GRIDS[args.grid]}
     command = shlex.join(["scripts/bench/accuracy.sh", *sys.argv[1:]])
     for name in args.tasks:
-        results = Results(name, args.device, args.grid, command)
+        results = Results(name, args.device, cases, command)
         job_of(TASKS[name], args.cache)  # writes the files, before processes want them
         trials = [Wanted(name, case, TRIAL_SEED, rate) for case in cases for rate in RATES]
         execute(results.left(trials), results, args.device, args.cache)
