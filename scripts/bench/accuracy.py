@@ -178,68 +178,90 @@ def reached(curve: list[tuple[int, float]], target: float, least: bool) -> int |
     return step
 
 
-def mean_curve(runs: list[Row]) -> list[tuple[int, float]]:
-    """The mean over the seeds of each evaluation."""
-    steps = [step for step, _ in runs[0]["curve"]]
-    return [(s, fmean(run["curve"][i][1] for run in runs)) for i, s in enumerate(steps)]
+@dataclass(frozen=True)
+class Outcome:
+    """The seeds of a case, and the time of its step, if it is known."""
+
+    runs: list[Row]
+    time: Row | None
+
+    @property
+    def least(self) -> bool:
+        return self.runs[0]["metric"] in LEAST
+
+    @property
+    def score(self) -> float:
+        return fmean(run["score"] for run in self.runs)
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """The mean over the seeds of each evaluation."""
+        steps = [step for step, _ in self.runs[0]["curve"]]
+        return [(s, fmean(run["curve"][i][1] for run in self.runs)) for i, s in enumerate(steps)]
+
+    @property
+    def target(self) -> float:
+        best = (min if self.least else max)(value for _, value in self.curve)
+        return best / TARGET if self.least else best * TARGET
+
+    def to(self, target: float) -> int | None:
+        """Steps until the curve stays at or above a target."""
+        return reached(self.curve, target, self.least)
+
+    def time_to(self, target: float) -> float | None:
+        """The same in steps of `full`."""
+        steps = self.to(target)
+        return steps * self.time["step_time_vs_full"] if steps and self.time else None
 
 
 def rows(name: str, document: Row) -> list[Row]:
-    """A row for each case whose seeds are all run."""
-    task, done = TASKS[name], document["runs"]
-    seeds: dict[str, list[Row]] = {}
-    for row in done:
-        if row["seed"] != TRIAL_SEED and row["error"] is None:
-            seeds.setdefault(row["case"], []).append(row)
+    """A row for each case whose seeds are all run, or which cannot run; none before `full`."""
     times = {row["case"]: row for row in document["times"]}
-    target = None
-    found = []
-    for case in (case for case in document["cases"] if len(seeds.get(case, [])) == SEEDS):
-        runs, recipe = seeds[case], GRIDS["full"][case]
-        scores, curve, least = (
-            [r["score"] for r in runs],
-            mean_curve(runs),
-            runs[0]["metric"] in LEAST,
-        )
-        if case == "full":
-            best = (min if least else max)(value for _, value in curve)
-            target = best / TARGET if least else best * TARGET
-            base, base_step = fmean(scores), reached(curve, target, least)
-        if target is None:
-            continue
-        step, time = reached(curve, target, least), times.get(case)
-        model, _, dataset = task.summary.partition(", ")
-        found.append(
-            {
-                "task": name,
-                "model": model,
-                "dataset": dataset,
-                "method": recipe.method,
-                "case": case,
-                "ratio": recipe.ratio,
-                "joint_budget": recipe.joint_budget,
-                "attention": recipe.attention,
-                "learning_rate": runs[0]["rate"],
-                "seeds": [r["seed"] for r in runs],
-                "steps": runs[0]["steps"],
-                "metric": runs[0]["metric"],
-                "accuracy_mean": fmean(scores),
-                "accuracy_std": stdev(scores),
-                "delta_vs_full": fmean(scores) - base,
-                "saved_bytes": runs[0]["saved_bytes"],
-                "full_saved_bytes": runs[0]["full_saved_bytes"],
-                "peak_bytes": runs[0]["peak_bytes"],
-                "step_seconds": time and time["step_seconds"],
-                "step_time_vs_full": time and time["step_time_vs_full"],
-                "steps_to_target": step,
-                "time_to_target_vs_full": (
-                    step * time["step_time_vs_full"] / base_step
-                    if step and base_step and time
-                    else None
-                ),
-            }
-        )
-    return found
+    found, refused = {}, {}
+    for case in document["cases"]:
+        runs = [r for r in document["runs"] if r["case"] == case and r["seed"] != TRIAL_SEED]
+        if errors := [run["error"] for run in runs if run["error"]]:
+            refused[case] = errors[0]
+        elif len(runs) == SEEDS:
+            found[case] = Outcome(runs, times.get(case))
+    if "full" not in found:
+        return []
+    return [
+        {
+            **row_of(name, case),
+            **(figures(found[case], found["full"]) if case in found else {}),
+            "error": refused.get(case),
+        }
+        for case in document["cases"]
+        if case in found or case in refused
+    ]
+
+
+def row_of(name: str, case: str) -> Row:
+    """What a row says of its settings."""
+    model, _, dataset = TASKS[name].summary.partition(", ")
+    recipe = asdict(GRIDS["full"][case])
+    settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
+    return {"task": name, "model": model, "dataset": dataset, "case": case, **settings}
+
+
+def figures(outcome: Outcome, full: Outcome) -> Row:
+    """What a row says of its runs."""
+    first, time, target = outcome.runs[0], outcome.time or {}, full.target
+    own, base = outcome.time_to(target), full.time_to(target)
+    keys = ("steps", "metric", "saved_bytes", "full_saved_bytes", "peak_bytes")
+    return {
+        "learning_rate": first["rate"],
+        "seeds": [run["seed"] for run in outcome.runs],
+        **{key: first[key] for key in keys},
+        "accuracy_mean": outcome.score,
+        "accuracy_std": stdev(run["score"] for run in outcome.runs),
+        "delta_vs_full": outcome.score - full.score,
+        "step_seconds": time.get("step_seconds"),
+        "step_time_vs_full": time.get("step_time_vs_full"),
+        "steps_to_target": outcome.to(target),
+        "time_to_target_vs_full": own / base if own and base else None,
+    }
 
 
 def described(name: str, device: str) -> Row:
@@ -335,17 +357,22 @@ def main() -> None:
             for case in cases
         ]
         execute(results.left(runs), results, args.device, args.cache)
+        done = {
+            row["case"]: GRIDS["full"][row["case"]]
+            for row in results.document["rows"]
+            if not row["error"]
+        }
         timed = {row["case"] for row in results.document["times"]}
-        if not args.no_times and not timed.issuperset(cases):
-            results.document["times"] = list(time_steps(name, cases, args.device, args.cache))
-        results.write()
+        if not args.no_times and not timed.issuperset(done):
+            results.document["times"] = list(time_steps(name, done, args.device, args.cache))
+            results.write()
         Console().print(report(results.document["rows"]))
 
 
 def report(rows: list[Row]) -> Table:
     """The rows as a table."""
     table = Table("case", "lr", "saved", "score", "±", "vs full", "step", "time to target")
-    for row in rows:
+    for row in (row for row in rows if not row["error"]):
         step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
         table.add_row(
             row["case"],

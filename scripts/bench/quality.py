@@ -128,6 +128,8 @@ def accuracies() -> Iterator[str]:
         full = next(row for row in rows if row["case"] == "full")
 
         def line(row: Row, form: str = form) -> list[object]:
+            if row["error"]:
+                return [label(row["case"]), "", "", row["error"], "", "", "", ""]
             step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
             return [
                 label(row["case"]),
