@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -186,9 +185,6 @@ def _check_task(ctx: typer.Context, run: Path, job: Job, out: Path | None) -> No
         if own != task and source is not None and source.name == "COMMANDLINE":
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is for {own}, and {run} is for {task}; leave it out.")
-    temperature = ctx.params["temperature"]
-    if temperature is not None and not isfinite(temperature):
-        raise UsageError(f"the temperature {temperature} is not finite; give a number such as 0.8.")
     if task == "segmentation" and out is None:
         raise UsageError(f"{run} makes masks; name a new directory for them with --out.")
     if out is not None:
