@@ -177,8 +177,8 @@ def _check_task(ctx: typer.Context, run: Path, job: Job, out: Path | None) -> No
     task = job.task or "classification"
     if task == "masked-lm":
         raise UsageError(
-            f"{run} is for masked-lm, which continues no texts; load it with transformers, or name "
-            "a run for another task."
+            f"{run} is for masked-lm, which continues no texts; fill masks with transformers' "
+            f"pipeline('fill-mask', '{run}'), or name a run for another task."
         )
     for name, own in OF_TASK.items():
         source = ctx.get_parameter_source(name)

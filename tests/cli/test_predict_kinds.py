@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from PIL import Image
 from PIL.ExifTags import Base
 from safetensors.torch import load_file, save_file
@@ -160,8 +161,12 @@ def test_masks_of_tables_are_named_by_their_images():
     for name in ("a", "b"):
         picture(Path(f"data/{name}/x.png"))
     table(Path("data/t.csv"), ["a/x.png", "b/x.png"], "image")
-    found = rows(razorctl("predict", "mask", "data/t.csv", *QUICK, "--out", "m"))
-    assert [(row["row"], row["mask"]) for row in found] == [("0", "m/a/x.png"), ("1", "m/b/x.png")]
+    inside = {"bytes": Path("data/a/x.png").read_bytes(), "path": "x.png"}
+    Dataset.from_dict({"image": [inside]}).to_parquet("data/p.parquet")
+    files = ["data/t.csv", "data/p.parquet"]
+    found = rows(razorctl("predict", "mask", *files, *QUICK, "--out", "m"))
+    places = [("0", "m/a/x.png"), ("1", "m/b/x.png"), ("0", "m/p-0.png")]
+    assert [(row["row"], row["mask"]) for row in found] == places
     assert Path("m/classes.txt").read_text() == "0\n1\n"
 
 
@@ -198,7 +203,7 @@ BAD = {
     "mask x.png --out shapes": (2, "shapes exists already; name another directory with --out."),
     "mask x.png --out no/m": (2, "cannot write no/m (No such file or directory); name another"),
     "mask x.png d/x.jpg --out m": (2, "of x.png and of d/x.jpg would both be x.png; name the"),
-    "words a.txt": (2, "words is for masked-lm, which continues no texts; load it with"),
+    "words a.txt": (2, "words is for masked-lm, which continues no texts; fill masks"),
 }
 
 
