@@ -2,11 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -17,10 +18,23 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
 from razorctl.data.own import whole
+from razorctl.data.own.whole import Part
 from razorctl.errors import DataError, UsageError
+from razorctl.job import Job
 from razorctl.training import rundir
 
+if TYPE_CHECKING:
+    from razorctl.training.inference import Trained
+
+Done = Callable[[int], None]  # is told how many rows are done
+Made = tuple[view.Kind, Iterable[Any]]
 COLUMNS = ("image_column", "text_column", "skip_bad")
+NEW_TOKENS = 64
+# Option -> the task that it is for.
+OF_TASK = {
+    **dict.fromkeys(("top", "probabilities"), "classification"),
+    **dict.fromkeys(("max_new_tokens", "temperature", "seed"), "causal-lm"),
+}
 
 
 @takes(*COLUMNS)
@@ -41,37 +55,51 @@ def predict(
     probabilities: Annotated[
         bool, option("--probabilities", help="Give the probability of every class, too.")
     ] = False,
-    out: Annotated[Path | None, option(help="New file to write. [default: stdout]")] = None,
+    max_new_tokens: Annotated[
+        int | None, option(help=f"Most tokens of a continuation. [default: {NEW_TOKENS}]", min=1)
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        option(help="Draw tokens at it. [default: 0, the most probable ones]", min=0),
+    ] = None,
+    seed: Annotated[
+        int | None, option(help="Seed of drawn tokens. [default: 0]", min=0, max=2**32 - 1)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(help="New file to write; of masks, new directory. [default: stdout]"),
+    ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
     device: Device = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Predict the labels of FILES with a finished RUN.
+    """Predict labels, texts or masks of FILES with a finished RUN.
 
     Models of images take images, folders, which are walked, and tables with
     images or their paths. Models of texts take tables with texts, and .txt
     files with a text on each line. Tables are CSV, TSV, JSONL or Parquet.
     A dash stands for the lines of stdin: texts, or paths of images.
 
-    The output is CSV with the columns file, row, label and probability. The row
-    is counted from 0, and empty for an image file. --top 3 adds the columns
-    label_2, probability_2, label_3 and probability_3. --probabilities adds one
-    for each class, such as p_cat. --json gives a document with the same.
-    """
-    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+    The output is CSV; --json gives a document with the same. Its first columns
+    are file and row, which is counted from 0, and empty for an image file.
 
+    A run of classification gives label and probability. --top 3 adds the columns
+    label_2, probability_2, label_3 and probability_3. --probabilities adds one
+    for each class, such as p_cat.
+
+    A run of causal-lm gives the text that follows a text, or the answer to a
+    conversation in the column messages; an answer at its end is not read.
+
+    A run of segmentation writes a mask for each image to the directory --out:
+    a PNG of the same name and size, whose values are classes, and classes.txt
+    with their names. The output has its path, and the label of the most pixels
+    with their share.
+    """
     given = told(ctx, {**flags, "batch_size": batch_size}).given
-    if out is not None:
-        _check(out)
     _, job = rundir.finished(run)
-    if not job.classifies:
-        own = "transformers" if job.task != "segmentation" else "its library"
-        raise UsageError(
-            f"predict gives labels, and {run} is for {job.task}; load it with {own}, or name a run "
-            "for classification."
-        )
+    _check_task(ctx, run, job, out)
     plain = {"image_column": None, "text_column": None, "skip_bad": False}
     job = replace(job, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
@@ -84,18 +112,83 @@ def predict(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
     evaluation.skipped(skipped)
-    total = sum(len(part.kept) for part in parts)
-    rows = inference.predicted(found, parts)
+    if out is not None and job.task == "segmentation":
+        making, file = partial(_masks, out), None
+    elif job.task == "causal-lm":
+        new = max_new_tokens or NEW_TOKENS
+        making, file = partial(_texts, new, temperature or 0.0, seed or 0), out
+    else:
+        making, file = partial(_labels, top or 1, probabilities), out
+    _write(found, parts, skipped, making, file, json)
+
+
+def _labels(top: int, every: bool, trained: "Trained", parts: list[Part], done: Done) -> Made:
+    from razorctl.training.predicting import labels
+
+    rows = labels.predicted(trained, parts)
+    return view.labels(trained.classes, top, every), view.counted(rows, done)
+
+
+def _texts(
+    new: int, temperature: float, seed: int, trained: "Trained", parts: list[Part], done: Done
+) -> Made:
+    from razorctl.training.predicting import continuations
+
+    rows = continuations.continued(trained, parts, new, temperature, seed)
+    return view.plain("file", "row", "text"), view.counted(rows, done)
+
+
+def _masks(out: Path, trained: "Trained", parts: list[Part], done: Done) -> Made:
+    from razorctl.training.predicting import masks
+
+    rows = masks.written(trained, parts, out, done)
+    return view.plain("file", "row", "mask", "label", "share"), rows
+
+
+def _write(
+    trained: "Trained",
+    parts: list[Part],
+    skipped: Sequence[str],
+    making: Callable[["Trained", list[Part], Done], Made],
+    file: Path | None,
+    json: bool,
+) -> None:
+    """Makes all predictions, and writes them to a new file, or for None to stdout."""
+    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+
     document = {
-        "run_dir": str(run),
-        "model": job.model,
-        "weights": str(found.weights),
-        "classes": [*found.classes],
+        "run_dir": str(trained.run),
+        "model": trained.job.model,
+        "weights": str(trained.weights),
+        "classes": [*trained.classes],
         "skipped": [*skipped],
     }
-    writer = view.json if json else view.csv
-    with _opened(out) as stream, progress.counting("predicting", total) as done:
-        writer(stream, document, view.counted(rows, done), top or 1, probabilities)
+    total = sum(len(part.kept) for part in parts)
+    with _opened(file) as stream, progress.counting("predicting", total) as done:
+        kind, rows = making(trained, parts, done)
+        if json:
+            view.json(stream, rows, kind, document)
+        else:
+            view.csv(stream, rows, kind)
+
+
+def _check_task(ctx: typer.Context, run: Path, job: Job, out: Path | None) -> None:
+    """Raises UsageError for a task without predictions, and for options of another one."""
+    task = job.task or "classification"
+    if task == "masked-lm":
+        raise UsageError(
+            f"{run} is for masked-lm, which continues no texts; fill masks with transformers' "
+            f"pipeline('fill-mask', '{run}'), or name a run for another task."
+        )
+    for name, own in OF_TASK.items():
+        source = ctx.get_parameter_source(name)
+        if own != task and source is not None and source.name == "COMMANDLINE":
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is for {own}, and {run} is for {task}; leave it out.")
+    if task == "segmentation" and out is None:
+        raise UsageError(f"{run} makes masks; name a new directory for them with --out.")
+    if out is not None:
+        _check(out, task == "segmentation")
 
 
 def _stdin(files: list[str]) -> list[str]:
@@ -110,13 +203,18 @@ def _stdin(files: list[str]) -> list[str]:
         raise DataError("stdin is not UTF-8; convert it.") from None
 
 
-def _check(out: Path) -> None:
-    """Raises UsageError if a file exists or cannot be made."""
+def _check(out: Path, folder: bool) -> None:
+    """Raises UsageError if a file, or a folder, exists or cannot be made."""
+    if folder:
+        with rundir.whole_folder(out):
+            pass
+        out.rmdir()
+        return
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out.")
     try:
-        with rundir.whole(out) as partial:
-            partial.write_text("")
+        with rundir.whole(out) as file:
+            file.write_text("")
         out.unlink()
     except OSError as error:
         raise UsageError(
@@ -135,5 +233,5 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         return
-    with rundir.whole(out) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
+    with rundir.whole(out) as file, file.open("w", encoding="utf-8", newline="") as stream:
         yield stream

@@ -17,6 +17,8 @@ from razorctl.job import Task
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from razorctl.models.transformers.writing import Writer
+
 Rows = dict[str, list[Any]]
 Modality = Literal["image", "text"]
 Progress = Callable[[str], None]  # is called with what is being done
@@ -54,6 +56,7 @@ class Model:
         masked language models do; None if there are none.
     sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
         tokens of texts; None if it takes rows as they are.
+    writer: (model) -> what continues texts with a causal language model; None for other models.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
     """
@@ -74,6 +77,7 @@ class Model:
     padded: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     sequences: Callable[[Any, int | None, Progress], Any] | None = None
+    writer: Callable[["nn.Module"], "Writer"] | None = None
 
     def batch(
         self, model: "nn.Module", batch_size: int, input_size: int | None

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -134,11 +135,7 @@ def conversations(
     for a tokenizer that cannot do this, and DataError for a conversation that its template cannot
     take, and if none is left.
     """
-    if not tokenizer.chat_template:
-        raise UsageError(
-            "the tokenizer has no chat template, which conversations need; choose a model made for "
-            "chats, or give texts instead."
-        )
+    _check_template(tokenizer)
     if not tokenizer.is_fast:
         raise UsageError("the tokenizer is not a fast one, which conversations need; choose one.")
     cut = lost = 0
@@ -175,24 +172,40 @@ def conversations(
     return made
 
 
+def _check_template(tokenizer: Any) -> None:
+    """Raises UsageError for a tokenizer without a chat template."""
+    if not tokenizer.chat_template:
+        raise UsageError(
+            "the tokenizer has no chat template, which conversations need; choose a model made for "
+            "chats, or give texts instead."
+        )
+
+
+@contextmanager
+def _templated(what: str) -> Iterator[None]:
+    """Raises DataError if the chat template does not take what it is given in the block."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except TemplateError as error:
+        raise DataError(
+            f"the chat template of the model does not take {what} ({error}); correct that, or "
+            "choose another model."
+        ) from None
+
+
 def _conversation(
     tokenizer: Any, messages: list[dict[str, str]], number: int
 ) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and of each whether an assistant says it."""
-    from jinja2 import TemplateError
-
-    try:
+    with _templated(f"conversation {number}"):
         if GENERATION.search(tokenizer.get_chat_template()):
             found = tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
             return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
         text, spans = _spans(tokenizer, messages)
-    except TemplateError as error:
-        raise DataError(
-            f"the chat template of the model does not take conversation {number} ({error}); "
-            "correct that, or choose another model."
-        ) from None
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = found["offset_mapping"]
     said = [any(first <= a < b <= last for first, last in spans) for a, b in offsets]
@@ -274,6 +287,28 @@ def _described(tokenizer: Any) -> str:
     return repr(
         (type(tokenizer).__name__, own, tokenizer.special_tokens_map, tokenizer.chat_template)
     )
+
+
+def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
+    """The tokens of a text that is to be continued, or of a conversation that is to be answered.
+
+    A text begins as a block of `packed` does. A conversation ends where the chat template begins an
+    answer; a last message of the assistant, which is what is asked for, is left out. Raises
+    UsageError for a tokenizer without a chat template, and DataError if that does not take it.
+    """
+    if "messages" not in row:
+        found = tokenizer(row["text"], add_special_tokens=False, verbose=False)
+        return [*_around(tokenizer)[0], *found["input_ids"]]
+    _check_template(tokenizer)
+    messages = [{key: of[key] for key in ("role", "content")} for of in row["messages"]]
+    if messages[-1]["role"] == "assistant":
+        messages.pop()
+    with _templated("a conversation"):
+        asked = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        )
+    ids: list[int] = asked["input_ids"]
+    return ids
 
 
 def causal(tokenizer: Any, rows: Rows, *, tokens: int | None = None) -> Rows:

@@ -1,7 +1,7 @@
-"""A finished run as a classifier, from its directory alone."""
+"""The model of a finished run, from its directory alone."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from razorctl import devices, hub, models
 from razorctl.errors import MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
-from razorctl.step import autocast, precision
+from razorctl.step import precision
 from razorctl.training import rundir
 from razorctl.training.evaluation import evaluate
 from razorctl.training.loading import in_order, moved
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from razorctl.data.own.stream import Stream
-    from razorctl.data.own.whole import Part
     from razorctl.training.labeled import Labeled
 
 CHOICES = ("best", "last")
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """A model with its classes and the way to feed it.
+class Trained:
+    """The model of a finished run, with its classes and the way to feed it.
 
     weights: the file they are from. result: that of the run, under the keys of `finetune --json`.
     """
@@ -46,7 +45,7 @@ class Classifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, in the order of the probabilities."""
+        """The name of each class, in the order of the logits; none of a language model."""
         return tuple(self.result["classes"])
 
     def evaluate(
@@ -59,7 +58,7 @@ class Classifier:
 
         def batches() -> Iterator[tuple[Any, Tensor]]:
             read = 0
-            for batch in self._batches(rows):
+            for batch in self.batches(rows, self.transform):
                 yield batch["inputs"], batch["labels"]
                 read += len(batch["labels"])
                 done(read)
@@ -70,29 +69,18 @@ class Classifier:
             make = models.find(str(self.weights.parent), self.job.task).sequences
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
-        with self._in_memory():
+        with self.in_memory():
             logits = self.family.logits
             return evaluate(self.model, logits, batches(), len(self.classes), self.job)
 
-    @torch.no_grad()
-    def probabilities(self, rows: "Dataset") -> Iterator[Tensor]:
-        """The probabilities [rows, classes] of each batch of rows, on the CPU.
-
-        A row has an `image`, or a `text` and perhaps a `text_pair`.
-        """
-        self.model.eval()
-        with self._in_memory():
-            for batch in self._batches(rows):
-                with autocast(self.device, self.job):
-                    logits = self.family.logits(self.model, batch["inputs"])
-                yield logits.float().softmax(-1).cpu()
-
-    def _batches(self, rows: "Dataset | Stream") -> Iterator[dict[str, Any]]:
-        for batch in in_order(rows.with_transform(self.transform), self.job, self.device):
+    def batches(self, rows: "Dataset | Stream", transform: Any) -> Iterator[dict[str, Any]]:
+        """The batches of transformed rows, on the device."""
+        for batch in in_order(rows.with_transform(transform), self.job, self.device):
             yield moved(batch, self.device)
 
     @contextmanager
-    def _in_memory(self) -> Iterator[None]:
+    def in_memory(self) -> Iterator[None]:
+        """Raises OutOfMemoryError with a mend if the block, which takes batches, raises torch's."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -102,29 +90,14 @@ class Classifier:
             ) from None
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a classifier makes of a row of a file; `row` is None for an image file."""
-
-    file: str
-    row: int | None
-    classes: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-    def ranked(self, top: int) -> list[tuple[str, float]]:
-        """The `top` most probable classes with their probabilities; of equal ones the first."""
-        pairs = zip(self.classes, self.probabilities, strict=True)
-        return sorted(pairs, key=lambda pair: -pair[1])[:top]
-
-
 def load(
     run: Path | str,
     *,
     weights: str | None = None,
     device: torch.device | str | None = None,
     batch_size: int | None = None,
-) -> Classifier:
-    """The classifier that a finished run is; nothing but its directory is read.
+) -> Trained:
+    """The model of a finished run, in eval mode; nothing but its directory is read.
 
     weights: `best` or `last`; None is the best. They are those of the best and of the last
         evaluation during training, which may be the same.
@@ -144,7 +117,7 @@ def load(
         model, transform = family.load(file.parent, job.input_size)
     size = batch_size or job.micro_batch
     job = replace(job, batch_size=size, accumulate=1, processes=1, precision=_precision(job, place))
-    return Classifier(run, file, result, job, family, model.to(place).eval(), transform, place)
+    return Trained(run, file, result, job, family, model.to(place).eval(), transform, place)
 
 
 def _has_best(result: Mapping[str, Any]) -> bool:
@@ -161,9 +134,9 @@ def _precision(job: Job, device: torch.device) -> Any:
 
 
 def evaluated(
-    classifier: Classifier, found: "Labeled", dataset: str, done: Callable[[int], None]
+    trained: Trained, found: "Labeled", dataset: str, done: Callable[[int], None]
 ) -> dict[str, Any]:
-    """The figures of a classifier on rows, under the stable keys of `evaluate --json`.
+    """The figures of a run's model on rows, under the stable keys of `evaluate --json`.
 
     dataset: what the rows are of. done: is told how many have been read.
     """
@@ -174,28 +147,19 @@ def evaluated(
         read = rows
         done(rows)
 
-    figures = classifier.evaluate(found.rows, counted)
+    figures = trained.evaluate(found.rows, counted)
     return {
-        "run_dir": str(classifier.run),
-        "model": classifier.job.model,
+        "run_dir": str(trained.run),
+        "model": trained.job.model,
         "dataset": dataset,
         "split": found.split,
         "rows": read,
         "skipped": len(found.skipped),
-        "weights": str(classifier.weights),
-        "device": devices.name(classifier.device),
-        "precision": classifier.job.precision,
+        "weights": str(trained.weights),
+        "device": devices.name(trained.device),
+        "precision": trained.job.precision,
         "seconds": time.perf_counter() - start,
         "accuracy": figures["accuracy"],
         "loss": figures["loss"],
         "metrics": figures,
     }
-
-
-def predicted(classifier: Classifier, parts: Iterable["Part"]) -> Iterator[Prediction]:
-    """What a classifier makes of the rows of files, in their order, batch by batch."""
-    for part in parts:
-        places = iter(part.places)
-        for batch in classifier.probabilities(part.data):
-            for values in batch.tolist():
-                yield Prediction(*next(places), classifier.classes, tuple(values))

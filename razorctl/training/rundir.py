@@ -165,6 +165,35 @@ def whole(file: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises UsageError that names `out` if the block, which writes there, raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(out, error.strerror) from None
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """As `whole`, of a folder that does not exist yet; yields a new one beside it.
+
+    Raises UsageError if either cannot be made.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already; name another directory with --out.")
+        with writing(folder):
+            partial.mkdir()
+        yield partial
+        with writing(folder):
+            partial.rename(folder)
+            sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def write_settings(
     out: Path,
     job: Job,

@@ -1,6 +1,7 @@
 """Every command runs in an empty directory, without settings of the user's, on a small model."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +13,13 @@ def elsewhere(tmp_path, monkeypatch, traces, shallow):
         if name.startswith("RAZORCTL_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> Path:
+    """A folder with small models and data of every kind."""
+    from tests.cli.kinds import build
+
+    top = tmp_path_factory.mktemp("kinds")
+    build(top)
+    return top

@@ -18,6 +18,7 @@ from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training import inference
 from razorctl.training.labeled import labeled, own_rows
+from razorctl.training.predicting import labels
 from razorctl.training.run import Run, finetune
 from tests import local_hub
 from tests.models import registered
@@ -93,7 +94,7 @@ def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
     run = runs[name]
     rows = own_rows(run.out, "train").rows.select(range(11))
     classifier = inference.load(run.out, weights="last", device="cpu", batch_size=4)
-    found = torch.cat([*classifier.probabilities(rows.remove_columns("label"))])
+    found = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
     batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
     with torch.no_grad():
         logits = run.logits(run.model.eval(), batch["inputs"])
@@ -111,7 +112,7 @@ def test_labels_are_matched_by_name(runs, tmp_path):
     assert found.rows["label"][:] == [1] * 5 + [2] * 5
     classifier = inference.load(out, weights="last", device="cpu")
     parts, _ = whole.unlabeled([str(some)], job, "image")
-    guesses = [row.ranked(1)[0][0] for row in inference.predicted(classifier, parts)]
+    guesses = [row.ranked(1)[0][0] for row in labels.predicted(classifier, parts)]
     right = sum(map(str.__eq__, guesses, ["car"] * 5 + ["tram"] * 5))
     assert classifier.evaluate(found.rows)["accuracy"] == pytest.approx(right / 10)
 
@@ -170,7 +171,7 @@ def test_a_batch_that_does_not_fit_is_said(runs):
     found = inference.load(runs["photos"].out, device="cpu", batch_size=7)
     found = replace(found, family=replace(found.family, logits=full))
     rows = own_rows(runs["photos"].out).rows
-    for use in (lambda: found.evaluate(rows), lambda: next(found.probabilities(rows))):
+    for use in (lambda: found.evaluate(rows), lambda: next(labels.probabilities(found, rows))):
         with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
             use()
 
@@ -212,7 +213,7 @@ def test_stock_libraries_predict_the_same(runs, tmp_path):
     ):
         classifier = inference.load(runs[name].out, weights="last", device="cpu")
         parts, _ = whole.unlabeled([file], Job("vit-micro", ""), modality)
-        (row,) = inference.predicted(classifier, parts)
+        (row,) = labels.predicted(classifier, parts)
         found = dict(zip(row.classes, row.probabilities, strict=True))
         assert found == pytest.approx(stock[modality], abs=1e-5)
 
@@ -234,7 +235,7 @@ def test_rows_of_every_kind_of_file_keep_their_order(runs, tmp_path, monkeypatch
         ("b.parquet", 0),
     ]
     classifier = inference.load(runs["photos"].out, weights="last", device="cpu")
-    found = [*inference.predicted(classifier, parts)]
+    found = [*labels.predicted(classifier, parts)]
     by_file = {row.file: row.probabilities for row in found}
     same = {1: "d/car/1.jpg", 2: "d/bus/0.jpg", -1: "d/bus/1.jpg"}
     for number, file in same.items():

@@ -2,63 +2,80 @@
 
 import csv as tables
 import json as documents
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
-    from razorctl.training.inference import Prediction
+    from razorctl.training.predicting.labels import Prediction
+
+Row = TypeVar("Row")
 
 
-def counted(rows: Iterable["Prediction"], done: Callable[[int], None]) -> Iterator["Prediction"]:
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of rows is written: the columns and the cells of CSV, and an object of JSON."""
+
+    columns: Sequence[str]
+    cells: Callable[[Any], Sequence[Any]]
+    entry: Callable[[Any], Mapping[str, Any]]
+
+
+def plain(*columns: str) -> Kind:
+    """Rows that are written as they are: dataclasses with these fields."""
+
+    def cells(row: Any) -> list[Any]:
+        values = (getattr(row, column) for column in columns)
+        return [f"{value:.6g}" if isinstance(value, float) else value for value in values]
+
+    return Kind(columns, cells, asdict)
+
+
+def labels(classes: Sequence[str], top: int, every: bool) -> Kind:
+    """Rows with the `top` most probable classes; every: with the probability of every class."""
+    shown = min(top, len(classes))
+    more = [f"{what}_{rank}" for rank in range(2, shown + 1) for what in ("label", "probability")]
+    ends = [f"p_{name}" for name in classes] if every else []
+
+    def cells(row: "Prediction") -> list[Any]:
+        ranked = [cell for name, p in row.ranked(shown) for cell in (name, f"{p:.6g}")]
+        values = [f"{p:.6g}" for p in row.probabilities] if every else []
+        return [row.file, row.row, *ranked, *values]
+
+    def entry(row: "Prediction") -> dict[str, Any]:
+        (label, probability), *_ = ranked = row.ranked(shown)
+        found: dict[str, Any] = {"file": row.file, "row": row.row}
+        found |= {"label": label, "probability": probability}
+        if top > 1:
+            found["top"] = [{"label": name, "probability": p} for name, p in ranked]
+        if every:
+            found["probabilities"] = dict(zip(row.classes, row.probabilities, strict=True))
+        return found
+
+    return Kind(["file", "row", "label", "probability", *more, *ends], cells, entry)
+
+
+def counted(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
     """The same rows; `done` is told how many have been taken."""
     for number, row in enumerate(rows, 1):
         yield row
         done(number)
 
 
-def csv(
-    stream: TextIO,
-    document: Mapping[str, Any],
-    rows: Iterable["Prediction"],
-    top: int,
-    every: bool,
-) -> None:
-    """A header and a line for each row; every: with the probability of every class."""
-    classes = document["classes"]
-    top = min(top, len(classes))
-    more = [f"{what}_{rank}" for rank in range(2, top + 1) for what in ("label", "probability")]
-    ends = [f"p_{name}" for name in classes] if every else []
+def csv(stream: TextIO, rows: Iterable[Any], kind: Kind) -> None:
+    """A header and a line for each row."""
     writer = tables.writer(stream, lineterminator="\n")
-    writer.writerow(["file", "row", "label", "probability", *more, *ends])
+    writer.writerow(kind.columns)
     for row in rows:
-        ranked = [cell for name, p in row.ranked(top) for cell in (name, f"{p:.6g}")]
-        values = [f"{p:.6g}" for p in row.probabilities] if every else []
-        writer.writerow([row.file, row.row, *ranked, *values])
+        writer.writerow(kind.cells(row))
 
 
-def json(
-    stream: TextIO,
-    document: Mapping[str, Any],
-    rows: Iterable["Prediction"],
-    top: int,
-    every: bool,
-) -> None:
+def json(stream: TextIO, rows: Iterable[Any], kind: Kind, document: Mapping[str, Any]) -> None:
     """A document whose `predictions` have an object for each row."""
     head = documents.dumps({**document, "predictions": []}, indent=2)
     stream.write(head.removesuffix("]\n}"))
     between = "\n"
     for row in rows:
-        (label, probability), *_ = ranked = row.ranked(top)
-        entry: dict[str, Any] = {
-            "file": row.file,
-            "row": row.row,
-            "label": label,
-            "probability": probability,
-        }
-        if top > 1:
-            entry["top"] = [{"label": name, "probability": p} for name, p in ranked]
-        if every:
-            entry["probabilities"] = dict(zip(row.classes, row.probabilities, strict=True))
-        stream.write(f"{between}    {documents.dumps(entry)}")
+        stream.write(f"{between}    {documents.dumps(kind.entry(row))}")
         between = ",\n"
     stream.write("\n  ]\n}\n")

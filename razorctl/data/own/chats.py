@@ -30,17 +30,19 @@ def written(value: Any) -> tuple[list[dict[str, str]] | None, str | None]:
     return [{key: message[key] for key in KEYS} for message in value], None
 
 
-def faults(column: "pa.ChunkedArray") -> dict[int, str]:
-    """The rows whose conversations cannot be learned from, and why.
+def faults(column: "pa.ChunkedArray", answered: bool = True) -> dict[int, str]:
+    """The rows whose conversations cannot be learned from, or answered, and why.
 
     Messages are of user and assistant in turn, after one of system if any. Raises DataError for a
     column of another type.
+    answered: whether one of the assistant must be among them, and not only one of the user.
     """
     _check(column.type)
+    needed = ("assistant", "no answer of an assistant") if answered else ("user", "no question")
     found: dict[int, str] = {}
     start = 0
     for chunk in column.chunks:
-        found |= {start + row: reason for row, reason in _faults(chunk).items()}
+        found |= {start + row: reason for row, reason in _faults(chunk, *needed).items()}
         start += len(chunk)
     return found
 
@@ -61,7 +63,7 @@ def _check(kind: "pa.DataType") -> None:
     )
 
 
-def _faults(chunk: "pa.Array") -> dict[int, str]:
+def _faults(chunk: "pa.Array", needed: str, without: str) -> dict[int, str]:
     import numpy as np
     import pyarrow.compute as pc
 
@@ -80,9 +82,9 @@ def _faults(chunk: "pa.Array") -> dict[int, str]:
     place = np.arange(len(rows)) - starts[rows] - first[rows]
     expected = np.where(place < 0, "system", np.where(place % 2 == 0, "user", "assistant"))
 
-    unanswered = np.setdiff1d(np.arange(len(chunk)), rows[roles == "assistant"])
+    lacking = np.setdiff1d(np.arange(len(chunk)), rows[roles == needed])
     found = {
-        **dict.fromkeys(unanswered.tolist(), "no answer of an assistant"),
+        **dict.fromkeys(lacking.tolist(), without),
         **dict.fromkeys(rows[roles != expected].tolist(), ORDER),
         **dict.fromkeys(rows[blank].tolist(), "an empty message"),
         **dict.fromkeys(np.flatnonzero(counts == 0).tolist(), "no messages"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.errors import UsageError
-from razorctl.job import Job, Task
+from razorctl.job import LANGUAGE, Job, Task
 from razorctl.models import Modality
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
@@ -204,12 +204,18 @@ def unlabeled(
 ) -> Columns:
     """The columns of a table whose labels are not read; the arguments and errors are of `detect`.
 
-    modality: what the model takes.
+    modality: what the model takes. A language model takes one text, and a causal one conversations.
     """
+    messages = conversations(sample) if job.task == "causal-lm" else None
+    if messages is not None and job.text_column in (None, messages):
+        return Columns("", messages=messages)
     image = _given(name, sample, job.image_column, "image")
     texts = _given_texts(name, sample, job.text_column)
     if modality == "image":
         image = image or _image(name, sample, set(), root)
+    elif job.task in LANGUAGE:
+        single = text(name, sample, job)
+        texts = () if single is None else (single,)
     else:
         texts = texts or _texts(name, sample, set(), None)
     if image is None and not texts:

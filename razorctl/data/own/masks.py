@@ -52,6 +52,7 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
 def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
     """The images and masks of a folder, which are pairs if they are named alike but for the ending.
 
+    The names of the classes are in it, or else among the training masks.
     Raises UsageError if it is not clear which splits to use, and DataError if there are none.
     """
     import pyarrow as pa
@@ -71,7 +72,7 @@ def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
         splits,
         chosen,
         told,
-        class_names=class_names(folder),
+        class_names=class_names(folder) or class_names(parts[chosen["train"]][1]),
         task="segmentation",
     )
 

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong
 
 
-def faults(raw: Raw, numbers: Numbers) -> dict[str, dict[int, str]]:
-    """The bad rows: those with a fault, without a label, or with an empty text or message."""
+def faults(raw: Raw, numbers: Numbers, answered: bool = True) -> dict[str, dict[int, str]]:
+    """The bad rows: those with a fault, without a label, or with an empty text or message.
+
+    answered: as of `chats.faults`.
+    """
     found: dict[str, dict[int, str]] = {}
     for split, rows in raw.splits.items():
         bad: dict[int, str] = {}
@@ -29,7 +32,7 @@ def faults(raw: Raw, numbers: Numbers) -> dict[str, dict[int, str]]:
                 for row in _where(_blank(rows.data.column(text))):
                     bad.setdefault(row, "empty text")
         if "messages" in rows.column_names:
-            for row, reason in chats.faults(rows.data.column("messages")).items():
+            for row, reason in chats.faults(rows.data.column("messages"), answered).items():
                 bad.setdefault(row, reason)
         for row in _where(numbers[split] < 0):
             bad.setdefault(row, "no label")

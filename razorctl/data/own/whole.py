@@ -110,6 +110,24 @@ class Part:
             return ((files[row].as_py(), None) for row in self.kept)
         return ((self.raw.name, int(row)) for row in self.kept)
 
+    @property
+    def names(self) -> Iterator[Path]:
+        """What is made of each image is called so, without an ending: as the image in its folder.
+
+        An image inside a table is called by the table and its row.
+        """
+        found = self.raw.splits["rows"].data.column("image")
+        top = (self.raw.root or Path()).absolute()
+        inside = self.raw.splits["rows"].data.column("name") if self.of_images else None
+        for row in self.kept:
+            image = images.content(found[row].as_py())
+            if inside is not None:
+                yield Path(inside[row].as_py()).with_suffix("")
+            elif isinstance(image, str) and Path(image).is_relative_to(top):
+                yield Path(image).relative_to(top).with_suffix("")
+            else:
+                yield Path(f"{Path(self.raw.name).stem}-{row}")
+
 
 def unlabeled(
     files: Sequence[str],
@@ -138,7 +156,7 @@ def unlabeled(
     skipped: list[str] = []
     for raw, of_images in _raws(files, job, modality, stdin):
         numbers = {"rows": np.zeros(len(raw.splits["rows"]), np.int64)}
-        known = rows.faults(raw, numbers)
+        known = rows.faults(raw, numbers, answered=False)
         if modality == "image":
             more = images.faults(raw, known, progress)
             known = {"rows": dict(sorted({**known["rows"], **more["rows"]}.items()))}
@@ -159,22 +177,23 @@ def _raws(
             for name in group:
                 yield tables.unlabeled(name, Path(name), job, modality), False
         elif modality == "image":
-            paths = [path for name in group for path in _images(name, stdin)]
-            yield _listed("images", "image", paths, paths), True
+            pairs = [pair for name in group for pair in _images(name, stdin)]
+            paths = [path for path, _ in pairs]
+            yield _listed("images", "image", paths, paths, [name for _, name in pairs]), True
         else:
             for name in group:
                 lines = list(stdin if name == STDIN else _lines(Path(name)))
                 where = "stdin" if name == STDIN else name
                 places = [f"{where}, line {number}" for number in range(1, len(lines) + 1)]
-                yield _listed(name, "text", lines, places), False
+                yield _listed(name, "text", lines, places, places), False
 
 
-def _images(name: str, stdin: Iterable[str]) -> list[str]:
-    if name == STDIN:
-        return list(stdin)
-    if not Path(name).is_dir():
-        return [name]
-    found = [str(file) for file in folder.files_below(Path(name), set())]
+def _images(name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
+    """The path of each image and its name in the folder, or else that of its file."""
+    if name == STDIN or not Path(name).is_dir():
+        return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
+    files = folder.files_below(Path(name), set())
+    found = [(str(file), str(file.relative_to(name))) for file in files]
     if not found:
         raise DataError(f"{name} has no images; name another folder.")
     return found
@@ -193,11 +212,12 @@ def _lines(file: Path) -> list[str]:
         raise DataError(f"{file} is not UTF-8; save it as UTF-8.") from None
 
 
-def _listed(name: str, column: Modality, values: list[str], places: list[str]) -> Raw:
+def _listed(
+    name: str, column: Modality, values: list[str], places: list[str], names: list[str]
+) -> Raw:
     import pyarrow as pa
     from datasets import Dataset
 
-    table = pa.table(
-        {column: pa.array(values, pa.string()), "place": pa.array(places, pa.string())}
-    )
+    own = {column: values, "place": places, "name": names}
+    table = pa.table({key: pa.array(of, pa.string()) for key, of in own.items()})
     return Raw(name, column, {"rows": Dataset(table)}, {"rows": name}, "")

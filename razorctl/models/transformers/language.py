@@ -9,6 +9,7 @@ from razorctl.job import Task
 from razorctl.models import Model, Progress, Rows, tokens
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.checkpoint import Checkpoint
+from razorctl.models.transformers.writing import Writer, writer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +69,9 @@ def language_model(
         make = tokens.conversations if "messages" in rows.column_names else tokens.packed
         return make(rows, checkpoint.tokenizer, length(checkpoint, input_size), progress)
 
+    def writing(model: "nn.Module") -> Writer:
+        return writer(model, checkpoint.tokenizer, checkpoint.longest)
+
     return Model(
         checkpoint.name,
         summary,
@@ -83,6 +87,7 @@ def language_model(
         defaults,
         trained=None if task == "causal-lm" else trained,
         sequences=sequences,
+        writer=writing if task == "causal-lm" else None,
     )
 
 

@@ -1,0 +1,106 @@
+"""The texts that a causal language model continues, and the conversations that it answers."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from razorctl import models
+from razorctl.errors import DataError
+from razorctl.step import autocast
+from razorctl.training.loading import PRIME
+
+if TYPE_CHECKING:
+    from razorctl.data.own.whole import Part
+    from razorctl.models.transformers.writing import Writer
+    from razorctl.training.inference import Trained
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What follows the text, or the conversation, in a row of a file."""
+
+    file: str
+    row: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a row of a file; answered: whether it is a conversation."""
+
+    file: str
+    row: int | None
+    ids: Sequence[int]
+    answered: bool
+
+
+def continued(
+    trained: "Trained", parts: Iterable["Part"], new: int, temperature: float = 0.0, seed: int = 0
+) -> Iterator[Continuation]:
+    """The continuations of the rows of files, in their order, batch by batch.
+
+    new: the most tokens of each. temperature: of the distribution that tokens are drawn from; at 0
+    the most probable one is taken. What is drawn for a row depends on the seed and the number of
+    rows before it, not on its batch. Raises DataError for a text that is too long for the model,
+    before any is continued, and what `tokens.prompt` raises.
+    """
+    # By what the run has saved, as the model it began with may be gone.
+    make = models.find(str(trained.weights.parent), trained.job.task).writer
+    assert make is not None
+    writer = make(trained.model)
+    prompts = [prompt for part in parts for prompt in _prompts(writer, part, new)]
+    return _batches(trained, writer, prompts, new, temperature, seed)
+
+
+def _batches(
+    trained: "Trained",
+    writer: "Writer",
+    prompts: Sequence[Prompt],
+    new: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[Continuation]:
+    for start in range(0, len(prompts), trained.job.micro_batch):
+        batch = prompts[start : start + trained.job.micro_batch]
+        drawn = _drawing(range(start, start + len(batch)), temperature, seed)
+        with trained.in_memory(), torch.no_grad(), autocast(trained.device, trained.job):
+            texts = writer.continued([prompt.ids for prompt in batch], new, drawn)
+        for prompt, text in zip(batch, texts, strict=True):
+            answer = text.strip() if prompt.answered else text
+            yield Continuation(prompt.file, prompt.row, answer)
+
+
+def _prompts(writer: "Writer", part: "Part", new: int) -> Iterator[Prompt]:
+    """The tokens of the rows of a file; raises DataError if one leaves no room for `new` ones."""
+    for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
+        ids = writer.prompt(row)
+        if writer.longest is not None and len(ids) + new > writer.longest:
+            room = writer.longest - len(ids)
+            less = f", or give --max-new-tokens at most {room}" if room > 0 else ""
+            raise DataError(
+                f"{part.raw.place('rows', int(stored))} has {len(ids):,} tokens, and with {new:,} "
+                f"new ones that is more than the model's {writer.longest:,}; shorten it{less}."
+            )
+        yield Prompt(file, number, ids, "messages" in row)
+
+
+def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Tensor], Tensor]:
+    """A function of the logits [rows, vocabulary] of tokens; the greatest it returns are drawn.
+
+    With noise of Gumbel's distribution, that is a draw from the softmax of what it is added to
+    (Gumbel, 1954), and each row can have a generator of its own.
+    """
+    if temperature == 0:
+        return lambda logits: logits
+    own = [torch.Generator().manual_seed(seed * PRIME + row) for row in rows]
+
+    def drawn(logits: Tensor) -> Tensor:
+        noise = torch.stack(
+            [-torch.empty(logits.shape[-1]).exponential_(generator=each).log() for each in own]
+        )
+        return logits / temperature + noise.to(logits.device)
+
+    return drawn

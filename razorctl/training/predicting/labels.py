@@ -1,0 +1,53 @@
+"""The labels that a classifier gives."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from razorctl.step import autocast
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from razorctl.data.own.whole import Part
+    from razorctl.training.inference import Trained
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a classifier makes of a row of a file; `row` is None for an image file."""
+
+    file: str
+    row: int | None
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    def ranked(self, top: int) -> list[tuple[str, float]]:
+        """The `top` most probable classes with their probabilities; of equal ones the first."""
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        return sorted(pairs, key=lambda pair: -pair[1])[:top]
+
+
+def predicted(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Prediction]:
+    """What a classifier makes of the rows of files, in their order, batch by batch."""
+    for part in parts:
+        places = iter(part.places)
+        for batch in probabilities(classifier, part.data):
+            for values in batch.tolist():
+                yield Prediction(*next(places), classifier.classes, tuple(values))
+
+
+@torch.no_grad()
+def probabilities(classifier: "Trained", rows: "Dataset") -> Iterator[Tensor]:
+    """The probabilities [rows, classes] of each batch of rows, on the CPU.
+
+    A row has an `image`, or a `text` and perhaps a `text_pair`.
+    """
+    with classifier.in_memory():
+        for batch in classifier.batches(rows, classifier.transform):
+            with autocast(classifier.device, classifier.job):
+                logits = classifier.family.logits(classifier.model, batch["inputs"])
+            yield logits.float().softmax(-1).cpu()

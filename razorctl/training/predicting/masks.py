@@ -1,0 +1,142 @@
+"""The masks that a segmentation model gives: a PNG of each image's size."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from razorctl.data.own.masks import NAMES
+from razorctl.errors import UsageError
+from razorctl.models import Rows
+from razorctl.step import autocast
+from razorctl.training import rundir
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from razorctl.data.own.whole import Part
+    from razorctl.training.inference import Trained
+
+ROOM = 256 << 20  # bytes of logits that have the size of an image at once
+BYTE = 256  # classes that a pixel of 8 bits tells apart
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask of a row of a file; label: its most frequent class; share: that of its pixels."""
+
+    file: str
+    row: int | None
+    mask: str
+    label: str
+    share: float
+
+
+def places(parts: Sequence["Part"]) -> list[Path]:
+    """The path of each row's mask in its folder; raises UsageError if two rows have the same."""
+    found: dict[Path, str] = {}
+    for part in parts:
+        for name, (file, row) in zip(part.names, part.places, strict=True):
+            own = file if row is None else f"row {row} of {file}"
+            path = name.with_name(f"{name.name}.png")
+            if path in found:
+                raise UsageError(
+                    f"the masks of {found[path]} and of {own} would both be {path}; name the "
+                    "folder above them, or predict them one by one."
+                )
+            found[path] = own
+    return [*found]
+
+
+def written(
+    trained: "Trained",
+    parts: Sequence["Part"],
+    out: Path,
+    done: Callable[[int], None] = lambda _: None,
+) -> list[Mask]:
+    """Writes the mask of each row of files into a new folder, and the names of the classes.
+
+    The value of a pixel is the number of its class. done: is told how many masks are written.
+    Raises UsageError if the folder exists or cannot be written, and for two masks of the same name;
+    then nothing is left of it.
+    """
+    names = iter(places(parts))
+    found: list[Mask] = []
+    with rundir.whole_folder(out) as folder:
+        with rundir.writing(out):
+            (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
+        for part in parts:
+            for place, mask in zip(part.places, _masks(trained, part.data), strict=True):
+                name = next(names)
+                with rundir.writing(out):
+                    _save(mask, len(trained.classes), folder / name)
+                counts = mask.flatten().bincount()
+                label = trained.classes[int(counts.argmax())]
+                share = int(counts.max()) / mask.numel()
+                found.append(Mask(*place, str(out / name), label, share))
+                done(len(found))
+    return found
+
+
+@torch.no_grad()
+def _masks(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
+    """The number of the class of each pixel [height, width], of each image of rows, on the CPU."""
+    with trained.in_memory():
+        for batch in trained.batches(rows, partial(_sized, trained.transform)):
+            with autocast(trained.device, trained.job):
+                logits = trained.family.logits(trained.model, batch["inputs"])
+            for own, size in zip(logits, batch["size"].tolist(), strict=True):
+                yield _greatest(own.float(), size).cpu()
+
+
+def _sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
+    """Transformed rows with the height and width of their images."""
+    sizes = [torch.tensor([image.height, image.width]) for image in rows["image"]]
+    return {**transform(rows), "size": sizes}
+
+
+def _greatest(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """The class of each pixel of an image, by logits [classes, height, width] that are resized.
+
+    A few classes at a time, since all of them may not fit into memory at the size of a photo.
+    """
+    height, width = size
+    best = logits.new_full((height, width), -torch.inf)
+    found = torch.zeros(height, width, dtype=torch.long, device=logits.device)
+    few = max(1, ROOM // (best.nbytes or 1))
+    for first in range(0, len(logits), few):
+        part = logits[None, first : first + few]
+        resized = F.interpolate(part, (height, width), mode="bilinear", align_corners=False)
+        most, number = resized[0].max(0)
+        found = torch.where(most > best, number + first, found)
+        best = torch.maximum(most, best)
+    return found
+
+
+def _save(mask: Tensor, classes: int, file: Path) -> None:
+    """Writes a PNG: of 8 bits with colors to look at, or of 16 bits for more classes than that."""
+    import numpy as np
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(mask.numpy().astype(np.uint8 if classes <= BYTE else np.uint16))
+    if classes <= BYTE:
+        image.putpalette(palette())
+    image.save(file)
+
+
+def palette() -> list[int]:
+    """Red, green and blue of each class, as PASCAL VOC's masks have them: 0 is black.
+
+    The bits of a class, from the lowest, are dealt to the highest bits of the three in turn.
+    """
+    return [
+        sum((number >> 3 * bit + color & 1) << 7 - bit for bit in range(8))
+        for number in range(BYTE)
+        for color in range(3)
+    ]
