@@ -8,7 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -252,7 +252,7 @@ def document(file: Path) -> dict[str, Any] | None:
 def finished(run: Path) -> tuple[dict[str, Any], Job]:
     """The result and the job of the finished run in a directory.
 
-    Raises UsageError if there is none, and DataError if the result is damaged or of another
+    The model of the job is the run, if the folder that it began with is gone. Raises UsageError if there is none, and DataError if the result is damaged or of another
     version.
     """
     if not run.is_dir():
@@ -277,6 +277,8 @@ def finished(run: Path) -> tuple[dict[str, Any], Job]:
         raise DataError(
             f"{file} is not as this version of razorctl writes it, with classes; train again."
         ) from None
+    if Path(job.model).is_absolute() and not Path(job.model).exists():
+        job = replace(job, model=str(run.resolve()))
     return result, job
 
 
