@@ -252,8 +252,8 @@ def document(file: Path) -> dict[str, Any] | None:
 def finished(run: Path) -> tuple[dict[str, Any], Job]:
     """The result and the job of the finished run in a directory.
 
-    The model of the job is the run, if the folder that it began with is gone. Raises UsageError if there is none, and DataError if the result is damaged or of another
-    version.
+    The model of the job is the run, if the folder that it began with is gone. Raises UsageError if
+    there is no finished run, and DataError if the result is damaged or of another version.
     """
     if not run.is_dir():
         what = "is no directory" if run.exists() else "does not exist"

@@ -3,11 +3,12 @@
     scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. The learning rate
-of each method is the one of RATES that does best on the validation split in a quarter of the steps;
-then come the seeds. On a CPU as many runs go on at once as there are cores, each on one of them.
-Last, steps of all methods take turns, each on all cores, for the time of a step. Results are in
-results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
-was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two cores.
+of each method is the one of RATES with the least loss on the validation split in a quarter of the
+steps; then come the seeds. On a CPU as many runs go on at once as there are cores, each on one of
+them. Last, steps of all methods take turns, each on all cores, for the time of a step. Results are
+in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same
+settings was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two
+cores.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
     return row | {
         **{key: found[key] for key in keys},
         "score": found["metrics"][metric],
-        "validation": curve[-1][1],
+        "loss": going.history[-1].test_loss,
         "curve": curve,
         "losses": [round(loss, 5) for loss in losses[::10]],
         "error": None,
@@ -130,17 +131,14 @@ def task_steps(job: Job) -> int:
     return job.steps
 
 
-def better(row: Row) -> float:
-    """The score of a trial on the validation split, the more the better."""
-    if row["error"] is not None or not math.isfinite(row["validation"]):
-        return -math.inf
-    value: float = row["validation"]
-    return -value if row["metric"] in LEAST else value
-
-
 def best_rate(runs: Iterable[Row], case: str) -> float:
+    """The rate whose trial has the least loss on the validation split."""
+
+    def loss(row: Row) -> float:
+        return row["loss"] if row["error"] is None and math.isfinite(row["loss"]) else math.inf
+
     trials = [row for row in runs if row["case"] == case and row["seed"] == TRIAL_SEED]
-    rate: float = max(trials, key=better)["rate"]
+    rate: float = min(trials, key=loss)["rate"]
     return rate
 
 
