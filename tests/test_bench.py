@@ -237,7 +237,7 @@ def test_a_target_is_reached_where_a_curve_stays(accuracy, values, least, step):
 def test_the_best_rate_is_that_of_the_best_trial(accuracy):
     losses = {3e-5: math.nan, 1e-4: 0.5, 3e-4: 0.7}
     trials = [
-        {"case": "full", "seed": 100, "rate": rate, "loss": loss, "error": None}
+        {"case": "full", "seed": 0, "rate": rate, "loss": loss, "error": None}
         for rate, loss in losses.items()
     ]
     trials.append({**trials[1], "rate": 1e-3, "loss": None, "error": "diverged"})
@@ -259,6 +259,7 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
             "peak_bytes": None,
             "saved_bytes": 1,
             "full_saved_bytes": 10,
+            "loss": 1.0,
             "curve": list(zip((10, 20, 30), curve, strict=True)),
         }
         for case, curve in curves.items()

@@ -2,13 +2,12 @@
 
     scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
-Each run is one of `razorctl.finetune`, from reading files to the test at the end. The learning rate
-of each method is the one of RATES with the least loss on the validation split in a quarter of the
-steps; then come the seeds. On a CPU as many runs go on at once as there are cores, each on one of
-them. Last, steps of all methods take turns, each on all cores, for the time of a step. Results are
-in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same
-settings was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two
-cores.
+Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
+with each of RATES, the others with that of them whose loss on the validation split was least. On a
+CPU as many runs go on at once as there are cores, each on one of them. Last, steps of all methods
+take turns, each on all cores, for the time of a step. Results are in
+results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
+was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two cores.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from typing import Any
 
 import torch
 import transformers
-from files import TASKS, Task, without_test
+from files import TASKS, Task
 from pretrained import CACHE
 from rich.console import Console
 from rich.table import Table
@@ -67,8 +66,7 @@ GRIDS = {
         "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
     },
 }
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)
-TRIAL_SEED, TRIAL = 100, 4  # a trial takes a quarter of the steps
+RATES = (1e-4, 3e-4, 1e-3)
 SEEDS = 3
 TURNS, WARM_UP = 15, 2
 RESULTS = Path(__file__).parent / "results"
@@ -77,16 +75,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run: of a trial if it has the seed of trials."""
+    """A run."""
 
     task: str
     case: str
     seed: int
     rate: float
-
-    @property
-    def trial(self) -> bool:
-        return self.seed == TRIAL_SEED
 
 
 def job_of(task: Task, cache: Path) -> Job:
@@ -102,11 +96,6 @@ def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
     recipe = replace(GRIDS["full"][wanted.case], seed=wanted.seed)
     row: Row = asdict(wanted)
     with tempfile.TemporaryDirectory() as out:
-        if wanted.trial:
-            steps, part = task_steps(job) // TRIAL, Path(out) / "data"
-            part.mkdir()
-            rest = str(without_test(Path(job.dataset), part))
-            job = replace(job, steps=steps, evaluate_every=steps, dataset=rest)
         try:
             going = finetune(job, recipe, out=Path(out) / "run", device=device)
             losses = [step.loss for step in going]
@@ -126,18 +115,13 @@ def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
     }
 
 
-def task_steps(job: Job) -> int:
-    assert job.steps is not None
-    return job.steps
-
-
 def best_rate(runs: Iterable[Row], case: str) -> float:
-    """The rate whose trial has the least loss on the validation split."""
+    """The rate with which seed 0 has the least loss on the validation split."""
 
     def loss(row: Row) -> float:
         return row["loss"] if row["error"] is None and math.isfinite(row["loss"]) else math.inf
 
-    trials = [row for row in runs if row["case"] == case and row["seed"] == TRIAL_SEED]
+    trials = [row for row in runs if row["case"] == case and row["seed"] == 0]
     rate: float = min(trials, key=loss)["rate"]
     return rate
 
@@ -217,7 +201,8 @@ def rows(name: str, document: Row) -> list[Row]:
     times = {row["case"]: row for row in document["times"]}
     found, refused = {}, {}
     for case in document["cases"]:
-        runs = [r for r in document["runs"] if r["case"] == case and r["seed"] != TRIAL_SEED]
+        every = [run for run in document["runs"] if run["case"] == case]
+        runs = [run for run in every if run["rate"] == best_rate(every, case)]
         if errors := [run["error"] for run in runs if run["error"]]:
             refused[case] = errors[0]
         elif len(runs) == SEEDS:
@@ -273,7 +258,6 @@ def described(name: str, device: str) -> Row:
         "settings": {
             "job": job,
             "rates": RATES,
-            "trial_steps": task_steps(TASKS[name].job) // TRIAL,
             "seeds": SEEDS,
             "target": TARGET,
         },
@@ -347,11 +331,11 @@ def main() -> None:
     for name in args.tasks:
         results = Results(name, args.device, cases, command)
         job_of(TASKS[name], args.cache)  # writes the files, before processes want them
-        trials = [Wanted(name, case, TRIAL_SEED, rate) for case in cases for rate in RATES]
+        trials = [Wanted(name, case, 0, rate) for case in cases for rate in RATES]
         execute(results.left(trials), results, args.device, args.cache)
         runs = [
             Wanted(name, case, seed, best_rate(results.document["runs"], case))
-            for seed in range(SEEDS)
+            for seed in range(1, SEEDS)
             for case in cases
         ]
         execute(results.left(runs), results, args.device, args.cache)

@@ -43,9 +43,9 @@ VIT_SIDE = 56  # pixels of a side
 SCENE = 64  # of a segmented image
 ENLARGED = 112  # what the model sees of it: garments are nearly as large as in its training
 TOKENS = 32  # of a classified text
-SPLITS = {"train": 6000, "validation": 250, "test": 2000}  # examples
+SPLITS = {"train": 6000, "validation": 200, "test": 2000}  # examples
 TEXTS = {"validation": 100, "test": 400}  # news of the decoder, which become fewer sequences
-EVALUATIONS = 10  # in a run
+EVALUATIONS = 8  # in a run
 KEY = {"splits": SPLITS, "texts": TEXTS}
 Files = Callable[[Path], Path]  # the cache -> a folder there
 
@@ -261,17 +261,6 @@ def scenes(cache: Path) -> Path:
     return kept(cache, "files-scenes", {**KEY, **convnets.TRAINING}, write)
 
 
-def without_test(data: Path, folder: Path) -> Path:
-    """A folder with the other splits of data, so that a run does not test."""
-    for path in data.iterdir():
-        if path.name in ("images", "masks"):
-            (folder / path.name).mkdir()
-            without_test(path, folder / path.name)
-        elif path.stem != "test":
-            (folder / path.name).symlink_to(path)
-    return folder
-
-
 def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
     """A job without a model and data."""
     return Job(
@@ -289,28 +278,28 @@ def job(task: str, batch_size: int, steps: int, input_size: int) -> Job:
 
 TASKS = {
     "fashion": Task(
-        "DINOv2 ViT-S/14, Fashion-MNIST", vit, fashion, job("classification", 16, 200, VIT_SIDE)
+        "DINOv2 ViT-S/14, Fashion-MNIST", vit, fashion, job("classification", 16, 160, VIT_SIDE)
     ),
-    "r8": Task("MiniLM-L6 BERT, Reuters R8", bert, r8, job("classification", 16, 200, TOKENS)),
+    "r8": Task("MiniLM-L6 BERT, Reuters R8", bert, r8, job("classification", 16, 160, TOKENS)),
     "spam": Task(
-        "MiniLM-L6 BERT, SpamAssassin", bert, spam, job("classification", 16, 200, TOKENS)
+        "MiniLM-L6 BERT, SpamAssassin", bert, spam, job("classification", 16, 160, TOKENS)
     ),
     "squeezenet": Task(
         "SqueezeNet 1.1, Fashion-MNIST",
         squeezenet,
         fashion,
-        job("classification", 16, 300, convnets.SIDE),
+        job("classification", 16, 240, convnets.SIDE),
     ),
     "decoder": Task(
         "Llama of four layers, Reuters R8",
         decoder.home,
         texts,
-        job("causal-lm", 8, 200, decoder.TOKENS),
+        job("causal-lm", 8, 160, decoder.TOKENS),
     ),
     "scenes": Task(
         "MobileNetV2 0.5 with a linear head, garments on a background",
         backbone,
         scenes,
-        job("segmentation", 8, 300, ENLARGED),
+        job("segmentation", 8, 240, ENLARGED),
     ),
 }
