@@ -6,4 +6,4 @@ scripts/setup.sh dev
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
-.venv/bin/pytest -n auto --dist worksteal "$@"
+.venv/bin/pytest -n auto "$@"

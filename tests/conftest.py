@@ -3,6 +3,8 @@ from types import SimpleNamespace
 
 # Before any import of a library that reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Of processes that tests start; threads of several of them would wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("FORCE_COLOR", None)
 
 import pytest
@@ -67,6 +69,14 @@ def shallow():
 
     with registered(shallow=True):
         yield
+
+
+@pytest.fixture
+def runs_here(monkeypatch):
+    """The runs of a comparison are taken in this process; one of test_grid.py starts its own."""
+    from tests.comparing import call_here
+
+    monkeypatch.setattr("razorctl.training.grid._call", call_here)
 
 
 @pytest.fixture

@@ -10,7 +10,16 @@ import torch
 from timm import create_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+)
 
 from razorctl import models
 from razorctl.models import Named, timm, transformers
@@ -38,6 +47,31 @@ def bert(dropout: float = 0.1, **settings: Any) -> BertForSequenceClassification
     """Of tokens of 24 columns in two layers."""
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     return BertForSequenceClassification(BertConfig(**{**TEXT, **dropouts, **settings}))
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """Of tokens of 24 columns in two layers; its output embeddings are its input embeddings."""
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 50, "n_positions": 32}
+    dropouts = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=1, eos_token_id=2))
+
+
+def llama() -> LlamaForCausalLM:
+    """Of tokens of 24 columns in two layers."""
+    return LlamaForCausalLM(LlamaConfig(**TEXT, max_position_embeddings=32, pad_token_id=0))
+
+
+def segformer(classes: int = 5) -> SegformerForSemanticSegmentation:
+    """Of a block in each of four stages."""
+    config = SegformerConfig(
+        depths=[1] * 4,
+        hidden_sizes=[8, 8, 16, 16],
+        decoder_hidden_size=8,
+        num_attention_heads=[1, 1, 2, 2],
+        num_labels=classes,
+        drop_path_rate=0.0,
+    )
+    return SegformerForSemanticSegmentation(config)
 
 
 class Text(nn.Module):

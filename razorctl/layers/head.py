@@ -119,6 +119,7 @@ class Logits(Lazy):
         """Those of `x` [..., columns] in `dtype`; see the attributes."""
         logits: Logits = LogitsFunction.apply(x, weight, bias, dtype)
         logits.parts, logits.check, logits.make = (x, weight, bias), check, make
+        logits.origin = logits.grad_fn
         return logits
 
     def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Logits":

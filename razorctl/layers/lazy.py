@@ -48,7 +48,7 @@ class Lazy(Tensor):
 
     parts: what it is of. check: raises UsageError if these have changed. make: computes the values.
     known: what it returned. Once the values are known they are what every operation gets, as they
-    may have been changed in place.
+    may have been changed in place. origin: the node of the graph that it was made by.
 
     LAZY: a function -> what it does with lazy arguments, None where it needs the values. FACTS:
     functions that need no values, ever.
@@ -60,6 +60,7 @@ class Lazy(Tensor):
     check: Callable[[], None]
     make: Callable[[], Tensor]
     known: Tensor | None
+    origin: Any = None
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device) -> Self:
@@ -77,8 +78,8 @@ class Lazy(Tensor):
 
     @property
     def pending(self) -> bool:
-        """Whether `LAZY` still holds."""
-        return self.known is None
+        """Whether `LAZY` still holds; an autograd function that returns this takes its place."""
+        return self.known is None and self.grad_fn is self.origin
 
     def values(self) -> Tensor:
         """The stock values, as part of the graph where that is recorded."""

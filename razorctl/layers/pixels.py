@@ -121,6 +121,7 @@ class Enlarged(Lazy):
         """Those of `x` in `dtype`; see the attributes."""
         logits: Enlarged = EnlargedFunction.apply(x, way, dtype)
         logits.parts, logits.way, logits.check, logits.make = (x,), way, check, make
+        logits.origin = logits.grad_fn
         return logits
 
     def child(self, parts: Any, dtype: torch.dtype, make: Callable[[], Tensor]) -> "Enlarged":

@@ -55,7 +55,7 @@ def test_a_plan_and_a_profile(case, kinds):
     assert totals["saved_bytes"] < 0.5 * totals["full_saved_bytes"]
 
 
-def test_a_comparison_by_perplexity(kinds):
+def test_a_comparison_by_perplexity(kinds, runs_here):
     methods = ["--methods", "full,bias", "--input-size", "32"]
     out = done("compare", str(kinds / "gpt2"), str(kinds / "texts.txt"), *methods, *QUICK[:-1])
     assert out["metric"] == "perplexity"

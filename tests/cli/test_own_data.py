@@ -378,7 +378,7 @@ def test_a_run_on_ones_own_data_can_be_repeated():
     assert weights[0] == weights[1]
 
 
-def test_plan_and_compare_take_ones_own_data():
+def test_plan_and_compare_take_ones_own_data(runs_here):
     photos(Path("d"))
     result = razorctl("plan", "vit-micro", "d", "--batch-size", "4", "--gpu", "t4", "--json")
     assert result.exit_code == 0, result.stderr

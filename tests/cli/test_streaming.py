@@ -38,7 +38,7 @@ def test_a_streamed_run_skips_what_is_bad_and_says_so():
     assert not Path("other/split.json").exists()
 
 
-def test_plan_and_compare_take_streams():
+def test_plan_and_compare_take_streams(runs_here):
     args = ["vit-micro", "d", "--streaming", "--skip-bad", "--batch-size", "4"]
     planned = razorctl("plan", *args, "--gpu", "t4", "--max-ratio", "0.5", "--json")
     assert planned.exit_code == 0, planned.stderr

@@ -62,6 +62,7 @@ OTHER = {
     "a column": lambda logits: logits[..., 3].sum() + logits[:, :, 1:4].square().sum(),
     "masked": lambda logits: F.cross_entropy(logits[TARGET >= 0], TARGET[TARGET >= 0]),
     "own function": lambda logits: Doubled.apply(logits).square().sum(),
+    "own function of a copy": lambda logits: shifted(Copied.apply(logits)),
     "narrow": lambda logits: shifted(logits.bfloat16()),
 }
 
@@ -70,6 +71,18 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+class Copied(torch.autograd.Function):
+    """What it returns may be computed late, but not without its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
 
     @staticmethod
     def backward(ctx, dy):

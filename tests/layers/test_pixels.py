@@ -21,6 +21,7 @@ from razorctl.memory.saved import saved_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense
 from tests.cases import both
+from tests.models import segformer
 
 CLASSES, WIDTH, SIZE = 5, 3, (9, 7)
 TARGET = torch.randint(CLASSES, (2, *SIZE), generator=torch.Generator().manual_seed(0))
@@ -87,6 +88,7 @@ OTHER = {
     ),
     "dice": lambda logits: enlarged(logits).softmax(1)[:, 1].square().mean(),
     "a column": lambda logits: enlarged(logits)[:, 3].sum() + logits[:, 1:4].square().sum(),
+    "own function of no copy": lambda logits: F.cross_entropy(Same.apply(enlarged(logits)), TARGET),
     "own function": lambda logits: Doubled.apply(enlarged(Doubled.apply(logits))).square().sum(),
 }
 
@@ -95,6 +97,18 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+class Same(torch.autograd.Function):
+    """What it returns may be computed late, but not without its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
 
     @staticmethod
     def backward(ctx, dy):
@@ -303,20 +317,6 @@ class Last(Backbone):
         return [super().forward(x)["out"]]
 
 
-def _segformer() -> nn.Module:
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
-
-    config = SegformerConfig(
-        depths=[1] * 4,
-        hidden_sizes=[8, 8, 16, 16],
-        decoder_hidden_size=8,
-        num_attention_heads=[1, 1, 2, 2],
-        num_labels=CLASSES,
-        drop_path_rate=0.0,
-    )
-    return SegformerForSemanticSegmentation(config)
-
-
 def _upernet() -> nn.Module:
     from transformers import ConvNextConfig, UperNetConfig, UperNetForSemanticSegmentation
 
@@ -340,7 +340,7 @@ MODELS = {
         Backbone(), *(segmentation.fcn.FCNHead(16, CLASSES) for _ in range(2))
     ),
     "lraspp": lambda: segmentation.LRASPP(Backbone(), 8, 16, CLASSES, 8),
-    "segformer": _segformer,
+    "segformer": segformer,
     "upernet": _upernet,
 }
 

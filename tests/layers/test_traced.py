@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Recipe, sparsify
+from tests.models import llama
 
 LENGTHS = torch.tensor([[32], [20], [8], [31]])  # of texts; the rest is padding
 
@@ -33,6 +34,10 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
     )
     ids = torch.randint(50, (4, 32))
     return model, {"input_ids": ids, "attention_mask": (torch.arange(32) < LENGTHS).long()}
+
+
+def decoder() -> tuple[nn.Module, dict[str, Tensor]]:
+    return llama(), {"input_ids": torch.randint(50, (4, 32))}
 
 
 def step(model: nn.Module, forward: Callable[..., object], **inputs: Tensor) -> list[Tensor | None]:
@@ -65,8 +70,8 @@ def both(model: nn.Module, **inputs: Tensor) -> tuple[list[Tensor | None], list[
 
 @pytest.mark.parametrize(
     ("build", "precision"),
-    [(vit, None), (bert, None), (vit, torch.bfloat16)],
-    ids=["vit", "bert", "vit in bf16"],
+    [(vit, None), (bert, None), (decoder, None), (vit, torch.bfloat16)],
+    ids=["vit", "bert", "decoder", "vit in bf16"],
 )
 def test_a_compiled_model_saves_no_more_than_an_eager_one(build, precision):
     model, inputs = build()

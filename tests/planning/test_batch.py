@@ -41,9 +41,10 @@ def test_where_nothing_fits_it_is_one(cache):
     assert largest_batch(JOB, GPU, Recipe(), MIB, cache=cache) == 1
 
 
-def test_the_command_line_takes_auto():
+def test_the_command_line_takes_auto(small, traces, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     args = ["plan", "vit-micro", "digits", "--batch-size", "auto", "--vram", "1GB", "--json"]
-    result = CliRunner().invoke(app, args)
+    result = CliRunner().invoke(app, [*args, "--max-ratio", "0.5"])
     assert result.exit_code == 0, result.stderr
     assert '"batch_size": 1024' in result.stdout  # of 1,437 training examples
     args = ["finetune", "vit-micro", "digits", "--device", "cpu", "--batch-size"]

@@ -120,7 +120,9 @@ def test_a_step_allocates_what_was_predicted(key, as_on_a_gpu):
     point = POINTS[key]
     if point.recipe.has_byte_budget:  # which is found in one try
         point = replace(point, recipe=replace(point.recipe, ratio=0.5))
-    over = planning.row(point, "cpu", None)["over"]
+    # Of two blocks, the peak of prebackrazor++ is foreseen to a percent only.
+    with registered(shallow=point.recipe.method != "prebackrazor++"):
+        over = planning.row(point, "cpu", None)["over"]
     # What PyTorch's kernels take inside on a CPU is not what they take on CUDA.
     assert abs(over) <= (0.05 if point.recipe.method in STOCK else 0.001)
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
+from timm import create_model
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
@@ -13,6 +15,7 @@ from razorctl.layers.linear import RazorLinear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 from razorctl.sampling.reduction import mean_over_processes
+from tests.models import gpt2, llama, segformer
 
 WORLD = 2
 JOINT = (("full", "weights"), ("prebackrazor++", "weights"), ("full", "branches"))
@@ -49,8 +52,62 @@ def backward(model: nn.Module, rank: int) -> None:
     model(torch.randn(5, 3, 8, 8)).square().sum().backward()
 
 
+def own_loss(model: nn.Module) -> Tensor:
+    ids = torch.randint(50, (2, 9))
+    return model(input_ids=ids, labels=ids).loss
+
+
+def tokens(model: nn.Module) -> Tensor:
+    ids = torch.randint(50, (2, 9))
+    logits = model(input_ids=ids).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def enlarged(model: nn.Module) -> Tensor:
+    logits = model(pixel_values=torch.randn(2, 3, 32, 32)).logits
+    logits = F.interpolate(logits, (32, 32), mode="bilinear")
+    return F.cross_entropy(logits, torch.randint(5, (2, 32, 32)))
+
+
+def images(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(5, (4,)))
+
+
+# By kinds of layers and losses: a model, its loss, and how DistributedDataParallel takes it.
+UNUSED = {"find_unused_parameters": True, "gradient_as_bucket_view": True}  # as finetune does
+KINDS = {
+    "loss of its own": (gpt2, own_loss, UNUSED),
+    "logits": (gpt2, tokens, {}),
+    "logits through a sink": (llama, tokens, UNUSED),
+    "logits in a static graph": (llama, tokens, {"static_graph": True}),
+    "enlarged logits": (segformer, enlarged, {}),
+    "enlarged logits through a sink": (segformer, enlarged, UNUSED),
+    "batch norms and pools": (lambda: create_model("test_resnet"), images, UNUSED),
+    "gates and group norms": (lambda: create_model("test_efficientnet_gn"), images, UNUSED),
+    "layer norms of images": (lambda: create_model("test_convnext"), images, UNUSED),
+}
+
+
+def two_steps(kind: str, rank: int, together: bool) -> list[list[Tensor]]:
+    """The gradients of two steps, of the second with what the first one has learned."""
+    build, loss, options = KINDS[kind]
+    torch.manual_seed(0)
+    model = build().train()
+    # Float gradients, so that another order of sums stays a rounding.
+    sparsify(model, Recipe("razor", 0.5, int8_weight_grad=False, int8_input_grad=False))
+    called = DistributedDataParallel(model, **options) if together else model
+    steps = []
+    for step in range(2):
+        model.zero_grad()
+        torch.manual_seed(100 + 10 * step + rank)
+        loss(called).backward()
+        steps.append([p.grad.clone() for p in model.parameters()])
+    return steps
+
+
 def process(rank: int, folder: str) -> None:
     """Saves what the tests compare; one start of both processes serves every method."""
+    torch.set_num_threads(1)  # as in the process that compares
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=WORLD)
     averaged, drawn = {}, {}
     for method in METHODS:
@@ -66,15 +123,18 @@ def process(rank: int, folder: str) -> None:
             backward(model, rank)
             gradients = [p.grad for p in model.parameters()]
             steps.append((gradients, draws(stock)[0].sampler.p.clone()))
+    stepped = {kind: two_steps(kind, rank, together=True) for kind in KINDS}
     norms = {rank: torch.tensor(4.0), 2: torch.tensor(1.0 + rank)}
     means = mean_over_processes(norms, 4, torch.device("cpu"))
-    torch.save((averaged, drawn, means), f"{folder}/{rank}.pt")
+    torch.save((averaged, drawn, stepped, means), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Of each process: gradients by method, of three steps with a joint budget also p, norms."""
+    """Of each process: gradients by method, of three steps with a joint budget also p, gradients
+    by kind, norms.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(process, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
@@ -88,6 +148,15 @@ def test_gradients_are_averaged(method, ranks):
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_every_kind_are_averaged(kind, ranks):
+    each = [two_steps(kind, rank, together=False) for rank in range(WORLD)]
+    for *_, stepped, _ in ranks:
+        for got, *grads in zip(stepped[kind], *each, strict=True):
+            want = [torch.stack(pair).mean(0) for pair in zip(*grads, strict=True)]
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
 def test_norms_are_means_over_the_processes_that_have_them(ranks):
     for *_, (index, means) in ranks:
         assert index.tolist() == [0, 1, 2]
@@ -96,7 +165,7 @@ def test_norms_are_means_over_the_processes_that_have_them(ranks):
 
 @pytest.mark.parametrize(("method", "joint"), JOINT)
 def test_processes_draw_the_same_blocks(method, joint, ranks):
-    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn, _ in ranks)
+    (first, p), (second, q) = (zip(*drawn[method, joint], strict=True) for _, drawn, *_ in ranks)
     assert all(map(torch.equal, p, q))
     assert not torch.equal(p[0], p[-1])
     for a, b in zip(first, second, strict=True):

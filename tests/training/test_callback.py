@@ -9,7 +9,8 @@ from transformers import BertForSequenceClassification, Trainer, TrainingArgumen
 
 import razorctl
 from razorctl.errors import UsageError
-from tests.models import bert
+from razorctl.layers.head import Logits
+from tests.models import bert, llama
 
 ROWS = 16
 HALF = razorctl.Recipe("razor", 0.5)
@@ -34,9 +35,9 @@ class Streamed(IterableDataset):
         return map(row, range(ROWS))
 
 
-def train(out, rows, *callbacks, **settings):
+def train(out, rows, *callbacks, build=bert, **settings):
     torch.manual_seed(0)
-    model = bert()
+    model = build()
     arguments = TrainingArguments(
         str(out),
         per_device_train_batch_size=4,
@@ -72,6 +73,22 @@ def test_it_trains_and_gives_the_stock_model_back(tmp_path):
     saved = load_file(tmp_path / "razor" / "checkpoint-4" / "model.safetensors")
     assert saved.keys() == full.model.state_dict().keys()
     BertForSequenceClassification.from_pretrained(tmp_path / "razor" / "checkpoint-4")
+
+
+def test_a_decoder_learns_labels_whose_logits_nothing_computes(tmp_path):
+    class Tokens(Numbered):
+        def __getitem__(self, number):
+            ids = row(number)["input_ids"]
+            return {"input_ids": ids, "labels": ids}
+
+    full = train(tmp_path / "full", Tokens(), build=llama)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Logits, "values", lambda self: pytest.fail("logits were computed"))
+        razor = train(tmp_path / "razor", Tokens(), razorctl.RazorCallback(HALF), build=llama)
+    assert losses(razor)[0] == pytest.approx(losses(full)[0], rel=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(losses(razor)), torch.tensor(losses(full)), atol=0.02, rtol=0
+    )
 
 
 def test_logs_have_the_bytes(tmp_path, monkeypatch):

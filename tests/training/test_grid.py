@@ -21,7 +21,8 @@ from razorctl.planning import search
 from razorctl.recipe import Recipe
 from razorctl.training import grid, signals
 from razorctl.training.grid import Grid
-from tests.comparing import NAMED, assert_refused, compare, write
+from tests.comparing import NAMED, assert_refused, call_here, compare, write
+from tests.models import registered
 
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3)
 SMALL = ["--steps", "3", "--batch-size", "16", "--device", "cpu"]
@@ -201,28 +202,29 @@ class TestGrid:
         assert settings["job"]["batch_size"] == 8
         assert settings["recipe"] == {"ratio": 0.5}
 
-    def test_opponents_are_full_in_other_ways(self, commands, shallow):
-        names = "full,full-stored,full-flash,accumulate"
-        result = compare(*NAMED, "--methods", names, *SMALL, "--ratio", "0.5", "--json")
-        full, stored, flash, accumulated = json.loads(result.stdout)["rows"]
-        assert [row["method"] for row in (full, stored, flash, accumulated)] == names.split(",")
-        assert "has fused attention already" in flash["error"]
-        assert commands[1][8:10] == ["--attention", "stored"]
-        count = int(commands[2][commands[2].index("--accumulate") + 1])
-        job = JOB.resolved({}, 1437)
-        job, cache = grid.replace(job, precision="fp32"), traces.Cache()
+    def test_opponents_are_full_in_other_ways(self, commands):
+        with registered(shallow=True):  # which is for no other test of this file
+            names = "full,full-stored,full-flash,accumulate"
+            result = compare(*NAMED, "--methods", names, *SMALL, "--ratio", "0.5", "--json")
+            full, stored, flash, accumulated = json.loads(result.stdout)["rows"]
+            assert [row["method"] for row in (full, stored, flash, accumulated)] == names.split(",")
+            assert "has fused attention already" in flash["error"]
+            assert commands[1][8:10] == ["--attention", "stored"]
+            count = int(commands[2][commands[2].index("--accumulate") + 1])
+            job = JOB.resolved({}, 1437)
+            job, cache = grid.replace(job, precision="fp32"), traces.Cache()
 
-        def peak(method: str, accumulate: int) -> int:
-            way = grid.replace(job, accumulate=accumulate)
-            return search.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
+            def peak(method: str, accumulate: int) -> int:
+                way = grid.replace(job, accumulate=accumulate)
+                return search.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
 
-        assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
+            assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
 
 
 FT = "finetune"
 
 
-def test_a_small_comparison_and_the_same_again():
+def test_a_small_comparison_and_the_same_again(monkeypatch):
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
     assert first.exit_code == 0, first.stderr
     lines = first.stderr.splitlines()
@@ -234,6 +236,7 @@ def test_a_small_comparison_and_the_same_again():
     assert all(line.startswith("run ") for line in lines[2:])  # none of a child's
     document = json.loads(first.stdout)
     assert [row["error"] for row in document["rows"]] == [None, None]
+    monkeypatch.setattr(grid, "_call", call_here)  # nothing of a run depends on its process
     second = compare(*NAMED, "--methods", "razor", *SMALL, "--json", "--out", "b").stdout
     (again,) = json.loads(second)["rows"]
     for name in ("accuracies", "saved_bytes", "seeds"):

@@ -65,8 +65,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import test_processes as tests
 from razorctl import processes
+from razorctl.cli.app import run
 from razorctl.errors import DataError, ElsewhereError
 from razorctl.training.run import finetune
+
+from tests.models import registered
 
 first, cpu = processes.first(), torch.device("cpu")
 processes.join(cpu=True)
@@ -99,7 +102,7 @@ assert processes.every(processes.rank()) == [0, 1]
 assert processes.most(7 + processes.rank(), cpu) == 8
 assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
 
-for name, (recipe, settings) in tests.CASES.items():
+def train(name, recipe, settings):
     job = replace(tests.JOB, processes=2, **settings)
     run = finetune(job, recipe, out=name, device="cpu")
     next(run), run.save()
@@ -114,8 +117,15 @@ for name, (recipe, settings) in tests.CASES.items():
     assert len(resumed.history) == 1
     for _ in resumed:
         pass
-processes.leave()
+
+with registered(shallow=True):
+    for name, case in tests.CASES.items():
+        train(name, *case)
+sys.argv[1:] = sys.argv[2:]
+print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
+run()  # which leaves
 """
+RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
 
 def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
@@ -126,9 +136,17 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
     return load_file(out / "model.safetensors")
 
 
-def test_two_processes_train_as_one(tmp_path):
-    """One test, so that both are started once."""
-    for code, _, errors in ended(start("-c", SCRIPT, str(Path(__file__).parent), folder=tmp_path)):
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A folder where two processes have trained, and how they ended, at last a command."""
+    folder = tmp_path_factory.mktemp("processes")
+    command = (*RUN, "--steps", "2", "--batch-size", "128", "--out", "run", "--strategy", "fsdp")
+    return folder, ended(start("-c", SCRIPT, str(Path(__file__).parent), *command, folder=folder))
+
+
+def test_two_processes_train_as_one(both, shallow):
+    tmp_path, processes = both
+    for code, _, errors in processes:
         assert code == 0, errors
     for name in CASES:
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
@@ -152,20 +170,18 @@ def test_two_processes_train_as_one(tmp_path):
     assert (tmp_path / "lora fsdp/adapter/adapter_model.safetensors").exists()
 
 
-RUN = ("-m", "razorctl", "finetune", "vit-micro", "digits", "--device", "cpu", "--json")
-
-
-def test_the_first_process_speaks_for_all(tmp_path):
-    args = ("--steps", "2", "--batch-size", "128", "--out", "run", "--strategy", "fsdp")
-    (code, out, errors), other = ended(start(*RUN, *args, folder=tmp_path))
+def test_the_first_process_speaks_for_all(both):
+    _, ((code, out, errors), other) = both
     assert code == 0, errors
     assert json.loads(out)["job"]["processes"] == WORLD
     assert "2 processes (fsdp)" in errors
-    assert other == (0, "", "")
+    assert (*other[:2], other[2].partition("the command\n")[2]) == (0, "", "")
 
 
 def test_an_error_is_said_once(tmp_path):
-    (first, _, errors), other = ended(start(*RUN, "--batch-size", "33", folder=tmp_path))
+    (first, _, errors), other = ended(
+        start("-m", "razorctl", *RUN, "--batch-size", "33", folder=tmp_path)
+    )
     assert first == 2
     assert errors.count("cannot be split over 2 processes") == 1
     assert other == (2, "", "")

@@ -14,6 +14,7 @@ from razorctl.training import learner
 from razorctl.training.recovery import Recovery, Relief, reliefs
 from tests.training.runs import FULL, JOB, begin, resume, same, stop
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SMALL = replace(JOB, steps=3, save_every=None, warmup_steps=0)
 RAZOR = Recipe("razor", 0.5)
 
