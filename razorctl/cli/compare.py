@@ -76,7 +76,9 @@ def compare(
         settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
         grid = {"seeds": seeds, "device": device, "out": out, "resume": resume}
         found = _run(ctx, settings, methods.split(","), grid)
-    document = found.document(target)
+    from razorctl.training import rows
+
+    document = rows.document(found, target)
     if target is not None and target > 1 and document["metric"] != "perplexity":
         raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
     if json:

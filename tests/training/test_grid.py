@@ -19,7 +19,7 @@ from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import grid, signals
+from razorctl.training import grid, rows, signals
 from razorctl.training.grid import Grid
 from tests.comparing import NAMED, assert_refused, compare, write
 
@@ -108,7 +108,7 @@ class TestGrid:
         assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
         assert grid.comparison.exit_code == 0
-        assert [row["seeds"] for row in grid.comparison.document()["rows"]] == [[0, 1]] * 2
+        assert [row["seeds"] for row in rows.document(grid.comparison)["rows"]] == [[0, 1]] * 2
 
     def test_one_that_fails_is_a_row_with_its_reason(self, commands):
         self.failing = ("full",)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.job import LEAST
+from razorctl.training.advice import sentence
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
@@ -27,7 +28,9 @@ Columns = dict[str, tuple[str, float, str]]  # figure -> head, what a unit of it
 def show(document: dict[str, Any]) -> None:
     """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
     rows, memory, target = document["rows"], document["memory"], document["target"]
+    steps = {} if "steps" in document["shared"] else {"steps": ("steps", 1.0, "{:,}")}
     columns: Columns = {
+        **steps,
         memory: _column(rows, memory, MEMORY[memory], MIB, GIB),
         "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
         "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
@@ -65,6 +68,7 @@ def show(document: dict[str, Any]) -> None:
     if left_out:
         notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
+    views.out.print(sentence(document["take"]), highlight=False, markup=False)
 
 
 def _table(document: dict[str, Any], columns: Columns) -> Table:
