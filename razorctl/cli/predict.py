@@ -64,7 +64,7 @@ def predict(
 
     given = told(ctx, {**flags, "batch_size": batch_size}).given
     if out is not None:
-        _check(out)
+        rundir.check_room(out, "--out")
     _, job = rundir.finished(run)
     if not job.classifies:
         own = "transformers" if job.task != "segmentation" else "its library"
@@ -108,20 +108,6 @@ def _stdin(files: list[str]) -> list[str]:
         return sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError("stdin is not UTF-8; convert it.") from None
-
-
-def _check(out: Path) -> None:
-    """Raises UsageError if a file exists or cannot be made."""
-    if out.exists():
-        raise UsageError(f"{out} exists already; name another file with --out.")
-    try:
-        with rundir.whole(out) as partial:
-            partial.write_text("")
-        out.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {out} ({error.strerror}); name another file with --out."
-        ) from None
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def _time_to(row: Row) -> float:
 def _lost(row: Row, best: Row, least: bool) -> float:
     """How far a score is behind another: points of a share, percent where less is better."""
     if least:
-        return round(100 * (row["score"] / best["score"] - 1), 9)
-    return round(100 * (best["score"] - row["score"]), 9)
+        return round(100 * (float(row["score"]) / float(best["score"]) - 1), 9)
+    return round(100 * (float(best["score"]) - float(row["score"])), 9)
 
 
 def _clearly_faster(row: Row, other: Row) -> bool:

@@ -1,6 +1,7 @@
 """Finished runs side by side, read from the directories of runs and of grids."""
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +28,12 @@ IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "int8_forwa
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory: its result, and the lines of its metrics.jsonl."""
+    """A run directory: its result, the lines of its metrics.jsonl, and what it was run with."""
 
     directory: Path
     result: dict[str, Any]
     steps: list[dict[str, Any]]
+    environment: dict[str, Any]
 
     @property
     def figure(self) -> str:
@@ -131,7 +133,8 @@ def read(directory: Path) -> FinishedRun:
     Raises UsageError if the run is not finished or was made by another version of razorctl, and
     DataError if its files are damaged.
     """
-    known = read_toml(directory / CONFIG).get("environment", {}).get("razorctl")
+    environment = read_toml(directory / CONFIG).get("environment", {})
+    known = environment.get("razorctl")
     if known != razorctl.__version__:
         raise UsageError(
             f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
@@ -139,7 +142,7 @@ def read(directory: Path) -> FinishedRun:
     try:
         result = json.loads((directory / RESULT).read_text("utf-8"))
         lines = (directory / METRICS).read_text("utf-8").splitlines()
-        run = FinishedRun(directory, result, [json.loads(line) for line in lines])
+        run = FinishedRun(directory, result, [json.loads(line) for line in lines], environment)
         whole = len(run.steps) == result["steps"] and run.best >= 0
     except FileNotFoundError:
         raise UsageError(
@@ -187,7 +190,7 @@ def of_grid(
         ]
         comparison = Comparison(job["model"], job["dataset"], entries)
     except (KeyError, TypeError, UsageError):
-        raise DataError(f"{directory / SETTINGS} is damaged; compare again.") from None
+        raise _damaged(directory) from None
     for entry in entries:
         for seed in seeds:
             try:
@@ -195,6 +198,29 @@ def of_grid(
             except RazorError as error:
                 entry.failures[seed] = error
     return comparison
+
+
+def repeating(directory: Path) -> str:
+    """The command that runs the grid in a directory again, elsewhere.
+
+    Raises DataError if the settings are not as `compare` wrote them.
+    """
+    settings = read_toml(directory / SETTINGS)
+    try:
+        job, runs = settings["job"], settings["runs"]
+        words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
+        words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
+        budget = settings.get("limits", {}).get("budget")
+        words += [] if budget is None else ["--budget", f"{budget:g}s"]
+        device = settings["environment"].get("device")
+        words += [] if device is None else ["--device", device]
+    except (KeyError, TypeError):
+        raise _damaged(directory) from None
+    return shlex.join(["razorctl", *words])
+
+
+def _damaged(grid: Path) -> DataError:
+    return DataError(f"{grid / SETTINGS} is damaged; compare again.")
 
 
 def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
