@@ -144,6 +144,7 @@ def read(directory: Path) -> FinishedRun:
         lines = (directory / METRICS).read_text("utf-8").splitlines()
         run = FinishedRun(directory, result, [json.loads(line) for line in lines], environment)
         whole = len(run.steps) == result["steps"] and run.best >= 0
+        whole = whole and all({"loss", "seconds"} <= step.keys() for step in run.steps)
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "

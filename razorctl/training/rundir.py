@@ -209,7 +209,7 @@ def write_settings(
     import tomli_w  # imported here: commands that write no run do not need it
 
     environment = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": device,
         "threads": threads,
         "python": platform.python_version(),

@@ -191,6 +191,7 @@ class TestBadRuns:
             ("metrics.jsonl", '{"seconds": 1'),
             ("metrics.jsonl", ""),
             ("metrics.jsonl", '{"seconds": 1, "accuracy": 0.5}\n'),
+            ("metrics.jsonl", '{"seconds": 1, "metrics": {"accuracy": 0.5}}\n' * 3),
         ],
     )
     def test_damaged(self, file, text):

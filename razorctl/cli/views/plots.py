@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from razorctl.training.curves import Curve, mean
@@ -23,7 +24,8 @@ VARIABLES = {INK: "--ink", GRID: "--grid", PAPER: "--paper"} | {
 OF_METHOD = {"full": 0, "razor": 1}  # what always has the same line
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 WIDE, NARROW = (4.8, 3.6), (4.4, 2.9)  # inches; text has its size where one is 72 px
-SIZE = 9.5  # of text, in points
+MARKED = 12  # points of a curve at most that are marked
+SIZE = 10  # of text, in points
 # Places of a label beside its point, nearest first: offset in points, horizontal alignment.
 PLACES = [
     (x * distance, y * distance - 3, {-1: "right", 0: "center", 1: "left"}[x])
@@ -79,7 +81,7 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
     taken = [_box(x - 6, y - 6, x + 6, y + 6) for x, y in ends]
     for point in points:
         _place(axes, point, taken)
-    return _svg(figure, "memory-time")
+    return _svg(figure, f"{memory} by {time}")
 
 
 def curves(groups: Sequence[tuple[Line, Sequence[Curve]]], over: str, name: str) -> str:
@@ -90,10 +92,11 @@ def curves(groups: Sequence[tuple[Line, Sequence[Curve]]], over: str, name: str)
         for curve in seeds if len(seeds) > 1 else ():
             axes.plot(getattr(curve, over), curve.values, lw=0.6, alpha=0.45, **style)
         middle = mean(seeds)
-        marker = "o" if len(middle.values) <= 12 else ""
-        axes.plot(getattr(middle, over), middle.values, lw=1.6, marker=marker, ms=3, **style)
+        marker = "o" if len(middle.values) <= MARKED else ""
+        width = 3.2 if line.color == OF_METHOD["full"] else 1.5  # other exact ways may lie on it
+        axes.plot(getattr(middle, over), middle.values, lw=width, marker=marker, ms=3.2, **style)
     axes.set_xlim(left=0)
-    return _svg(figure, f"{name}-{over}")
+    return _svg(figure, f"{name} over {over}")
 
 
 def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axes]":
@@ -169,6 +172,7 @@ def _svg(figure: "Figure", name: str) -> str:
     svg = re.sub(r' (?:xmlns(?::xlink)?|version|width|height)="[^"]*"', "", svg, count=5)
     svg = re.sub(r"font: ((?:bold )?)([\d.]+px) [^;\"]*", r"font-size: \2", svg)  # of the page
     svg = svg.replace("xlink:href=", "href=")
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)
     for color, variable in VARIABLES.items():
         svg = svg.replace(color, f"var({variable})")
     return svg

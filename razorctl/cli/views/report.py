@@ -84,7 +84,7 @@ def _table(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> dict
         }
         for row in document["rows"]
     ]
-    heads = [head.replace("\n", " ") for head, _, _ in columns.values()]
+    heads = [head for head, _, _ in columns.values()]
     return {"heads": heads, "rows": rows, "notes": table.explained(document, of_target=True)}
 
 
@@ -92,9 +92,10 @@ def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -
     columns, memory = _columns(document), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
+    percent = " %" * columns["score"][0].endswith("%")
     points = [
         plots.Point(
-            f"{row['label']}\n{table.cell(row, 'score', columns)}",
+            f"{row['label']}\n{table.cell(row, 'score', columns)}{percent}",
             of_label[row["label"]],
             row["step_seconds"] / second,
             row[memory] / byte,
@@ -103,8 +104,14 @@ def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -
         for row in document["rows"]
         if row["seeds"]
     ]
-    words = (columns[name][0].replace("\n", ", in ") for name in ("step_seconds", memory))
-    return plots.memory_time(points, *words)
+    names = (_named(columns[name][0]) for name in ("step_seconds", memory))
+    return plots.memory_time(points, *names)
+
+
+def _named(head: str) -> str:
+    """The head of a column, with its unit, as the name of an axis."""
+    name, _, unit = head.partition("\n")
+    return f"{name} ({unit})" if unit else name
 
 
 def _curves(
@@ -112,15 +119,15 @@ def _curves(
 ) -> list[tuple[str, str]]:
     """The plots of the training loss and the figure of the task, each with its name."""
     head, unit, _ = table.SCORES[document["metric"]]
-    name = head.replace("\n", ", ")
     found = []
-    for what, curve, size in (("training loss", losses, 1.0), (name, scores, unit)):
+    for what, curve, size in (("training loss", losses, 1.0), (_named(head), scores, unit)):
         groups = [
             (line, [curve(run).per(size) for run in entry.runs])
             for line, entry in zip(lines, done, strict=True)
         ]
         for over in ("steps", "seconds"):
-            found.append((f"{what} over {over}", plots.curves(groups, over, what)))
+            name = f"{what.partition(' (')[0]} over {over}"
+            found.append((name, plots.curves(groups, over, what)))
     return found
 
 
