@@ -91,8 +91,8 @@ def compare(
         if resume and out is None:
             raise UsageError("there is nothing to resume; name the comparison with --out.")
         settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
-        grid = {"seeds": seeds, "device": device, "out": out, "resume": resume}
-        grid["seconds"] = None if budget is None else seconds(budget)
+        limit = None if budget is None else seconds(budget)
+        grid = {"seeds": seeds, "seconds": limit, "device": device, "out": out, "resume": resume}
         made = _run(ctx, settings, methods.split(","), grid)
         found, directories = made.comparison, [made.out]
     from razorctl.training import rows

@@ -27,7 +27,7 @@ def seconds(text: str) -> float:
 def step_seconds(probe: Path) -> float:
     """The seconds of a step in the run directory of a probe."""
     lines = (probe / METRICS).read_text("utf-8").splitlines()
-    return median(json.loads(line)["seconds"] for line in lines[-TIMED:])
+    return median(float(json.loads(line)["seconds"]) for line in lines[-TIMED:])
 
 
 def steps(measured: Mapping[str, float], share: float, runs: float) -> dict[str, int]:

@@ -133,9 +133,9 @@ def _place(axes: "Axes", point: Point, taken: list[Any]) -> None:
 
     def written(place: tuple[float, float, str], **more: Any) -> Any:
         x, y, side = place
-        at, style = (point.time, point.memory), {"color": color, "size": SIZE, "ha": side}
-        more |= {"parse_math": False}  # a $ in a label is a $
-        return axes.annotate(point.label, at, (x, y), textcoords="offset points", **style, **more)
+        more |= {"color": color, "size": SIZE, "ha": side, "parse_math": False}  # a $ is a $
+        at = (point.time, point.memory)
+        return axes.annotate(point.label, at, (x, y), textcoords="offset points", **more)
 
     tried = []
     for nth, place in enumerate(PLACES):
