@@ -8,7 +8,7 @@ import typer
 
 from razorctl.cli import effects, planning
 from razorctl.cli.options import OF_DATA, Device, Json, option, takes
-from razorctl.cli.settings import Settings, read
+from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
 from razorctl.cli.views import report
@@ -75,42 +75,52 @@ def compare(
     attention; accumulate is full with the fewest micro-batches that bring its
     peak to razor's or below.
 
-    --budget divides its time equally: a few steps of each method are timed, then
-    each method has as many steps as fit in its share, and a learning rate that
-    ends with them. --html writes all figures, plots and commands to one file that
-    needs no network. With --resume it replaces the file.
+    --budget gives every run as much time of training: a few steps of each method
+    are timed first. --html writes all figures, plots and commands to one file,
+    which needs no network; with --resume the file is replaced.
     """
-    if json and csv:
+    _check(json and csv, target, html, resume)
+    found, directories = _finished(ctx, what), [Path(name) for name in what]
+    if found is None:
+        options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
+        grid = _run(ctx, what, methods.split(","), flags, options, budget)
+        found, directories = grid.comparison, [grid.out]
+    document = _document(found, target)
+    try:
+        if html is not None:
+            _report(html, document, found, directories, target)
+    finally:
+        _print(document, json, csv)
+    raise typer.Exit(found.exit_code)
+
+
+def _check(both: bool, target: float | None, html: Path | None, resume: bool) -> None:
+    """Raises UsageError for what cannot be shown; both: as JSON and as CSV."""
+    if both:
         raise UsageError("json and csv cannot both be printed; give one of them.")
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
         rundir.check_room(html, "--html", replace=resume)
-    found, directories = _finished(ctx, what), [Path(name) for name in what]
-    if found is None:
-        if resume and out is None:
-            raise UsageError("there is nothing to resume; name the comparison with --out.")
-        settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
-        limit = None if budget is None else seconds(budget)
-        grid = {"seeds": seeds, "seconds": limit, "device": device, "out": out, "resume": resume}
-        made = _run(ctx, settings, methods.split(","), grid)
-        found, directories = made.comparison, [made.out]
+
+
+def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
+    """The document of a comparison; raises UsageError for a target that no figure has."""
     from razorctl.training import rows
 
     document = rows.document(found, target)
     if target is not None and target > 1 and document["metric"] != "perplexity":
         raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
-    try:
-        if html is not None:
-            _report(html, document, found, directories, target)
-    finally:
-        if json:
-            views.print_json(document)
-        elif csv:
-            view.print_csv(document["rows"])
-        else:
-            view.show(document)
-    raise typer.Exit(found.exit_code)
+    return document
+
+
+def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
+    if json:
+        views.print_json(document)
+    elif csv:
+        view.print_csv(document["rows"])
+    else:
+        view.show(document)
 
 
 def _report(
@@ -126,7 +136,7 @@ def _report(
     grids = [comparison.repeating(each) for each in directories if comparison.is_grid(each)]
     words = ["razorctl", "compare", *map(str, directories)]
     words += [] if target is None else ["--target", f"{target:g}"]
-    again = shlex.join([*words, "--html", html.name])
+    again = shlex.join([*words, "--html", str(html)])
     commands = [("All runs again", grids), ("This report again", [again])]
     try:
         report.write(html, document, found, commands)
@@ -160,9 +170,18 @@ def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
 
 
 def _run(
-    ctx: typer.Context, settings: Settings, methods: list[str], options: dict[str, Any]
+    ctx: typer.Context,
+    what: list[str],
+    methods: list[str],
+    flags: dict[str, Any],
+    options: dict[str, Any],
+    budget: str | None,
 ) -> "Grid":
-    """Runs the methods on the job of `settings`; `options` are arguments of `Grid`."""
+    """Runs the methods on a model and a data set; `options` are arguments of `Grid`."""
+    if options["resume"] and options["out"] is None:
+        raise UsageError("there is nothing to resume; name the comparison with --out.")
+    settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
+    options["seconds"] = None if budget is None else seconds(budget)
     job = settings.job
     planning.say_data(job)
     build.start(options["device"])
