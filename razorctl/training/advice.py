@@ -106,7 +106,8 @@ def _why_exact(
             f"{nearest['label']} came nearest, {_behind(nearest, best, least)} {best['label']}"
         )
     smallest = min(others_near, key=lambda row: row[memory])
-    why = f"no approximation within {within} is {100 * GAIN:g} % faster {_seeds(chosen, smallest)}"
+    how = "faster" if chosen["time_to_target"] is None else "sooner at the target"
+    why = f"no approximation within {within} is {100 * GAIN:g} % {how} {_seeds(chosen, smallest)}"
     if smallest[memory] < chosen[memory]:
         why += (
             f"; {smallest['label']} takes {100 * smallest[memory] / chosen[memory]:.2g} % of its "

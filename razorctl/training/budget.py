@@ -12,7 +12,7 @@ from razorctl.training.rundir import METRICS
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
 # Steps of a probe, and the last of them, whose median counts: with --compile these are compiled.
-PROBE, TIMED = 8, 3
+PROBE, TIMED = 12, 5
 POINTS = 10  # evaluations of a run, at least
 
 

@@ -235,6 +235,23 @@ def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
     assert not list(Path().glob("r.html*"))
 
 
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"version": "0.0.1"}, "b was run by razorctl 0.0.1, not"),
+        ({"dataset": "cifar10"}, "b is of vit-micro on cifar10, a of vit-micro on digits"),
+        ({}, "b holds no finished run; leave it out, or run it again with"),
+    ],
+)
+def test_runs_that_cannot_be_compared_leave_no_file(other, sentence):
+    write("a")
+    write("b", "razor", **other)
+    if not other:
+        Path("b/result.json").unlink()
+    assert_refused(compare("a", "b", "--html", "r.html"), 2, sentence)
+    assert not list(Path().glob("r.html*"))
+
+
 def test_the_files_beside_json_and_csv(no_plots):
     words = runs()
     for form in ("--json", "--csv"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -243,7 +244,7 @@ class TestGrid:
         assert "--steps 20 " in " ".join(commands[2])
         assert "--steps 5 --evaluate-every 1 " in " ".join(commands[1])  # the same share
         shown = compare("x").stdout
-        assert "steps" in shown.split("full")[0]
+        assert re.search(r"full +10 .*\n.*razor +20 .*\n.*int8 +5 ", shown)
         assert (
             "was begun with budget 40"
             in compare(*args, "full", "--resume", "--budget", "1h").stderr

@@ -54,7 +54,7 @@ def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
     """The columns of a comparison; memories: those of memory, with their names."""
     rows, columns = document["rows"], Columns()
     if len({row["steps"] for row in rows} - {None}) > 1:
-        columns["steps"] = ("steps", 1.0, "{:,}")
+        columns["steps"] = ("steps", 1.0, "{:,.0f}")
     columns |= {name: _column(rows, name, head, MIB, GIB) for name, head in memories.items()}
     return columns | {
         "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
