@@ -11,7 +11,6 @@ from razorctl.cli.options import OF_DATA, Device, Json, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
-from razorctl.cli.views import report
 from razorctl.errors import UsageError
 from razorctl.ops.cpu import build
 from razorctl.recipe import Recipe
@@ -131,6 +130,7 @@ def _report(
     target: float | None,
 ) -> None:
     """Writes the report of what is in the directories; raises UsageError if it cannot be."""
+    from razorctl.cli.views import report
     from razorctl.training import comparison
 
     grids = [comparison.repeating(each) for each in directories if comparison.is_grid(each)]
@@ -141,7 +141,10 @@ def _report(
     try:
         report.write(html, document, found, commands)
     except OSError as error:
-        raise rundir.cannot_write(html, "--html", error) from None
+        raise UsageError(
+            f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
+            f"`{again}`."
+        ) from None
     views.say(f"report: {html}")
 
 

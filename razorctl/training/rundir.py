@@ -184,12 +184,9 @@ def check_room(file: Path, option: str, replace: bool = False) -> None:
         finally:
             _partial(file).unlink(missing_ok=True)
     except OSError as error:
-        raise cannot_write(file, option, error) from None
-
-
-def cannot_write(file: Path, option: str, error: OSError) -> UsageError:
-    """The error of a file that an option names."""
-    return UsageError(f"cannot write {file} ({error.strerror}); name another file with {option}.")
+        raise UsageError(
+            f"cannot write {file} ({error.strerror}); name another file with {option}."
+        ) from None
 
 
 def write_settings(
