@@ -86,6 +86,8 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
     ]
     if row["time_to_target"] and full["time_to_target"]:
         words.append(f"at the target in {_time_to(row) / _time_to(full):.2f} of its time")
+    elif row["time_to_target"]:
+        words.append(f"at the target, which {full['label']} misses")
     return ", ".join(words)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from razorctl.training.curves import Curve, mean
@@ -77,10 +78,7 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
     axes.set_ylim(bottom=0)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # labels are placed in what was laid out
-    ends = [axes.transData.transform((point.time, point.memory)) for point in points]
-    taken = [_box(x - 6, y - 6, x + 6, y + 6) for x, y in ends]
-    for point in points:
-        _place(axes, point, taken)
+    _label(axes, points)
     return _svg(figure, f"{memory} by {time}")
 
 
@@ -118,14 +116,29 @@ def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axe
     return figure, axes
 
 
-def _box(x0: float, y0: float, x1: float, y1: float) -> Any:
+def _label(axes: "Axes", points: Sequence[Point]) -> None:
+    """Writes the labels of points, those with the nearest neighbors first: they have least room."""
+    ends = [axes.transData.transform((point.time, point.memory)) for point in points]
+    room = [
+        min((hypot(*(end - other)) for other in ends if other is not end), default=0.0)
+        for end in ends
+    ]
+    labels: list[Any] = []
+    for _, point in sorted(zip(room, points, strict=True), key=lambda found: found[0]):
+        others = [_around(axes, other, 9) for other in points if other is not point]
+        labels.append(_place(axes, point, [_around(axes, point, 6), *others, *labels]))
+
+
+def _around(axes: "Axes", point: Point, size: float) -> Any:
+    """The box of that many pixels on each side of a point."""
     from matplotlib.transforms import Bbox
 
-    return Bbox.from_extents(x0, y0, x1, y1)
+    x, y = axes.transData.transform((point.time, point.memory))
+    return Bbox.from_extents(x - size, y - size, x + size, y + size)
 
 
-def _place(axes: "Axes", point: Point, taken: list[Any]) -> None:
-    """Writes a label where it covers least of what is taken, to which it adds its own box.
+def _place(axes: "Axes", point: Point, taken: Sequence[Any]) -> Any:
+    """Writes a label where it covers least of what is taken, and returns its box.
 
     A line leads to it from its point if that is not next to it.
     """
@@ -140,7 +153,7 @@ def _place(axes: "Axes", point: Point, taken: list[Any]) -> None:
     tried = []
     for nth, place in enumerate(PLACES):
         label = written(place)
-        box = label.get_window_extent().padded(2)
+        box = label.get_window_extent().padded(3)
         label.remove()
         covered = sum(_shared(box, other) for other in taken)
         covered += box.width * box.height - _shared(box, axes.bbox)
@@ -148,7 +161,7 @@ def _place(axes: "Axes", point: Point, taken: list[Any]) -> None:
     _, nth, box = min(tried, key=lambda found: found[:2])
     leader = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkB": 4}
     written(PLACES[nth], arrowprops=leader if nth >= NEAR else None)
-    taken.append(box)
+    return box
 
 
 def _shared(a: Any, b: Any) -> float:
