@@ -41,9 +41,13 @@ def write(
     version: str = razorctl.__version__,
     recipe: dict[str, Any] | None = None,
     compiled: bool = False,
+    figure: str = "accuracy",
     **job: Any,
 ) -> Path:
-    """A run directory as finetune writes it, but for the weights."""
+    """A run directory as finetune writes it, but for the weights.
+
+    figure: what `accuracies` are, if not accuracies.
+    """
     out = Path(name)
     out.mkdir(parents=True)
     settings = {"model": "vit-micro", "dataset": "digits", "batch_size": 16, "steps": 3, **job}
@@ -54,7 +58,7 @@ def write(
         "job": asdict(Job(seed=seed, **settings)),
         "steps": len(accuracies),
         "accuracy": accuracies[-1],
-        "metrics": {"accuracy": accuracies[-1]},
+        "metrics": {figure: accuracies[-1]},
         "saved_bytes": saved,
         "peak_bytes": peak,
         "step_seconds": step,
@@ -63,10 +67,11 @@ def write(
         "compiled": compiled,
     }
     lines = [
-        {"seconds": step, "accuracy": each, "metrics": None if each is None else {"accuracy": each}}
-        for each in accuracies
+        {"loss": 2 / n, "seconds": step, "metrics": None if each is None else {figure: each}}
+        for n, each in enumerate(accuracies, 1)
     ]
-    (out / "config.toml").write_text(tomli_w.dumps({"environment": {"razorctl": version}}))
+    environment = {"razorctl": version, "torch": "2.99", "date": f"2026-01-0{1 + seed} 10:00 UTC"}
+    (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
     (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (out / "result.json").write_text(json.dumps(result))
     return out

@@ -97,7 +97,8 @@ def test_what_needs_no_model_imports_no_torch(tmp_path):
         f"for words, code in {LIGHT!r}.items():\n"
         "    try: app(words.split())\n"
         "    except SystemExit as stop: assert stop.code == code, (words, stop.code)\n"
-        "    heavy = {'torch', 'timm', 'datasets', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
+        "    heavy = {'torch', 'timm', 'datasets', 'numpy', 'huggingface_hub', 'matplotlib',"
+        " 'jinja2'} & set(sys.modules)\n"
         "    assert not heavy, (words, heavy)"
     )
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "XDG_CACHE_HOME": str(tmp_path)}

@@ -1,5 +1,6 @@
 """`razorctl compare`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,15 +8,18 @@ import typer
 
 from razorctl.cli import effects, planning
 from razorctl.cli.options import OF_DATA, Device, Json, option, takes
-from razorctl.cli.settings import Settings, read
+from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
 from razorctl.cli.views import comparison as view
 from razorctl.errors import UsageError
 from razorctl.ops.cpu import build
 from razorctl.recipe import Recipe
+from razorctl.training import rundir
+from razorctl.training.budget import seconds
 
 if TYPE_CHECKING:
     from razorctl.training.comparison import Comparison
+    from razorctl.training.grid import Grid
 
 OF_JOB = (
     "steps",
@@ -31,7 +35,7 @@ OF_JOB = (
     "cuda_graphs",
     *OF_DATA,
 )
-OF_VIEW = {"what", "target", "json", "csv"}  # parameters that also apply to finished runs
+OF_VIEW = {"what", "target", "json", "csv", "html"}  # parameters that also apply to finished runs
 
 
 @takes("ratio", *OF_JOB)
@@ -44,6 +48,10 @@ def compare(
         str, option(help="Names of methods, or full-stored, full-flash, accumulate.")
     ] = "full,checkpoint,backrazor,prebackrazor++,razor",
     seeds: Annotated[int, option(help="Runs of each method.")] = 1,
+    budget: Annotated[
+        str | None,
+        option(help="Time of training for all runs together, such as 10m, instead of --steps."),
+    ] = None,
     target: Annotated[
         float | None, option(help="Accuracy to reach. [default: 99 % of full's best]")
     ] = None,
@@ -54,6 +62,7 @@ def compare(
     ] = False,
     json: Json = False,
     csv: Annotated[bool, option("--csv", help="Print the rows as CSV.")] = False,
+    html: Annotated[Path | None, option(help="New file for a report with plots.")] = None,
     **flags: Any,
 ) -> None:
     """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
@@ -64,28 +73,79 @@ def compare(
     method's default. full-stored and full-flash are full with stored or flash
     attention; accumulate is full with the fewest micro-batches that bring its
     peak to razor's or below.
+
+    --budget gives every run as much time of training: a few steps of each method
+    are timed first. --html writes all figures, plots and commands to one file,
+    which needs no network; with --resume the file is replaced.
     """
-    if json and csv:
+    _check(json and csv, target, html, resume)
+    found, directories = _finished(ctx, what), [Path(name) for name in what]
+    if found is None:
+        options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
+        grid = _run(ctx, what, methods.split(","), flags, options, budget)
+        found, directories = grid.comparison, [grid.out]
+    document = _document(found, target)
+    try:
+        if html is not None:
+            _report(html, document, found, directories, target)
+    finally:
+        _print(document, json, csv)
+    raise typer.Exit(found.exit_code)
+
+
+def _check(both: bool, target: float | None, html: Path | None, resume: bool) -> None:
+    """Raises UsageError for what cannot be shown; both: as JSON and as CSV."""
+    if both:
         raise UsageError("json and csv cannot both be printed; give one of them.")
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
-    found = _finished(ctx, what)
-    if found is None:
-        if resume and out is None:
-            raise UsageError("there is nothing to resume; name the comparison with --out.")
-        settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
-        grid = {"seeds": seeds, "device": device, "out": out, "resume": resume}
-        found = _run(ctx, settings, methods.split(","), grid)
-    document = found.document(target)
+    if html is not None:
+        rundir.check_room(html, "--html", replace=resume)
+
+
+def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
+    """The document of a comparison; raises UsageError for a target that no figure has."""
+    from razorctl.training import rows
+
+    document = rows.document(found, target)
     if target is not None and target > 1 and document["metric"] != "perplexity":
         raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
+    return document
+
+
+def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
     if json:
         views.print_json(document)
     elif csv:
         view.print_csv(document["rows"])
     else:
         view.show(document)
-    raise typer.Exit(found.exit_code)
+
+
+def _report(
+    html: Path,
+    document: dict[str, Any],
+    found: "Comparison",
+    directories: list[Path],
+    target: float | None,
+) -> None:
+    """Writes the report of what is in the directories; raises UsageError if it cannot be."""
+    from razorctl.cli.views import report
+    from razorctl.training import comparison
+
+    grids = [comparison.repeating(each) for each in directories if comparison.is_grid(each)]
+    words = ["razorctl", "compare", *map(str, directories)]
+    words += [] if target is None else ["--target", f"{target:g}"]
+    again = shlex.join([*words, "--html", str(html)])
+    commands = [("All runs again", grids), ("This report again", [again])]
+    try:
+        report.write(html, document, found, commands)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
+            f"`{again}`."
+        ) from None
+    views.say(f"report: {html}")
 
 
 def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
@@ -113,9 +173,18 @@ def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
 
 
 def _run(
-    ctx: typer.Context, settings: Settings, methods: list[str], options: dict[str, Any]
-) -> "Comparison":
-    """Runs the methods on the job of `settings`; `options` are arguments of `Grid`."""
+    ctx: typer.Context,
+    what: list[str],
+    methods: list[str],
+    flags: dict[str, Any],
+    options: dict[str, Any],
+    budget: str | None,
+) -> "Grid":
+    """Runs the methods on a model and a data set; `options` are arguments of `Grid`."""
+    if options["resume"] and options["out"] is None:
+        raise UsageError("there is nothing to resume; name the comparison with --out.")
+    settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
+    options["seconds"] = None if budget is None else seconds(budget)
     job = settings.job
     planning.say_data(job)
     build.start(options["device"])
@@ -127,4 +196,4 @@ def _run(
     effects.note_settings(ctx, *grid.recipes.values())
     effects.note_settings(ctx, grid.resolved)
     progress.compare(grid)
-    return grid.comparison
+    return grid

@@ -205,21 +205,12 @@ def _stdin(files: list[str]) -> list[str]:
 
 def _check(out: Path, folder: bool) -> None:
     """Raises UsageError if a file, or a folder, exists or cannot be made."""
-    if folder:
-        with rundir.whole_folder(out):
-            pass
-        out.rmdir()
+    if not folder:
+        rundir.check_room(out, "--out")
         return
-    if out.exists():
-        raise UsageError(f"{out} exists already; name another file with --out.")
-    try:
-        with rundir.whole(out) as file:
-            file.write_text("")
-        out.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {out} ({error.strerror}); name another file with --out."
-        ) from None
+    with rundir.whole_folder(out):
+        pass
+    out.rmdir()
 
 
 @contextmanager

@@ -154,6 +154,9 @@ def compare(grid: "Grid") -> None:
     views.say(f"{grid.job.model} on {grid.job.dataset}: {', '.join(grid.methods)}; {seeds}")
     views.say(f"directory: {grid.out}")
     try:
+        if grid.seconds is not None:
+            with views.waiting("measuring a step of each method") as at:
+                grid.measure(at)
         (_grid_bar if views.err.is_interactive else _grid_lines)(grid)
     except (KeyboardInterrupt, Terminated) as stop:
         stop.add_note(grid.left)

@@ -1,10 +1,10 @@
-"""Finished runs side by side: a row of figures for each, the best figures, the Pareto front."""
+"""Finished runs side by side, read from the directories of runs and of grids."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median, stdev
 from typing import Any
 
 import razorctl
@@ -22,20 +22,18 @@ NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
-TARGET = 0.99  # of full's best score
+OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from how long a run is
 IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "int8_forward", "accumulate")
-# Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
-COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
-GAINS = ("speedup_vs_full", "accuracy")
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory: its result, and the lines of its metrics.jsonl."""
+    """A run directory: its result, the lines of its metrics.jsonl, and what it was run with."""
 
     directory: Path
     result: dict[str, Any]
     steps: list[dict[str, Any]]
+    environment: dict[str, Any]
 
     @property
     def figure(self) -> str:
@@ -87,10 +85,15 @@ class Entry:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job of the runs, without the seed and the micro-batches."""
-        result = self.runs[0].result
-        job = {k: v for k, v in result["job"].items() if k not in ("seed", "accumulate")}
-        return result["device"], job
+        """The device and the job of the runs, without seed, micro-batches and length."""
+        result, left_out = self.runs[0].result, ("seed", "accumulate", *OF_LENGTH)
+        return result["device"], {k: v for k, v in result["job"].items() if k not in left_out}
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the runs were to have."""
+        count: int = self.runs[0].result["job"]["steps"]
+        return count
 
     @property
     def accumulate(self) -> int:
@@ -123,50 +126,6 @@ class Comparison:
         codes = {error.exit_code for entry in self.entries for error in entry.failures.values()}
         return codes.pop() if len(codes) == 1 else 1
 
-    def document(self, target: float | None = None) -> dict[str, Any]:
-        """The comparison under the stable keys of `compare --json`: a row for each entry.
-
-        Times are medians over the seeds; accuracies are means with a sample standard deviation.
-        `memory` names the column that memory is compared by: the measured peak if all runs have
-        one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
-        a row is. A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as
-        far above it where less is better.
-        """
-        done = [entry for entry in self.entries if entry.runs]
-        runs = [run.result for entry in done for run in entry.runs]
-        measured = bool(runs) and all(result["peak_bytes"] is not None for result in runs)
-        memory = "peak_bytes" if measured else "saved_bytes"
-        full = next((entry for entry in done if _reference(entry, done) is entry), None)
-        if target is None and full is not None:
-            best, least = fmean(run.best for run in full.runs), full.runs[0].figure in LEAST
-            target = best / TARGET if least else best * TARGET
-        rows = [_row(entry, _reference(entry, done), memory, target) for entry in self.entries]
-        metric = done[0].runs[0].figure if done else None
-        _mark(rows, memory, metric in LEAST)
-        return {
-            "razorctl": razorctl.__version__,
-            "model": self.model,
-            "dataset": self.dataset,
-            "metric": metric,
-            "devices": sorted({result["device"] for result in runs}),
-            "shared": _shared([result["job"] for result in runs]),
-            "memory": memory,
-            "target": target,
-            "seeds": sorted({result["job"]["seed"] for result in runs}),
-            "rows": rows,
-            "pareto": [row["label"] for row in rows if row["pareto"]],
-            "best": {
-                name: [row["label"] for row in rows if name in row["best"]]
-                for name in (memory, *COSTS, *GAINS)
-            },
-        }
-
-
-def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that all jobs have in common."""
-    first = jobs[0] if jobs else {}
-    return {k: v for k, v in first.items() if all(job.get(k) == v for job in jobs)}
-
 
 def read(directory: Path) -> FinishedRun:
     """The finished run in a directory that `finetune` has written.
@@ -174,7 +133,8 @@ def read(directory: Path) -> FinishedRun:
     Raises UsageError if the run is not finished or was made by another version of razorctl, and
     DataError if its files are damaged.
     """
-    known = read_toml(directory / CONFIG).get("environment", {}).get("razorctl")
+    environment = read_toml(directory / CONFIG).get("environment", {})
+    known = environment.get("razorctl")
     if known != razorctl.__version__:
         raise UsageError(
             f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
@@ -182,8 +142,9 @@ def read(directory: Path) -> FinishedRun:
     try:
         result = json.loads((directory / RESULT).read_text("utf-8"))
         lines = (directory / METRICS).read_text("utf-8").splitlines()
-        run = FinishedRun(directory, result, [json.loads(line) for line in lines])
+        run = FinishedRun(directory, result, [json.loads(line) for line in lines], environment)
         whole = len(run.steps) == result["steps"] and run.best >= 0
+        whole = whole and all({"loss", "seconds"} <= step.keys() for step in run.steps)
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "
@@ -230,7 +191,7 @@ def of_grid(
         ]
         comparison = Comparison(job["model"], job["dataset"], entries)
     except (KeyError, TypeError, UsageError):
-        raise DataError(f"{directory / SETTINGS} is damaged; compare again.") from None
+        raise _damaged(directory) from None
     for entry in entries:
         for seed in seeds:
             try:
@@ -238,6 +199,29 @@ def of_grid(
             except RazorError as error:
                 entry.failures[seed] = error
     return comparison
+
+
+def repeating(directory: Path) -> str:
+    """The command that runs the grid in a directory again, elsewhere.
+
+    Raises DataError if the settings are not as `compare` wrote them.
+    """
+    settings = read_toml(directory / SETTINGS)
+    try:
+        job, runs = settings["job"], settings["runs"]
+        words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
+        words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
+        budget = settings.get("limits", {}).get("budget")
+        words += [] if budget is None else ["--budget", f"{budget:g}s"]
+        device = settings["environment"].get("device")
+        words += [] if device is None else ["--device", device]
+    except (KeyError, TypeError):
+        raise _damaged(directory) from None
+    return shlex.join(["razorctl", *words])
+
+
+def _damaged(grid: Path) -> DataError:
+    return DataError(f"{grid / SETTINGS} is damaged; compare again.")
 
 
 def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
@@ -329,95 +313,3 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
 def _settings(run: FinishedRun) -> dict[str, Any]:
     """The recipe and the job in one mapping, without their seeds."""
     return {k: v for k, v in (run.result["recipe"] | run.result["job"]).items() if k != "seed"}
-
-
-def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
-    """The entry of plain full fine-tuning with the same settings and device, if it was run.
-
-    Plain means automatic attention, and no more micro-batches than any entry of those settings.
-    """
-    if not entry.runs:
-        return None
-    alike = [other for other in done if other.settings == entry.settings]
-    fewest = min(other.accumulate for other in alike)
-    for other in alike:
-        exact = other.recipe.method == "full" and not other.recipe.approximates
-        if exact and other.recipe.attention == "auto" and other.accumulate == fewest:
-            return other
-    return None
-
-
-def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
-    results = [run.result for run in entry.runs]
-    ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
-    row: dict[str, Any] = {
-        "method": entry.method,
-        "ratio": ratio,
-        "joint_budget": entry.recipe.joint_budget,
-        "attention": entry.recipe.attention,
-        "saved_bytes": _largest(results, "saved_bytes"),
-        "peak_bytes": _largest(results, "peak_bytes"),
-        "step_seconds": _median(results, "step_seconds"),
-        "epoch_seconds": _median(results, "epoch_seconds"),
-        "accuracy": fmean(r["accuracy"] for r in results) if results else None,
-        "accuracy_std": stdev(r["accuracy"] for r in results) if len(results) > 1 else None,
-        "memory_vs_full": None,
-        "speedup_vs_full": None,
-        "time_to_target": None,
-        "error": entry.error,
-        "label": entry.label,
-        "accumulate": entry.accumulate if entry.runs else None,
-        "score": fmean(run.score for run in entry.runs) if results else None,
-        "score_std": stdev(run.score for run in entry.runs) if len(results) > 1 else None,
-        "seeds": [result["job"]["seed"] for result in results],
-        "accuracies": [result["accuracy"] for result in results],
-        "run_dirs": [str(run.directory) for run in entry.runs],
-        "compiled": all(result["compiled"] for result in results) if results else None,
-    }
-    if full is not None:
-        dense = [run.result for run in full.runs]
-        row["memory_vs_full"] = row[memory] / _largest(dense, memory)
-        row["speedup_vs_full"] = _median(dense, "step_seconds") / row["step_seconds"]
-    if target is not None:
-        times = [run.time_to(target) for run in entry.runs]
-        reached = [time for time in times if time is not None]
-        row["time_to_target"] = median(reached) if times and reached == times else None
-    return row
-
-
-def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
-    values = [result[name] for result in results]
-    return max(values) if values and None not in values else None
-
-
-def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
-    known = [result[name] for result in results if result[name] is not None]
-    return median(known) if known else None
-
-
-def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
-    """Adds to each row its `best` columns and whether it is on the Pareto front.
-
-    least: whether less is better of scores.
-    """
-    for row in rows:
-        row["best"], row["pareto"] = [], False
-    gains = GAINS if least else (*GAINS, "score")
-    for name in (memory, *COSTS, *GAINS, "score"):
-        values = [row[name] for row in rows if row[name] is not None]
-        best = max(values, default=None) if name in gains else min(values, default=None)
-        for row in rows:
-            if best is not None and row[name] == best:
-                row["best"].append(name)
-    done, sign = [row for row in rows if row["score"] is not None], 1 if least else -1
-    points = [(row[memory], row["step_seconds"], sign * row["score"]) for row in done]
-    for row, on_front in zip(done, pareto(points), strict=True):
-        row["pareto"] = on_front
-
-
-def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
-    """For each point, whether no other point is at most equal in all numbers and less in one."""
-    return [
-        not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
-        for p in points
-    ]

@@ -1,8 +1,9 @@
 """A grid of methods and seeds: one run after the other, each in its own process.
 
 A grid's directory holds `comparison.toml` and a run directory for each method and seed.
-`comparison.toml` has the shared settings in the layout of a razorctl.toml, and the methods and
-seeds. The directory of a failed run has a `failure.json`. `comparison.of_grid` reads all this.
+`comparison.toml` has the shared settings in the layout of a razorctl.toml, the methods and seeds,
+and with a budget the steps of each method. The directory of a failed run has a `failure.json`.
+`comparison.of_grid` reads all this.
 """
 
 import os
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import razorctl
@@ -27,7 +29,7 @@ from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import rundir
+from razorctl.training import budget, rundir
 from razorctl.training.comparison import (
     NAMES,
     SETTINGS,
@@ -64,7 +66,8 @@ class Progress:
 class Grid:
     """Runs of methods and seeds, one after the other, each in its own process.
 
-    The constructor checks the settings and makes the directory; `run` trains.
+    The constructor checks the settings and makes the directory; with a budget, `measure` says how
+    many steps each method has; `run` trains.
     """
 
     def __init__(
@@ -74,19 +77,24 @@ class Grid:
         *,
         ratio: float = Recipe.ratio,
         seeds: int = 1,
+        seconds: float | None = None,
         device: str | None = None,
         out: Path | None = None,
         resume: bool = False,
     ) -> None:
         """Checks the settings and makes the directory.
 
-        methods: names in NAMES. seeds: number of seeds, counted up from the job's. out: the
-        directory to make; with `resume` it may exist, and its finished runs are not run again.
+        methods: names in NAMES. seeds: number of seeds, counted up from the job's. seconds: of
+        training, for all runs together. out: the directory to make; with `resume` it may exist,
+        and its finished runs are not run again.
         Raises UsageError for settings that no run can use, and for a directory that exists
         without `resume`, belongs to other settings or cannot be written.
         """
         if seeds < 1:
             raise UsageError(f"{seeds} seeds are too few; give 1 or more.")
+        if seconds is not None and (job.steps or job.epochs):
+            what = "steps" if job.steps else "epochs"
+            raise UsageError(f"{what} and a budget cannot both be set; give one of them.")
         self.methods = list(dict.fromkeys(methods))
         for name in self.methods:
             if name not in NAMES:
@@ -98,13 +106,14 @@ class Grid:
             refuse(job, Recipe(), devices.find(device))
         # By its absolute path, as in the runs, so that it can be resumed from any directory.
         self.job = replace(job, dataset=data.place(job.dataset))
-        self.ratio, self.device = ratio, device
+        self.ratio, self.device, self.seconds = ratio, device, seconds
         self.seeds = range(job.seed, job.seed + seeds)
         self.cache = Cache()
         self.facts = search.facts(job)
         self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
         self.recipes = {name: recipe_of(name, ratio) for name in self.methods}
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
+        self._unmeasured: dict[str, RazorError] = {}  # methods of which no step could be measured
         self._prepare(resume)
 
     def _prepare(self, resume: bool) -> None:
@@ -115,12 +124,15 @@ class Grid:
             "job": job,
             "recipe": {"ratio": self.ratio},
             "environment": {k: v for k, v in environment.items() if v is not None},
+            "limits": {} if self.seconds is None else {"budget": self.seconds},
         }
-        runs: dict[str, list[Any]] = {"methods": self.methods, "seeds": list(self.seeds)}
+        runs: dict[str, Any] = {"methods": self.methods, "seeds": list(self.seeds)}
+        if self.seconds is not None:
+            runs |= {"share": self.seconds / (len(self.methods) * len(self.seeds)), "steps": {}}
         if not self.out.exists():
             try:
                 self.out.mkdir(parents=True)
-                self._write(settings | {"runs": runs})
+                self._write(settings, runs)
             except OSError as error:
                 raise UsageError(
                     f"cannot write {self.out} ({error.strerror}); "
@@ -141,15 +153,57 @@ class Grid:
                 "directory with --out."
             )
         before = known.get("runs", {})  # methods and seeds of earlier calls stay in the grid
-        for name, values in runs.items():
-            runs[name] = list(dict.fromkeys([*before.get(name, []), *values]))
-        self._write(settings | {"runs": runs})
+        for name in ("methods", "seeds"):
+            before[name] = list(dict.fromkeys([*before.get(name, []), *runs[name]]))
+        self._write(settings, runs | before)
 
-    def _write(self, settings: Mapping[str, Any]) -> None:
+    def _write(self, settings: Mapping[str, dict[str, Any]], runs: dict[str, Any]) -> None:
+        """Writes the settings, and what belongs to single runs."""
         import tomli_w
 
+        self._settings, self._runs = settings, runs
+        # With the first seed, the file is all that repeating the comparison needs.
+        tables = {**settings, "job": {**settings["job"], "seed": runs["seeds"][0]}, "runs": runs}
         with rundir.whole(self.out / SETTINGS) as file:
-            file.write_text(tomli_w.dumps(settings), "utf-8")
+            file.write_text(tomli_w.dumps(tables), "utf-8")
+
+    def measure(self, say: Callable[[str], object]) -> None:
+        """Takes a few steps by each method, and notes how many it has in its share of the budget.
+
+        Methods whose steps are known are left out, which all are without a budget. say: called with
+        what is done. Raises UsageError if the budget is too small, and leaves no directory behind
+        that holds nothing else.
+        """
+        if self.seconds is None:
+            return
+        known, share = self._runs["steps"], self._runs["share"]
+        measured = {}
+        for name in self.methods:
+            if name in known:
+                continue
+            say(f"measuring a step of {name}")
+            try:
+                measured[name] = self._probe(name)
+            except RazorError as error:
+                self._unmeasured[name] = error
+        try:
+            known |= budget.steps(measured, share, self.seconds / share)
+        except UsageError:
+            with suppress(OSError):
+                if {file.name for file in self.out.iterdir()} == {SETTINGS}:
+                    (self.out / SETTINGS).unlink()
+                    self.out.rmdir()
+            raise
+        self._write(self._settings, self._runs)
+
+    def _probe(self, method: str) -> float:
+        """Seconds of a step of a method."""
+        at = Progress(0, 1, method, self.seeds[0])
+        with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
+            directory = Path(folder) / method
+            command = self._command(at, directory, budget.PROBE, budget.PROBE)
+            _call(command, lambda: None)
+            return budget.step_seconds(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
         """Runs what is not finished yet: all methods with one seed, then with the next seed.
@@ -173,9 +227,19 @@ class Grid:
         directory = self._directory(at)
         report(at)
         if not (directory / rundir.RESULT).exists():
+            if at.method in self._unmeasured:
+                raise self._unmeasured[at.method]
             shutil.rmtree(directory, ignore_errors=True)
-            _call(self._command(at, directory), lambda: report(_look(at, directory)))
+            command = self._command(at, directory, *self._length(at.method))
+            _call(command, lambda: report(_look(at, directory)))
         return read(directory)
+
+    def _length(self, method: str) -> tuple[int | None, int | None]:
+        """The steps of a run, and between its evaluations; None is as the job says."""
+        if self.seconds is None:
+            return None, None
+        steps = self._runs["steps"][method]
+        return steps, self.job.evaluate_every or budget.evaluate_every(steps)
 
     def _directory(self, at: Progress) -> Path:
         return self.out / f"{at.method}-{at.seed}"
@@ -192,8 +256,13 @@ class Grid:
         runs = len(self.seeds) * len(self.methods)
         return f"{self.out} holds {done} of {runs} runs; go on with --resume --out {self.out}"
 
-    def _command(self, at: Progress, directory: Path) -> list[str]:
-        """The command line of one run; raises UsageError if the model cannot run that baseline."""
+    def _command(
+        self, at: Progress, directory: Path, steps: int | None, evaluate_every: int | None
+    ) -> list[str]:
+        """The command line of one run; raises UsageError if the model cannot run that baseline.
+
+        steps, evaluate_every: None is as the job says.
+        """
         recipe = self.recipes[at.method]
         words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
         words += [
@@ -212,6 +281,8 @@ class Grid:
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "
                 "leave full-flash out."
             )
+        for name, value in (("steps", steps), ("evaluate-every", evaluate_every)):
+            words += [] if value is None else [f"--{name}", str(value)]
         if self.device is not None:
             words += ["--device", self.device]
         return [*words, "--json", "--out", str(directory)]
@@ -257,10 +328,10 @@ class Grid:
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """The first setting whose known value differs from the wanted one, with its known value."""
-    for table in ("environment", "job", "recipe"):
+    for table in ("environment", "job", "recipe", "limits"):
         ours, theirs = wanted[table], known.get(table, {})
         for name in (*ours, *theirs):
-            if ours.get(name) != theirs.get(name):
+            if name != "seed" and ours.get(name) != theirs.get(name):
                 value = theirs.get(name)
                 return f"{name.replace('_', ' ')} {'left out' if value is None else value}"
     return None

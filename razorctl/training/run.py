@@ -89,8 +89,8 @@ class Run(Iterator[Step]):
             self.metrics = None
             if processes.first():
                 self.metrics = Metrics(out, self.history)
-                name = devices.name(device)
-                rundir.write_settings(out, self.job, recipe, name, plan, splits.record)
+                place = devices.name(device), torch.get_num_threads()
+                rundir.write_settings(out, self.job, recipe, *place, plan, splits.record)
 
     def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
         """Loads the data and builds the model as the recipe says."""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
 # Written at the end: the best model, if it is not the last, and the adapters, if there are some.
 BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
 
+ROOM = 2**20  # bytes that a file needs that a command writes at its end, such as a report
 WRITTEN = "name a directory that `razorctl finetune` has written"
 AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged one
 
@@ -150,7 +151,7 @@ def whole(file: Path) -> Iterator[Path]:
     What is replaced is on the disk then. The file gets the permissions of a new file, whatever the
     writer sets.
     """
-    partial = file.with_name(f"{file.name}.partial")
+    partial = _partial(file)
     partial.unlink(missing_ok=True)  # of a process that was killed
     try:
         partial.touch()
@@ -194,22 +195,49 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _partial(file: Path) -> Path:
+    return file.with_name(f"{file.name}.partial")
+
+
+def check_room(file: Path, option: str, replace: bool = False) -> None:
+    """Checks that `whole` could write a file of ROOM bytes, before long work for it begins.
+
+    option: names the file. Raises UsageError if it could not, and if the file exists, unless it is
+    to be replaced.
+    """
+    if file.exists() and not (replace and file.is_file()):
+        raise UsageError(f"{file} exists already; name another file with {option}.")
+    try:
+        try:
+            _partial(file).write_bytes(bytes(ROOM))
+        finally:
+            _partial(file).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file} ({error.strerror}); name another file with {option}."
+        ) from None
+
+
 def write_settings(
     out: Path,
     job: Job,
     recipe: Recipe,
     device: str,
+    threads: int,
     plan: Mapping[str, Any] | None,
     split: Mapping[str, Any] | None,
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
 
-    plan: that of its plan. split: `Splits.record`.
+    device: its name. threads: of an operation on the CPU. plan: that of its plan. split:
+    `Splits.record`.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 
     environment = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": device,
+        "threads": threads,
         "python": platform.python_version(),
         "razorctl": razorctl.__version__,
         **{name: version(name) for name in ("torch", "timm", "datasets")},

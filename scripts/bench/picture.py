@@ -3,8 +3,8 @@
     .venv/bin/python scripts/bench/picture.py [--check]
 
 The script reads results/frontier_cpu.json and writes scripts/assets/memory-time-{light,dark}.svg.
-Each picture has its points as text too. Drawing needs the `bench` extra. `--check` draws nothing,
-needs no extra, and exits with 1 if a picture was drawn from other results.
+Each picture has its points as text too. `--check` draws nothing, and exits with 1 if a picture was
+drawn from other results.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def boxes(axes: Any) -> list[Any]:
 
 
 def draw(mode: str) -> None:
-    import matplotlib as mpl  # --check needs no matplotlib
+    import matplotlib as mpl  # slow, and not for --check
 
     mpl.use("agg")  # it can say where a label is; the picture is written as SVG
     mpl.rcParams.update({"svg.hashsalt": "razorctl", "font.size": 10})

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from razorctl.errors import DataError, UsageError
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training import comparison
-from razorctl.training.comparison import pareto, read
+from razorctl.training.comparison import read
+from razorctl.training.rows import document as document_of
+from razorctl.training.rows import pareto
 from tests.comparing import assert_refused, compare, write
 
 CONTRACT = [
@@ -45,8 +48,12 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def rows(*directories: Path, target: float | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = comparison.finished(directories).document(target)["rows"]
+    found: list[dict[str, Any]] = document(directories, target)["rows"]
     return found
+
+
+def document(directories: Iterable[Path], target: float | None = None) -> dict[str, Any]:
+    return document_of(comparison.finished(directories), target)
 
 
 class TestFinishedRuns:
@@ -100,10 +107,10 @@ class TestFinishedRuns:
 
     def test_a_measured_peak_and_a_traced_figure_are_never_in_one_column(self):
         gpu = [write("a", peak=4000), write("b", "razor", saved=100, peak=1000)]
-        document = comparison.finished(gpu).document()
-        assert document["memory"] == "peak_bytes"
-        assert document["rows"][1]["memory_vs_full"] == 0.25
-        mixed = comparison.finished([*gpu, write("c", "int8", saved=50)]).document()
+        found = document(gpu)
+        assert found["memory"] == "peak_bytes"
+        assert found["rows"][1]["memory_vs_full"] == 0.25
+        mixed = document([*gpu, write("c", "int8", saved=50)])
         assert mixed["memory"] == "saved_bytes"
         assert mixed["rows"][1]["memory_vs_full"] == 0.1
 
@@ -134,16 +141,16 @@ class TestTarget:
             write("b", seed=1, accuracies=(0.6, 0.7)),
             write("c", "razor", accuracies=(0.5, 0.793)),
         ]
-        document = comparison.finished(runs).document()
-        assert document["target"] == pytest.approx(0.99 * 0.8)
-        full, razor = document["rows"]
+        found = document(runs)
+        assert found["target"] == pytest.approx(0.99 * 0.8)
+        full, razor = found["rows"]
         assert full["time_to_target"] is None  # one seed never gets there
         assert razor["time_to_target"] == 2
 
     def test_there_is_none_without_full(self):
-        document = comparison.finished([write("a", "razor")]).document()
-        assert document["target"] is None
-        assert document["rows"][0]["time_to_target"] is None
+        found = document([write("a", "razor")])
+        assert found["target"] is None
+        assert found["rows"][0]["time_to_target"] is None
 
 
 def test_pareto():
@@ -157,12 +164,12 @@ def test_the_best_of_each_column_and_the_front_are_marked():
         write("b", "checkpoint", saved=100, step=1.5, accuracies=(0.95,)),
         write("c", "backrazor", saved=200, step=2.0, accuracies=(0.5,)),
     ]
-    document = comparison.finished(runs).document()
-    assert document["pareto"] == ["full", "checkpoint"]
-    assert document["best"]["saved_bytes"] == ["checkpoint"]
-    assert document["best"]["step_seconds"] == document["best"]["speedup_vs_full"] == ["full"]
-    assert document["best"]["accuracy"] == ["full", "checkpoint"]
-    assert document["rows"][2]["best"] == []
+    found = document(runs)
+    assert found["pareto"] == ["full", "checkpoint"]
+    assert found["best"]["saved_bytes"] == ["checkpoint"]
+    assert found["best"]["step_seconds"] == found["best"]["speedup_vs_full"] == ["full"]
+    assert found["best"]["accuracy"] == ["full", "checkpoint"]
+    assert found["rows"][2]["best"] == []
 
 
 class TestBadRuns:
@@ -184,6 +191,7 @@ class TestBadRuns:
             ("metrics.jsonl", '{"seconds": 1'),
             ("metrics.jsonl", ""),
             ("metrics.jsonl", '{"seconds": 1, "accuracy": 0.5}\n'),
+            ("metrics.jsonl", '{"seconds": 1, "metrics": {"accuracy": 0.5}}\n' * 3),
         ],
     )
     def test_damaged(self, file, text):

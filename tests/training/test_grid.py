@@ -1,25 +1,25 @@
-"""A grid: its settings, its order, how runs fail and end; one small grid that is really run."""
+"""A grid: its settings, its order, how runs fail; one small grid that is really run."""
 
 import json
 import os
-import signal
-import subprocess
+import re
+import shlex
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from razorctl.errors import RazorError, Terminated
+from razorctl.cli.app import app
+from razorctl.errors import RazorError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import grid, signals
+from razorctl.training import grid, rows
+from razorctl.training.comparison import repeating
 from razorctl.training.grid import Grid
 from tests.comparing import NAMED, assert_refused, call_here, compare, write
 from tests.models import registered
@@ -49,6 +49,17 @@ BAD = {
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
     "no seeds": ([*NAMED, "--seeds", "0"], 2, "0 seeds are too few; give 1 or more"),
     "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
+    "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
+    "budget and steps": (
+        [*NAMED, "--budget", "9s", "--steps", "3"],
+        2,
+        "steps and a budget cannot both be set; give one",
+    ),
+    "budget and epochs": (
+        [*NAMED, "--budget", "9s", "--epochs", "3"],
+        2,
+        "epochs and a budget cannot both be set",
+    ),
     "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
     "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1437 training"),
     "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
@@ -85,9 +96,19 @@ class TestGrid:
                 failure.exit_code = 4
                 raise failure
             attention = command[command.index("--attention") + 1]
-            write(command[-1], method, seed=seed, recipe={"attention": attention})
+            steps = int(command[command.index("--steps") + 1]) if "--steps" in command else 3
+            write(
+                command[-1],
+                method,
+                seed=seed,
+                recipe={"attention": attention},
+                steps=steps,
+                accuracies=[*[None] * (steps - 2), 0.5, 0.9][-steps:],
+                step=self.step.get(method, 1.0),
+            )
 
         self.failing: tuple[str, ...] = ()
+        self.step: dict[str, float] = {"razor": 0.5}  # seconds
         monkeypatch.setattr(grid, "_call", call)
         return called
 
@@ -109,7 +130,7 @@ class TestGrid:
         assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
         assert grid.comparison.exit_code == 0
-        assert [row["seeds"] for row in grid.comparison.document()["rows"]] == [[0, 1]] * 2
+        assert [row["seeds"] for row in rows.document(grid.comparison)["rows"]] == [[0, 1]] * 2
 
     def test_one_that_fails_is_a_row_with_its_reason(self, commands):
         self.failing = ("full",)
@@ -190,6 +211,72 @@ class TestGrid:
         assert sentence in result.stderr
         assert len(commands) == 1
 
+    def test_a_budget_is_divided_equally_and_its_steps_are_kept(self, commands):
+        args = [*NAMED, "--budget", "40s", "--out", "x", "--seeds", "2", "--methods"]
+        document = json.loads(compare(*args, "full,razor", "--json").stdout)
+        probes, runs = commands[:2], commands[2:]
+        assert [Path(command[-1]).parent.name[:7] for command in probes] == [".probe-"] * 2
+        length = {"full": "--steps 10 --evaluate-every 1", "razor": "--steps 20 --evaluate-every 2"}
+        assert [Path(command[-1]).name for command in runs] == [
+            "full-0",
+            "razor-0",
+            "full-1",
+            "razor-1",
+        ]
+        for command in runs:
+            assert length[Path(command[-1]).name.split("-")[0]] in " ".join(command)
+        full, razor = document["rows"]
+        assert (full["steps"], razor["steps"]) == (10, 20)
+        assert razor["memory_vs_full"] == 1  # full is found though its steps differ
+        assert document["target"] is not None
+        files = ["comparison.toml", "full-0", "full-1", "razor-0", "razor-1"]
+        assert sorted(path.name for path in Path("x").iterdir()) == files
+        assert grid.read_toml(Path("x/comparison.toml"))["runs"]["steps"] == {
+            "full": 10,
+            "razor": 20,
+        }
+
+        commands.clear()
+        self.step = {"razor": 0.1, "int8": 2.0}  # of the machine as it is now
+        grid.shutil.rmtree("x/razor-1")
+        compare(*args, "full,razor,int8", "--resume")
+        names = [Path(command[-1]).name for command in commands]
+        assert names == ["int8", "int8-0", "razor-1", "int8-1"]
+        assert "--steps 20 " in " ".join(commands[2])
+        assert "--steps 5 --evaluate-every 1 " in " ".join(commands[1])  # the same share
+        shown = compare("x").stdout
+        assert re.search(r"full +10 .*\n.*razor +20 .*\n.*int8 +5 ", shown)
+        assert (
+            "was begun with budget 40"
+            in compare(*args, "full", "--resume", "--budget", "1h").stderr
+        )
+
+    def test_a_budget_below_a_step_of_each_leaves_nothing(self, commands):
+        args = ["--methods", "full,razor", "--budget", "1.5s", "--out", "x"]
+        result = compare(*NAMED, *args)
+        assert result.exit_code == 2
+        assert "too small for one step of each run; give --budget 2s or more" in result.stderr
+        assert not Path("x").exists()
+        assert compare(*NAMED, *args[:2], "--budget", "2s", "--out", "x").exit_code == 0
+
+    def test_a_method_that_cannot_be_measured_is_a_row_with_its_reason(self, commands):
+        self.failing = ("full",)
+        result = compare(*NAMED, "--methods", "full,razor", "--budget", "40s", "--json")
+        full, razor = json.loads(result.stdout)["rows"]
+        assert full["error"] == "the device is out of memory; raise --ratio."
+        assert (razor["steps"], razor["error"]) == (40, None)
+
+    def test_is_repeated_by_one_command(self, commands):
+        Path("razorctl.toml").write_text("[job]\nseed = 5\nlearning_rate = 0.3\n")
+        args = ["--methods", "full,razor", "--ratio", "0.5", "--seeds", "2", "--budget", "40s"]
+        compare(*NAMED, *args, "--device", "cpu", "--out", "x")
+        Path("razorctl.toml").unlink()
+        program, *words = shlex.split(repeating(Path("x")))
+        assert program == "razorctl"
+        assert CliRunner().invoke(app, [*words, "--out", "y"]).exit_code == 0
+        first, again = (grid.read_toml(Path(name) / "comparison.toml") for name in "xy")
+        assert first == again
+
     def test_settings_come_from_the_project_and_the_environment_too(self, commands, monkeypatch):
         Path("razorctl.toml").write_text(
             "[job]\nsteps = 7\nseed = 5\n[recipe]\nratio = 0.5\nmethod = 'int8'\n"
@@ -250,94 +337,6 @@ def test_a_small_comparison_and_the_same_again(monkeypatch):
     for row, again in zip(document["rows"], later["rows"], strict=True):
         assert row["step_seconds"] == again["step_seconds"]
         assert row["time_to_target"] == again["time_to_target"]
-
-
-def test_a_command_that_fails_tells_why():
-    def call(code: str) -> RazorError:
-        with pytest.raises(RazorError) as caught:
-            grid._call([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
-        return caught.value
-
-    error = call("print('noise\\nerror: too large; make it small.', file=sys.stderr); sys.exit(4)")
-    assert (str(error), error.exit_code) == ("too large; make it small.", 4)
-    error = call("os.kill(os.getpid(), 9)")
-    assert "lower --batch-size" in str(error)
-    assert error.exit_code == 4
-    error = call("sys.exit(3)")
-    assert "ended with code 3" in str(error)
-    assert error.exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
-    ids=["SIGINT", "SIGTERM"],
-)
-def test_a_signal_ends_the_run_that_is_on_and_begins_no_other(number, code, word):
-    args = ["compare", *NAMED, "--methods", "full,razor", "--steps", "100000", "--out", "x"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "razorctl", *args, "--device", "cpu", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background job, and what it starts, ignores SIGINT.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-        start_new_session=True,
-    )
-    metrics = Path("x/full-0/metrics.jsonl")
-    deadline = time.monotonic() + 120
-    try:
-        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(number)  # to compare alone
-        stdout, stderr = process.communicate(timeout=60)
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)  # nothing goes on
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == code
-    left = "x holds 0 of 2 runs; go on with --resume --out x"
-    assert (stdout, stderr.splitlines()[-1]) == ("", f"error: {word}: {left}.")
-    assert metrics.stat().st_size  # it had begun
-    assert not Path("x/razor-0").exists()
-
-
-class TestSigterm:
-    """Is held back while a command runs, where it would end the process."""
-
-    @pytest.fixture(autouse=True)
-    def default(self, monkeypatch):
-        monkeypatch.setattr(grid, "POLL", 0.01)
-        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        yield
-        signal.signal(signal.SIGTERM, before)
-
-    def meanwhile(self) -> Any:
-        """What handles it while a command runs."""
-        seen = []
-        command = [sys.executable, "-c", "import time; time.sleep(0.1)"]
-        grid._call(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
-        return seen[0]
-
-    def test_has_its_default_again(self):
-        assert callable(self.meanwhile())
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-    def test_keeps_a_handler_of_somebody_else(self):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        assert self.meanwhile() is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-
-    def test_is_left_alone_in_another_thread(self):
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(self.meanwhile).result() is signal.SIG_DFL
-
-    def test_that_comes_as_the_command_ends_is_not_lost(self):
-        with pytest.raises(Terminated) as caught, signals.sigterm_waits():
-            signal.raise_signal(signal.SIGTERM)
-        assert caught.value.code == 143
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_every_method_can_be_compared():

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.job import LEAST
+from razorctl.training.advice import sentence
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
@@ -26,16 +27,8 @@ Columns = dict[str, tuple[str, float, str]]  # figure -> head, what a unit of it
 
 def show(document: dict[str, Any]) -> None:
     """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
-    rows, memory, target = document["rows"], document["memory"], document["target"]
-    columns: Columns = {
-        memory: _column(rows, memory, MEMORY[memory], MIB, GIB),
-        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
-        "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
-        "speedup_vs_full": ("speed\nx full", 1, "{:.2f}x"),
-        "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
-        "score": SCORES[document["metric"] or "accuracy"],
-        "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
-    }
+    memory = document["memory"]
+    columns = columns_of(document, {memory: MEMORY[memory]})
     table, left_out = _table(document, columns), list[str]()
     for name in SPARE:
         table.columns[1].max_width = LABEL
@@ -45,40 +38,81 @@ def show(document: dict[str, Any]) -> None:
         table = _table(document, columns)
     table.columns[1].max_width = None
     views.out.print(table, "", sep="\n")
-    compiled = document["shared"].get("compile", False)
-    for row in rows:
+    for row in document["rows"]:
         if row["error"] is not None:
             views.out.print(
                 f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False
             )
-    how = "measured peak of a step" if memory == "peak_bytes" else "saved for backward, traced"
-    how += " without compiling" * (memory != "peak_bytes" and compiled)
-    judged = columns["score"][0].split("\n")[0]
+    notes = explained(document, of_target="time_to_target" in columns)
+    if left_out:
+        notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
+    views.out.print(notes, style="dim", highlight=False)
+    views.out.print(sentence(document["take"]), highlight=False, markup=False)
+
+
+def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
+    """The columns of a comparison; memories: those of memory, with their names."""
+    rows, columns = document["rows"], Columns()
+    if len({row["steps"] for row in rows} - {None}) > 1:
+        columns["steps"] = ("steps", 1.0, "{:,.0f}")
+    columns |= {name: _column(rows, name, head, MIB, GIB) for name, head in memories.items()}
+    return columns | {
+        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
+        "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
+        "speedup_vs_full": ("speed\nx full", 1, "{:.2f}x"),
+        "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
+        "score": SCORES[document["metric"] or "accuracy"],
+        "time_to_target": _column(rows, "time_to_target", "target", ("s", 1), ("min", 60)),
+    }
+
+
+def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
+    """A figure of a row as its column has it; a dash if there is none."""
+    _, unit, form = columns[name]
+    text = "-" if row[name] is None else form.format(row[name] / unit)
+    if name == "score" and row["score_std"] is not None:
+        text += f" ± {row['score_std'] / unit:.2f}"
+    return text
+
+
+def explained(document: dict[str, Any], of_target: bool) -> str:
+    """What the marks and the columns of the table mean; of_target: whether that column is there."""
+    target, compiled = document["target"], document["shared"].get("compile", False)
+    measured = document["memory"] == "peak_bytes"
+    how = "measured peak of a step" if measured else "saved for backward, traced"
+    how += " without compiling" * (not measured and compiled)
+    judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
-    if target is not None and "time_to_target" in columns:
+    if target is not None and of_target:
         reached = f"{target:.2%} or more"
         if document["metric"] in LEAST:
             reached = f"{target:.2f} or less"
         notes += f"target: training until {judged} stays at {reached}. "
-    if eager := [row["label"] for row in rows if compiled and row["compiled"] is False]:
-        notes += f"Not compiled: {', '.join(eager)}. "
-    if left_out:
-        notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
-    views.out.print(notes, style="dim", highlight=False)
+    eager = [row["label"] for row in document["rows"] if compiled and row["compiled"] is False]
+    return notes + (f"Not compiled: {', '.join(eager)}. " if eager else "")
 
 
-def _table(document: dict[str, Any], columns: Columns) -> Table:
-    """A row for each row of the document."""
-    shared = document["shared"]
-    words = [f"{document['model']} on {document['dataset']}"]
+def task(document: dict[str, Any]) -> str:
+    """The model and the data set."""
+    return f"{document['model']} on {document['dataset']}"
+
+
+def common(document: dict[str, Any]) -> str:
+    """What all runs have in common, in a few words."""
+    shared, words = document["shared"], []
     for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
         words += [form.format(shared[name])] if name in shared else []
     count = len(document["seeds"])
     words += ["compiled"] * shared.get("compile", False)
     words += ["CUDA graphs"] * shared.get("cuda_graphs", False)
     words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
+    return ", ".join(words)
+
+
+def _table(document: dict[str, Any], columns: Columns) -> Table:
+    """A row for each row of the document."""
     table = Table(
-        title=", ".join(words),
+        title=f"{task(document)}, {common(document)}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -91,10 +125,8 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for row in document["rows"]:
         cells = ["*" if row["pareto"] else "", escape(row["label"])]
-        for name, (_, unit, form) in columns.items():
-            text = "-" if row[name] is None else form.format(row[name] / unit)
-            if name == "score" and row["score_std"] is not None:
-                text += f" ± {row['score_std'] / unit:.2f}"
+        for name in columns:
+            text = cell(row, name, columns)
             cells.append(f"[bold]{text}[/]" if name in row["best"] else text)
         table.add_row(*cells, style=None if row["seeds"] else "dim")
     return table

@@ -1,0 +1,191 @@
+"""The plots of a report, as SVG inside an HTML page whose CSS variables color them.
+
+Plots are drawn in colors that stand for these variables, so that one serves light and dark.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import hypot
+from typing import TYPE_CHECKING, Any
+
+from razorctl.training.curves import Curve, mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GRID, PAPER = "#010101", "#020202", "#030303"
+LINES = tuple(f"#0400{n:02x}" for n in range(8))
+VARIABLES = {INK: "--ink", GRID: "--grid", PAPER: "--paper"} | {
+    color: f"--line-{n}" for n, color in enumerate(LINES)
+}
+OF_METHOD = {"full": 0, "razor": 1}  # what always has the same line
+DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+WIDE, NARROW = (4.8, 3.6), (4.4, 2.9)  # inches; text has its size where one is 72 px
+MARKED = 12  # points of a curve at most that are marked
+SIZE = 10  # of text, in points
+# Places of a label beside its point, nearest first: offset in points, horizontal alignment.
+PLACES = [
+    (x * distance, y * distance - 3, {-1: "right", 0: "center", 1: "left"}[x])
+    for distance in (8, 15, 24, 34)
+    for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+]
+NEAR = 8  # of these are next to the point
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a row is drawn: a color of LINES, and one of DASHES, both by index."""
+
+    color: int
+    dash: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row in the plot of memory and time; `front`: whether it is on the Pareto front."""
+
+    label: str
+    line: Line
+    time: float
+    memory: float
+    front: bool
+
+
+def lines(methods: Iterable[str]) -> list[Line]:
+    """A line for each row of a comparison; those of `full` and `razor` are always the same."""
+    used: list[Line] = []
+    others = [n for n in range(len(LINES)) if n not in OF_METHOD.values()]
+    order = [Line(n, dash) for dash in range(len(DASHES)) for n in others]
+    for method in methods:
+        own = [Line(OF_METHOD.get(method, 0), dash) for dash in range(len(DASHES))]
+        free = (line for line in (own if method in OF_METHOD else order) if line not in used)
+        used.append(next(free, order[-1]))
+    return used
+
+
+def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
+    """Memory against step time; `time` and `memory` are the names of the axes."""
+    figure, axes = _axes(WIDE, time, memory)
+    for point in points:
+        color = LINES[point.line.color]
+        face = color if point.front else PAPER
+        axes.plot(point.time, point.memory, "o", ms=7, mec=color, mfc=face, mew=1.6, zorder=3)
+    axes.margins(x=0.2, y=0.16)
+    axes.set_ylim(bottom=0)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # labels are placed in what was laid out
+    _label(axes, points)
+    return _svg(figure, f"{memory} by {time}")
+
+
+def curves(groups: Sequence[tuple[Line, Sequence[Curve]]], over: str, name: str) -> str:
+    """The mean curve of each row, and thin those of its seeds; `over`: `steps` or `seconds`."""
+    figure, axes = _axes(NARROW, over, name)
+    for line, seeds in groups:
+        style: dict[str, Any] = {"color": LINES[line.color], "ls": DASHES[line.dash]}
+        for curve in seeds if len(seeds) > 1 else ():
+            axes.plot(getattr(curve, over), curve.values, lw=0.6, alpha=0.45, **style)
+        middle = mean(seeds)
+        marker = "o" if len(middle.values) <= MARKED else ""
+        width = 3.2 if line.color == OF_METHOD["full"] else 1.5  # other exact ways may lie on it
+        axes.plot(getattr(middle, over), middle.values, lw=width, marker=marker, ms=3.2, **style)
+    axes.set_xlim(left=0)
+    return _svg(figure, f"{name} over {over}")
+
+
+def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axes]":
+    """An empty plot with names of its axes."""
+    # Imported here: it is slow, and few commands plot.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)  # it can say where a label is
+    axes = figure.add_subplot()
+    axes.set_xlabel(across, color=INK, size=SIZE)
+    axes.set_ylabel(up, color=INK, size=SIZE)
+    axes.tick_params(colors=INK, labelsize=SIZE)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    return figure, axes
+
+
+def _label(axes: "Axes", points: Sequence[Point]) -> None:
+    """Writes the labels of points, those with the nearest neighbors first: they have least room."""
+    ends = [axes.transData.transform((point.time, point.memory)) for point in points]
+    room = [
+        min((hypot(*(end - other)) for other in ends if other is not end), default=0.0)
+        for end in ends
+    ]
+    labels: list[Any] = []
+    for _, point in sorted(zip(room, points, strict=True), key=lambda found: found[0]):
+        others = [_around(axes, other, 9) for other in points if other is not point]
+        labels.append(_place(axes, point, [_around(axes, point, 6), *others, *labels]))
+
+
+def _around(axes: "Axes", point: Point, size: float) -> Any:
+    """The box of that many pixels on each side of a point."""
+    from matplotlib.transforms import Bbox
+
+    x, y = axes.transData.transform((point.time, point.memory))
+    return Bbox.from_extents(x - size, y - size, x + size, y + size)
+
+
+def _place(axes: "Axes", point: Point, taken: Sequence[Any]) -> Any:
+    """Writes a label where it covers least of what is taken, and returns its box.
+
+    A line leads to it from its point if that is not next to it.
+    """
+    color = LINES[point.line.color]
+
+    def written(place: tuple[float, float, str], **more: Any) -> Any:
+        x, y, side = place
+        more |= {"color": color, "size": SIZE, "ha": side, "parse_math": False}  # a $ is a $
+        at = (point.time, point.memory)
+        return axes.annotate(point.label, at, (x, y), textcoords="offset points", **more)
+
+    tried = []
+    for nth, place in enumerate(PLACES):
+        label = written(place)
+        box = label.get_window_extent().padded(3)
+        label.remove()
+        covered = sum(_shared(box, other) for other in taken)
+        covered += box.width * box.height - _shared(box, axes.bbox)
+        tried.append((round(covered), nth, box))
+    _, nth, box = min(tried, key=lambda found: found[:2])
+    leader = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkB": 4}
+    written(PLACES[nth], arrowprops=leader if nth >= NEAR else None)
+    return box
+
+
+def _shared(a: Any, b: Any) -> float:
+    """The area that two boxes share."""
+    width = min(a.x1, b.x1) - max(a.x0, b.x0)
+    height = min(a.y1, b.y1) - max(a.y0, b.y0)
+    return float(max(0, width) * max(0, height))
+
+
+def _svg(figure: "Figure", name: str) -> str:
+    """The element <svg> of a figure, the same for the same plot; `name` tells it from others."""
+    import matplotlib as mpl
+
+    text = io.StringIO()
+    about = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with mpl.rc_context({"svg.hashsalt": f"razorctl {name}", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", transparent=True, metadata=about)
+    svg = text.getvalue()
+    svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to them
+    svg = re.sub(r' (?:xmlns(?::xlink)?|version|width|height)="[^"]*"', "", svg, count=5)
+    svg = re.sub(r"font: ((?:bold )?)([\d.]+px) [^;\"]*", r"font-size: \2", svg)  # of the page
+    svg = svg.replace("xlink:href=", "href=")
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)
+    for color, variable in VARIABLES.items():
+        svg = svg.replace(color, f"var({variable})")
+    return svg

@@ -1,0 +1,143 @@
+"""The report of `compare --html`: one HTML file that needs nothing but itself."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from razorctl.cli.views import comparison as table
+from razorctl.cli.views import plots
+from razorctl.training.advice import sentence
+from razorctl.training.comparison import Comparison, Entry, FinishedRun
+from razorctl.training.curves import losses, scores
+from razorctl.training.rundir import CONFIG, whole
+
+TEMPLATE = "report.html.jinja"
+MEMORY = {"saved_bytes": "saved, traced", "peak_bytes": "peak, measured"}
+Command = tuple[str, Sequence[str]]  # what commands are for, and the commands
+
+
+def write(
+    file: Path, document: Mapping[str, Any], comparison: Comparison, commands: Sequence[Command]
+) -> None:
+    """Writes the report of a comparison and its JSON document, whole or not at all.
+
+    commands: what repeats it, beside the commands of single runs. Raises OSError if the file cannot
+    be written.
+    """
+    text = render(dict(document), comparison, commands)
+    with whole(file) as partial:
+        partial.write_text(text, "utf-8")
+
+
+def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[Command]) -> str:
+    """The report as HTML, the same for the same comparison."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few commands need it
+
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    done = [entry for entry in comparison.entries if entry.runs]
+    lines = plots.lines(entry.recipe.method for entry in done)
+    of_label = dict(zip((entry.label for entry in done), lines, strict=True))
+    runs = [run for entry in done for run in entry.runs]
+    again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
+    return pages.get_template(TEMPLATE).render(
+        document=document,
+        title=table.task(document),
+        subtitle=table.common(document),
+        advice=sentence(document["take"]),
+        **_table(document, of_label),
+        memory_time=_memory_time(document, of_label) if runs else None,
+        curves=_curves(document, done, lines) if runs else [],
+        several=any(len(entry.runs) > 1 for entry in done),
+        environment=_environment(runs),
+        shared={k: v for k, v in document["shared"].items() if v is not None},
+        commands=[*commands, ("One run again", [shlex.join(words) for words in again])],
+    )
+
+
+def _columns(document: dict[str, Any]) -> table.Columns:
+    """The columns of the table; traced and measured memory have one each, if a row has it."""
+    rows = document["rows"]
+    known = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
+    return table.columns_of(document, known or {"saved_bytes": MEMORY["saved_bytes"]})
+
+
+def _table(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> dict[str, Any]:
+    """The heads, the rows and the notes of the table."""
+    columns = _columns(document)
+    rows = [
+        {
+            "label": row["label"],
+            "line": of_label.get(row["label"]),
+            "front": row["pareto"],
+            "error": row["error"],
+            "seeds": len(row["seeds"]),
+            "cells": [
+                (table.cell(row, name, columns), row[name], name in row["best"]) for name in columns
+            ],
+        }
+        for row in document["rows"]
+    ]
+    heads = [head for head, _, _ in columns.values()]
+    return {"heads": heads, "rows": rows, "notes": table.explained(document, of_target=True)}
+
+
+def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> str:
+    columns, memory = _columns(document), document["memory"]
+    _, second, _ = columns["step_seconds"]
+    _, byte, _ = columns[memory]
+    percent = " %" * columns["score"][0].endswith("%")
+    points = [
+        plots.Point(
+            f"{row['label']}\n{table.cell(row, 'score', columns)}{percent}",
+            of_label[row["label"]],
+            row["step_seconds"] / second,
+            row[memory] / byte,
+            row["pareto"],
+        )
+        for row in document["rows"]
+        if row["seeds"]
+    ]
+    names = (_named(columns[name][0]) for name in ("step_seconds", memory))
+    return plots.memory_time(points, *names)
+
+
+def _named(head: str) -> str:
+    """The head of a column, with its unit, as the name of an axis."""
+    name, _, unit = head.partition("\n")
+    return f"{name} ({unit})" if unit else name
+
+
+def _curves(
+    document: dict[str, Any], done: Sequence[Entry], lines: Sequence[plots.Line]
+) -> list[tuple[str, str]]:
+    """The plots of the training loss and the figure of the task, each with its name."""
+    head, unit, _ = table.SCORES[document["metric"]]
+    found = []
+    for what, curve, size in (("training loss", losses, 1.0), (_named(head), scores, unit)):
+        groups = [
+            (line, [curve(run).per(size) for run in entry.runs])
+            for line, entry in zip(lines, done, strict=True)
+        ]
+        for over in ("steps", "seconds"):
+            name = f"{what.partition(' (')[0]} over {over}"
+            found.append((name, plots.curves(groups, over, what)))
+    return found
+
+
+def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:
+    """What all runs ran with; where they differ, all that there is."""
+    names = dict.fromkeys(name for run in runs for name in run.environment)
+    found = {
+        name: sorted({str(run.environment[name]) for run in runs if name in run.environment})
+        for name in names
+    }
+    if "date" in found:
+        found["date"] = list(dict.fromkeys((found["date"][0], found["date"][-1])))
+    return {name: " to ".join(v) if name == "date" else ", ".join(v) for name, v in found.items()}

@@ -1,0 +1,133 @@
+"""Which row of a comparison to take, and why."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from razorctl.job import LEAST
+
+# How far a score may be behind the best exact one: points of a share, percent where less is better.
+POINTS, PERCENT = 0.5, 1.0
+GAIN = 0.05  # share of time that an approximation saves at least, to be taken before an exact way
+
+Row = Mapping[str, Any]
+
+
+def take(
+    rows: Sequence[Row], memory: str, metric: str | None, alike: bool
+) -> dict[str, str | None]:
+    """The `label` of the row to take, None if the rows do not tell, and `why`, without a period.
+
+    Of the rows whose score is near that of the best exact one, or better, it is the first at the
+    target, else the fastest by step, then the one of least memory. An exact row that is hardly
+    slower comes before it.
+
+    memory: the column that memory is compared by. metric: the figure that scores are of.
+    alike: whether the runs have the same device and settings, so that their times compare.
+    """
+    done = [row for row in rows if row["score"] is not None]
+    exact = [row for row in done if row["exact"]]
+    if not exact:
+        return _none("no exact method has a result; compare full too")
+    if not alike:
+        return _none("the runs differ in more than the method, so their times do not compare")
+    least = metric in LEAST
+    best = min(exact, key=lambda row: row["score"] * (1 if least else -1))
+
+    def order(row: Row) -> tuple[float, ...]:
+        return _time_to(row), row["step_seconds"], row[memory]
+
+    near = [row for row in done if _lost(row, best, least) <= (PERCENT if least else POINTS)]
+    first = min(near, key=order)
+    hardly_slower = [row for row in near if row["exact"] and not _clearly_faster(first, row)]
+    chosen = min(hardly_slower, key=order, default=first)
+    if chosen["exact"]:
+        why = _why_exact(chosen, best, done, near, memory, least)
+    else:
+        full = next((row for row in exact if row["method"] == "full"), best)
+        why = _why(chosen, full, memory, least)
+    return {"label": chosen["label"], "why": why}
+
+
+def sentence(advice: Mapping[str, str | None]) -> str:
+    """What `take` returned, as a line to read."""
+    start = "Nothing to take yet" if advice["label"] is None else f"Take {advice['label']}"
+    return f"{start}: {advice['why']}."
+
+
+def _none(why: str) -> dict[str, str | None]:
+    return {"label": None, "why": why}
+
+
+def _time_to(row: Row) -> float:
+    return inf if row["time_to_target"] is None else float(row["time_to_target"])
+
+
+def _lost(row: Row, best: Row, least: bool) -> float:
+    """How far a score is behind another: points of a share, percent where less is better."""
+    if least:
+        return round(100 * (float(row["score"]) / float(best["score"]) - 1), 9)
+    return round(100 * (float(best["score"]) - float(row["score"])), 9)
+
+
+def _clearly_faster(row: Row, other: Row) -> bool:
+    """Whether a row is at the target, or else at the end of a step, in GAIN less time."""
+    if row["time_to_target"] is None:
+        return bool(row["step_seconds"] <= (1 - GAIN) * other["step_seconds"])
+    return _time_to(row) <= (1 - GAIN) * _time_to(other)
+
+
+def _why(row: Row, full: Row, memory: str, least: bool) -> str:
+    """An approximation against an exact row."""
+    words = [
+        f"{_behind(row, full, least)} {full['label']} {_seeds(row, full)}",
+        f"{100 * row[memory] / full[memory]:.2g} % of its memory",
+        f"{row['step_seconds'] / full['step_seconds']:.2f} of its step time",
+    ]
+    if row["time_to_target"] and full["time_to_target"]:
+        words.append(f"at the target in {_time_to(row) / _time_to(full):.2f} of its time")
+    elif row["time_to_target"]:
+        words.append(f"at the target, which {full['label']} misses")
+    return ", ".join(words)
+
+
+def _why_exact(
+    chosen: Row, best: Row, done: Sequence[Row], near: Sequence[Row], memory: str, least: bool
+) -> str:
+    """An exact row, against the approximations there are."""
+    others = [row for row in done if not row["exact"]]
+    if not others:
+        first = "the fastest" if chosen["time_to_target"] is None else "the first at the target"
+        return f"{first} of the exact methods {_seeds(chosen)}"
+    within = "1 %" if least else "half a point"
+    others_near = [row for row in near if not row["exact"]]
+    if not others_near:
+        nearest = min(others, key=lambda row: _lost(row, best, least))
+        return (
+            f"no approximation is within {within} of the exact methods {_seeds(chosen, nearest)}; "
+            f"{nearest['label']} came nearest, {_behind(nearest, best, least)} {best['label']}"
+        )
+    smallest = min(others_near, key=lambda row: row[memory])
+    how = "faster" if chosen["time_to_target"] is None else "sooner at the target"
+    why = f"no approximation within {within} is {100 * GAIN:g} % {how} {_seeds(chosen, smallest)}"
+    if smallest[memory] < chosen[memory]:
+        why += (
+            f"; {smallest['label']} takes {100 * smallest[memory] / chosen[memory]:.2g} % of its "
+            f"memory in {smallest['step_seconds'] / chosen['step_seconds']:.2f} of its step time"
+        )
+    return why
+
+
+def _behind(row: Row, other: Row, least: bool) -> str:
+    """Where a score is from another, up to the name of the other."""
+    lost = round(_lost(row, other, least), 1)
+    if not lost:
+        return "level with"
+    if least:
+        return f"{abs(lost):.1f} % {'more' if lost > 0 else 'less'} perplexity than"
+    return f"{abs(lost):.1f} points {'below' if lost > 0 else 'above'}"
+
+
+def _seeds(*rows: Row) -> str:
+    count = min(len(row["seeds"]) for row in rows)
+    return "(one seed)" if count == 1 else f"({count} seeds)"

@@ -1,0 +1,50 @@
+"""The budget of a comparison: time of training, divided equally over its runs."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from razorctl.errors import UsageError
+from razorctl.training.rundir import METRICS
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
+# Steps of a probe, and the last of them, whose median counts: with --compile these are compiled.
+PROBE, TIMED = 12, 5
+POINTS = 10  # evaluations of a run, at least
+
+
+def seconds(text: str) -> float:
+    """The seconds that a text such as 90s, 10m or 1.5h means; raises UsageError for another one."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"budget {text!r} is no time; give one such as 90s, 10m or 1.5h.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def step_seconds(probe: Path) -> float:
+    """The seconds of a step in the run directory of a probe."""
+    lines = (probe / METRICS).read_text("utf-8").splitlines()
+    return median(float(json.loads(line)["seconds"]) for line in lines[-TIMED:])
+
+
+def steps(measured: Mapping[str, float], share: float, runs: float) -> dict[str, int]:
+    """The steps of each method that take a run's share of the budget, or a little less.
+
+    measured: method -> seconds of a step. share: in seconds. runs: how many shares the budget has.
+    Raises UsageError if that is less than a step of one of them.
+    """
+    slowest = max(measured.values(), default=0.0)
+    if slowest > share:
+        raise UsageError(
+            f"the budget is too small for one step of each run; give --budget "
+            f"{math.ceil(slowest * runs)}s or more."
+        )
+    return {method: int(share / each) for method, each in measured.items()}
+
+
+def evaluate_every(steps: int) -> int:
+    """Steps between the evaluations of a run, for which a curve has POINTS points or a few more."""
+    return max(1, steps // POINTS)

@@ -1,0 +1,57 @@
+"""How the training loss and the figure of the task go, over steps and over seconds of training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import fmean
+
+from razorctl.training.comparison import FinishedRun
+
+POINTS = 100  # of a curve of losses, at most
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values, each with the steps and the seconds of training before it was taken."""
+
+    steps: Sequence[float]
+    seconds: Sequence[float]
+    values: Sequence[float]
+
+    def per(self, unit: float) -> "Curve":
+        """The curve with its values in another unit."""
+        return replace(self, values=[value / unit for value in self.values])
+
+
+def losses(run: FinishedRun) -> Curve:
+    """Training losses; of a long run each is the mean over as many steps as leave POINTS."""
+    width = math.ceil(run.result["job"]["steps"] / POINTS)
+    seconds = _seconds(run)
+    parts = [range(at, min(at + width, len(seconds))) for at in range(0, len(seconds), width)]
+    return Curve(
+        [part[-1] + 1 for part in parts],
+        [seconds[part[-1]] for part in parts],
+        [fmean(run.steps[index]["loss"] for index in part) for part in parts],
+    )
+
+
+def scores(run: FinishedRun) -> Curve:
+    """The figure of the task, at each evaluation."""
+    seconds = _seconds(run)
+    at = [index for index, step in enumerate(run.steps) if step["metrics"] is not None]
+    return Curve(
+        [index + 1 for index in at],
+        [seconds[index] for index in at],
+        [float(run.steps[index]["metrics"][run.figure]) for index in at],
+    )
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    """The mean of the curves of several seeds, as far as all of them go."""
+    columns = ([c.steps for c in curves], [c.seconds for c in curves], [c.values for c in curves])
+    return Curve(*([fmean(each) for each in zip(*many, strict=False)] for many in columns))
+
+
+def _seconds(run: FinishedRun) -> list[float]:
+    return list(accumulate(step["seconds"] for step in run.steps))

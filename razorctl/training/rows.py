@@ -1,0 +1,162 @@
+"""The figures of a comparison: a row for each entry, the best of each column, the Pareto front."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+from typing import Any
+
+import razorctl
+from razorctl.job import LEAST
+from razorctl.methods import METHODS
+from razorctl.training import advice
+from razorctl.training.comparison import Comparison, Entry
+
+TARGET = 0.99  # of full's best score
+# Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
+COSTS = ("memory_vs_full", "step_seconds", "epoch_seconds", "time_to_target")
+GAINS = ("speedup_vs_full", "accuracy")
+
+
+def document(comparison: Comparison, target: float | None = None) -> dict[str, Any]:
+    """The comparison under the stable keys of `compare --json`: a row for each entry.
+
+    Times are medians over the seeds; accuracies are means with a sample standard deviation.
+    `memory` names the column that memory is compared by: the measured peak if all runs have
+    one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
+    a row is. A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as
+    far above it where less is better. `take` is what `advice.take` says of the rows.
+    """
+    done = [entry for entry in comparison.entries if entry.runs]
+    runs = [run.result for entry in done for run in entry.runs]
+    measured = bool(runs) and all(result["peak_bytes"] is not None for result in runs)
+    memory = "peak_bytes" if measured else "saved_bytes"
+    full = next((entry for entry in done if _reference(entry, done) is entry), None)
+    if target is None and full is not None:
+        best, least = fmean(run.best for run in full.runs), full.runs[0].figure in LEAST
+        target = best / TARGET if least else best * TARGET
+    rows = [_row(entry, _reference(entry, done), memory, target) for entry in comparison.entries]
+    metric = done[0].runs[0].figure if done else None
+    _mark(rows, memory, metric in LEAST)
+    alike = all(entry.settings == done[0].settings for entry in done)
+    return {
+        "razorctl": razorctl.__version__,
+        "model": comparison.model,
+        "dataset": comparison.dataset,
+        "metric": metric,
+        "devices": sorted({result["device"] for result in runs}),
+        "shared": _shared([result["job"] for result in runs]),
+        "memory": memory,
+        "target": target,
+        "seeds": sorted({result["job"]["seed"] for result in runs}),
+        "rows": rows,
+        "pareto": [row["label"] for row in rows if row["pareto"]],
+        "best": {
+            name: [row["label"] for row in rows if name in row["best"]]
+            for name in (memory, *COSTS, *GAINS)
+        },
+        "take": advice.take(rows, memory, metric, alike),
+    }
+
+
+def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all jobs have in common."""
+    first = jobs[0] if jobs else {}
+    return {k: v for k, v in first.items() if all(job.get(k) == v for job in jobs)}
+
+
+def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
+    """The entry of plain full fine-tuning with the same settings and device, if it was run.
+
+    Plain means automatic attention, and no more micro-batches than any entry of those settings. Of
+    several it is the one whose number of steps is nearest.
+    """
+    if not entry.runs:
+        return None
+    alike = [other for other in done if other.settings == entry.settings]
+    fewest = min(other.accumulate for other in alike)
+    plain = [
+        other
+        for other in alike
+        if other.recipe.method == "full"
+        and not other.recipe.approximates
+        and other.recipe.attention == "auto"
+        and other.accumulate == fewest
+    ]
+    return min(plain, key=lambda other: abs(other.steps - entry.steps), default=None)
+
+
+def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) -> dict[str, Any]:
+    results = [run.result for run in entry.runs]
+    ratio = entry.recipe.ratio if METHODS[entry.recipe.method].has_ratio else None
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "ratio": ratio,
+        "joint_budget": entry.recipe.joint_budget,
+        "attention": entry.recipe.attention,
+        "saved_bytes": _largest(results, "saved_bytes"),
+        "peak_bytes": _largest(results, "peak_bytes"),
+        "step_seconds": _median(results, "step_seconds"),
+        "epoch_seconds": _median(results, "epoch_seconds"),
+        "accuracy": fmean(r["accuracy"] for r in results) if results else None,
+        "accuracy_std": stdev(r["accuracy"] for r in results) if len(results) > 1 else None,
+        "memory_vs_full": None,
+        "speedup_vs_full": None,
+        "time_to_target": None,
+        "error": entry.error,
+        "label": entry.label,
+        "accumulate": entry.accumulate if entry.runs else None,
+        "score": fmean(run.score for run in entry.runs) if results else None,
+        "score_std": stdev(run.score for run in entry.runs) if len(results) > 1 else None,
+        "seeds": [result["job"]["seed"] for result in results],
+        "accuracies": [result["accuracy"] for result in results],
+        "run_dirs": [str(run.directory) for run in entry.runs],
+        "compiled": all(result["compiled"] for result in results) if results else None,
+        "steps": entry.steps if entry.runs else None,
+        "exact": not entry.recipe.approximates,
+    }
+    if full is not None:
+        dense = [run.result for run in full.runs]
+        row["memory_vs_full"] = row[memory] / _largest(dense, memory)
+        row["speedup_vs_full"] = _median(dense, "step_seconds") / row["step_seconds"]
+    if target is not None:
+        times = [run.time_to(target) for run in entry.runs]
+        reached = [time for time in times if time is not None]
+        row["time_to_target"] = median(reached) if times and reached == times else None
+    return row
+
+
+def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    values = [result[name] for result in results]
+    return max(values) if values and None not in values else None
+
+
+def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
+    known = [result[name] for result in results if result[name] is not None]
+    return median(known) if known else None
+
+
+def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
+    """Adds to each row its `best` columns and whether it is on the Pareto front.
+
+    least: whether less is better of scores.
+    """
+    for row in rows:
+        row["best"], row["pareto"] = [], False
+    gains = GAINS if least else (*GAINS, "score")
+    for name in (memory, *COSTS, *GAINS, "score"):
+        values = [row[name] for row in rows if row[name] is not None]
+        best = max(values, default=None) if name in gains else min(values, default=None)
+        for row in rows:
+            if best is not None and row[name] == best:
+                row["best"].append(name)
+    done, sign = [row for row in rows if row["score"] is not None], 1 if least else -1
+    points = [(row[memory], row["step_seconds"], sign * row["score"]) for row in done]
+    for row, on_front in zip(done, pareto(points), strict=True):
+        row["pareto"] = on_front
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """For each point, whether no other point is at most equal in all numbers and less in one."""
+    return [
+        not any(q != p and all(b <= a for a, b in zip(p, q, strict=True)) for q in points)
+        for p in points
+    ]

@@ -1,0 +1,283 @@
+"""`compare --html`: one file that needs nothing else, of runs that nobody trained."""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from razorctl.cli.views import plots, report
+from tests.comparing import assert_refused, compare, write
+
+NASTY = """<b>&"it's"$x$</b>"""
+VOID = {"meta", "br", "path", "use"}
+
+
+class Page(HTMLParser):
+    """The page as elements: their texts by tag, and all attributes; refuses unbalanced tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.attributes: list[tuple[str, str, str]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        self.texts.setdefault(tag, []).append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.texts[tag][-1] += data
+
+    def values(self, tag: str, name: str) -> list[str]:
+        return [value for t, n, value in self.attributes if (t, n) == (tag, name)]
+
+
+def page(*words: str, name: str = "report.html") -> Page:
+    result = compare(*words, "--html", name)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.endswith(f"report: {name}\n")
+    return Page(Path(name).read_text("utf-8"))
+
+
+def runs() -> list[str]:
+    """Two seeds of full, one of razor."""
+    known = [
+        write(f"f{seed}", seed=seed, accuracies=(None, 0.5, 0.9 + seed / 50)) for seed in (0, 1)
+    ]
+    razor = write("r", "razor", saved=100, step=0.5, accuracies=(None, 0.5, 0.908))
+    return [*map(str, known), str(razor)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> str:
+    """The report of `runs`, with its plots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("whole"))
+        page(*runs())
+        return Path("report.html").read_text("utf-8")
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Drawing takes long."""
+    monkeypatch.setattr(report, "_curves", lambda *_: [])
+    monkeypatch.setattr(report, "_memory_time", lambda *_: "")
+
+
+def grid(**job: str) -> Path:
+    """A directory of compare, whose run of razor failed."""
+    out = Path("grid")
+    write("grid/full-0", **job)
+    job = {"model": "vit-micro", "dataset": "digits", **job}
+    runs = {"methods": ["full", "razor"], "seeds": [0]}
+    tables = {"job": job, "runs": runs, "recipe": {"ratio": 0.9}, "environment": {}}
+    (out / "comparison.toml").write_text(tomli_w.dumps(tables))
+    (out / "razor-0").mkdir()
+    failure = {"error": f"{NASTY} is too large; <script>alert(1)</script>.", "exit_code": 4}
+    (out / "razor-0/failure.json").write_text(json.dumps(failure))
+    return out
+
+
+def test_all_is_there(whole):
+    found = Page(whole)
+    assert found.texts["h1"] == ["vit-micro on digits"]
+    advice = "Take razor 0.9: 0.2 points below full (one seed), 10 % of its memory"
+    assert any(text.startswith(advice) for text in found.texts["p"])
+    assert found.texts["button"][:3] == ["method", "saved, tracedMiB", "of full"]
+    rows = [re.split(r"\s{2,}|\n", text.strip()) for text in found.texts["tr"]]
+    assert [row[0] for row in rows[1:]] == ["full *", "razor 0.9 *"]
+    assert "91.00 ± 1.41" in rows[1]
+    assert found.values("svg", "aria-label") == [
+        "saved, traced (MiB) by step (s)",
+        "training loss over steps",
+        "training loss over seconds",
+        "accuracy (%) over steps",
+        "accuracy (%) over seconds",
+    ]
+    drawn = "".join(found.texts["text"])
+    for words in ("razor 0.9", "90.80 %", "training loss", "seconds"):
+        assert words in drawn
+    assert "torch2.99" in "".join(found.texts["dl"])
+    assert "2026-01-01 10:00 UTC to 2026-01-02 10:00 UTC" in found.texts["dd"]
+    assert "".join(found.texts["pre"]).split("\n") == [
+        "razorctl compare f0 f1 r --html report.htmlrazorctl --config f0/config.toml finetune",
+        "razorctl --config f1/config.toml finetune",
+        "razorctl --config r/config.toml finetune",
+    ]
+
+
+def test_nothing_is_loaded(whole):
+    found = Page(whole)
+    assert "http" not in whole.replace("http-equiv", "")
+    assert "@import" not in whole
+    assert not re.search(r"url\((?!#)", whole)
+    loading = [value for _, name, value in found.attributes if name in ("src", "href", "data")]
+    assert all(value.startswith("#") for value in loading)
+    assert not {"img", "link", "iframe", "object"} & found.texts.keys()
+    (policy,) = found.values("meta", "content")[1:]
+    assert policy.startswith("default-src 'none'")
+
+
+def test_plots_have_the_colors_of_the_page(whole):
+    used = set(re.findall(r"var\((--[\w-]+)\)", whole))
+    assert {"--ink", "--grid", "--line-0", "--line-1"} <= used
+    defined = re.findall(r"(--[\w-]+): #", whole)
+    assert all(defined.count(name) == 2 for name in used)  # in light and in dark
+    svgs = re.findall(r"<svg.*?</svg>", whole, re.DOTALL)
+    assert not re.search(r"#[0-9a-f]{6}", "".join(svgs))
+
+
+def test_the_same_comparison_gives_the_same_bytes(whole):
+    page(*runs())
+    assert Path("report.html").read_text("utf-8") == whole
+
+
+def test_what_users_write_is_escaped(no_plots):
+    found = page(str(grid(dataset=NASTY)))
+    assert found.texts["h1"] == [f"vit-micro on {NASTY}"]
+    assert f"{NASTY} is too large; <script>alert(1)</script>." in "".join(found.texts["div"])
+    assert len(found.texts["script"]) == 1
+    assert not {"b", "i"} & found.texts.keys()
+    assert found.texts["tr"][-1].strip().startswith(f"razor{NASTY} is too large")
+    assert "razorctl --config grid/comparison.toml compare vit-micro" in "".join(found.texts["pre"])
+
+
+def test_the_name_of_a_directory_is_escaped(no_plots):
+    write("<i>&")
+    found = page("<i>&")
+    assert "razorctl --config '<i>&/config.toml' finetune" in "".join(found.texts["pre"])
+    assert "i" not in found.texts
+
+
+def test_a_label_is_no_formula_and_no_element():
+    line = plots.Line(0, 0)
+    points = [plots.Point(NASTY, line, 1.0, 2.0, True), plots.Point("other", line, 1.0, 2.0, False)]
+    found = Page(plots.memory_time(points, "step", "saved"))
+    assert any(text.startswith(NASTY) for text in found.texts["text"])
+
+
+def test_measured_and_traced_memory_have_a_column_each(no_plots):
+    words = [str(write("a", peak=4 << 20)), str(write("b", "razor", saved=100))]
+    heads = page(*words).texts["button"]
+    assert heads[1:3] == ["saved, tracedMiB", "peak, measuredMiB"]
+
+
+def test_less_perplexity_is_better():
+    job = {"task": "causal-lm", "figure": "perplexity"}
+    words = [str(write("a", accuracies=(30.0, 20.0), **job))]
+    words.append(str(write("b", "razor", accuracies=(30.0, 19.0), step=0.5, **job)))
+    found = page(*words)
+    assert any("5.0 % less perplexity than full" in text for text in found.texts["p"])
+    assert "perplexity over steps" in found.texts["h3"]
+    assert "perplexity" in found.texts["button"]
+
+
+def test_a_comparison_without_a_finished_run_has_no_plots():
+    out = grid()
+    (out / "full-0/result.json").unlink()
+    result = compare(str(out), "--html", "report.html")
+    assert result.exit_code == 1
+    found = Page(Path("report.html").read_text("utf-8"))
+    assert "No run has finished." in found.texts["p"]
+    assert "svg" not in found.texts
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("old.html", "old.html exists already; name another file with --html"),
+        ("none/r.html", "cannot write none/r.html (No such file or directory); name another"),
+        ("old.html/r.html", "cannot write old.html/r.html (Not a directory); name another"),
+        ("dir", "dir exists already; name another file with --html"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(name, sentence):
+    Path("old.html").write_text("old")
+    Path("dir").mkdir()
+    assert_refused(compare("vit-micro", "digits", "--html", name), 2, sentence)
+    assert sorted(path.name for path in Path().iterdir()) == ["dir", "old.html"]
+    assert Path("old.html").read_text() == "old"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize("method", ["write_bytes", "write_text"], ids=["before", "at the end"])
+def test_a_disk_that_does_not_take_it(method, code, monkeypatch, no_plots):
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    words = runs()
+    monkeypatch.setattr(Path, method, refuse)
+    result = compare(*words, "--json", "--html", "r.html")
+    assert result.exit_code == 2
+    assert f"error: cannot write r.html ({os.strerror(code)})" in result.stderr
+    assert result.stderr.count("\n") == 1
+    if method == "write_bytes":
+        assert result.stdout == ""
+    else:  # what was compared is shown all the same
+        assert len(json.loads(result.stdout)["rows"]) == 2
+        assert "make room, then `razorctl compare f0 f1 r --html r.html`" in result.stderr
+    assert not list(Path().glob("r.html*"))
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"version": "0.0.1"}, "b was run by razorctl 0.0.1, not"),
+        ({"dataset": "cifar10"}, "b is of vit-micro on cifar10, a of vit-micro on digits"),
+        ({}, "b holds no finished run; leave it out, or run it again with"),
+    ],
+)
+def test_runs_that_cannot_be_compared_leave_no_file(other, sentence):
+    write("a")
+    write("b", "razor", **other)
+    if not other:
+        Path("b/result.json").unlink()
+    assert_refused(compare("a", "b", "--html", "r.html"), 2, sentence)
+    assert not list(Path().glob("r.html*"))
+
+
+def test_the_files_beside_json_and_csv(no_plots):
+    words = runs()
+    for form in ("--json", "--csv"):
+        plain = compare(*words, form).stdout
+        assert compare(*words, form, "--html", f"r{form}.html").stdout == plain
+        assert Path(f"r{form}.html").exists()
+
+
+def test_resuming_replaces_the_report(monkeypatch, no_plots):
+    from razorctl.training import grid as grids
+
+    def call(command: list[str], wait: Callable[[], object]) -> None:
+        write(command[-1], command[command.index("--method") + 1])
+
+    monkeypatch.setattr(grids, "_call", call)
+    words = ["vit-micro", "digits", "--out", "x", "--html", "r.html", "--methods"]
+    assert compare(*words, "full").exit_code == 0
+    assert compare(*words, "full,razor", "--resume").exit_code == 0
+    text = Path("r.html").read_text("utf-8")
+    assert "razorctl --config x/razor-0/config.toml finetune" in text
+    assert "compare vit-micro digits --methods full,razor --seeds 1" in text
+
+
+def test_no_other_error_is_hidden(monkeypatch):
+    monkeypatch.setattr(report, "render", lambda *_: 1 / 0)
+    assert compare(*runs(), "--html", "r.html").exit_code == 1
+    assert not Path("r.html").exists()

@@ -1,0 +1,125 @@
+"""The row of a comparison to take, by rows that nobody trained."""
+
+from typing import Any
+
+import pytest
+
+from razorctl.training.advice import sentence, take
+
+FULL: dict[str, Any] = {
+    "label": "full",
+    "method": "full",
+    "exact": True,
+    "score": 0.9,
+    "saved_bytes": 1000,
+    "step_seconds": 1.0,
+    "time_to_target": None,
+    "seeds": [0, 1],
+}
+CHECKPOINT = FULL | {
+    "label": "checkpoint",
+    "method": "checkpoint",
+    "saved_bytes": 200,
+    "step_seconds": 1.3,
+}
+RAZOR = FULL | {
+    "label": "razor 0.9",
+    "method": "razor",
+    "exact": False,
+    "score": 0.898,
+    "saved_bytes": 120,
+    "step_seconds": 0.71,
+}
+ONE = {"seeds": [0]}
+
+
+def advised(*rows: dict[str, Any], metric: str = "accuracy", alike: bool = True) -> str:
+    return sentence(take(rows, "saved_bytes", metric, alike))
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (
+            [FULL, CHECKPOINT, RAZOR],
+            "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
+            "time.",
+        ),
+        (
+            [FULL | ONE, RAZOR | ONE | {"score": 0.91}],
+            "Take razor 0.9: 1.0 points above full (one seed), 12 % of its memory, 0.71 of its "
+            "step time.",
+        ),
+        (  # at the edge of half a point
+            [FULL, RAZOR | {"score": 0.895}],
+            "Take razor 0.9: 0.5 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
+            "time.",
+        ),
+        (
+            [FULL, CHECKPOINT, RAZOR | {"score": 0.8949}],
+            "Take full: no approximation is within half a point of the exact methods (2 seeds); "
+            "razor 0.9 came nearest, 0.5 points below full.",
+        ),
+        (  # hardly faster
+            [FULL, RAZOR | {"step_seconds": 0.96}],
+            "Take full: no approximation within half a point is 5 % faster (2 seeds); razor 0.9 "
+            "takes 12 % of its memory in 0.96 of its step time.",
+        ),
+        ([FULL, CHECKPOINT], "Take full: the fastest of the exact methods (2 seeds)."),
+        (  # a tie goes to the one of less memory
+            [FULL, CHECKPOINT | {"step_seconds": 1.0}],
+            "Take checkpoint: the fastest of the exact methods (2 seeds).",
+        ),
+        (
+            [FULL, RAZOR, RAZOR | {"label": "half", "saved_bytes": 500}],
+            "Take razor 0.9: 0.2 points below full (2 seeds), 12 % of its memory, 0.71 of its step "
+            "time.",
+        ),
+        (
+            [RAZOR],
+            "Nothing to take yet: no exact method has a result; compare full too.",
+        ),
+        (
+            [FULL | {"score": None, "seeds": []}, RAZOR],
+            "Nothing to take yet: no exact method has a result; compare full too.",
+        ),
+    ],
+)
+def test_by_the_time_of_a_step(rows, line):
+    assert advised(*rows) == line
+
+
+def test_the_first_at_the_target_comes_before_the_fastest_step():
+    slow = RAZOR | {"label": "int8", "step_seconds": 1.2, "time_to_target": 60.0}
+    late = RAZOR | {"time_to_target": 90.0}
+    full = FULL | {"time_to_target": 80.0}
+    line = advised(full, late, slow)
+    assert line.startswith("Take int8: 0.2 points below full (2 seeds)")
+    assert line.endswith(", 1.20 of its step time, at the target in 0.75 of its time.")
+    assert advised(full, late) == (
+        "Take full: no approximation within half a point is 5 % sooner at the target (2 seeds); "
+        "razor 0.9 takes 12 % of its memory in 0.71 of its step time."
+    )
+    assert advised(full | {"time_to_target": 63.0}, slow).startswith("Take full")
+    missed = advised(FULL, slow)
+    assert missed.startswith("Take int8: 0.2 points below full (2 seeds)")
+    assert missed.endswith("1.20 of its step time, at the target, which full misses.")
+
+
+def test_of_perplexity_less_is_better():
+    full, razor = FULL | {"score": 20.0}, RAZOR | {"score": 20.2}
+    assert advised(full, razor, metric="perplexity").startswith(
+        "Take razor 0.9: 1.0 % more perplexity than full (2 seeds)"
+    )
+    worse = advised(full, razor | {"score": 20.3}, metric="perplexity")
+    assert worse.startswith("Take full: no approximation is within 1 % of the exact methods")
+    assert worse.endswith("razor 0.9 came nearest, 1.5 % more perplexity than full.")
+    better = advised(full, razor | {"score": 15.0}, metric="perplexity")
+    assert "25.0 % less perplexity than full" in better
+
+
+def test_of_runs_that_differ_otherwise_there_is_none():
+    assert take([FULL, RAZOR], "saved_bytes", "accuracy", False) == {
+        "label": None,
+        "why": "the runs differ in more than the method, so their times do not compare",
+    }
