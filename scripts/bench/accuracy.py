@@ -40,8 +40,8 @@ from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
 from razorctl.job import LEAST
 from razorctl.surgery.of_job import OfJob
-from razorctl.training.comparison import TARGET
 from razorctl.training.profiler import Training
+from razorctl.training.rows import TARGET
 
 RATIO = 0.9
 CORE = {

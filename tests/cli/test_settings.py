@@ -73,7 +73,9 @@ def test_every_recipe_preset_is_sound(name):
     Job("vit-b16", "cifar100", **tables["job"])
     recipe = Recipe(**tables["recipe"])
     paper, table = re.match(r"(sheared|backrazor)-tab(\d)", name).groups()
-    assert tables["summary"].startswith(f"{PAPERS[paper]}, Tab. {table}: ")
+    assert re.match(
+        rf"{re.escape(PAPERS[paper])},( supplement,)? Tab. {table}: ", tables["summary"]
+    )
     if METHODS[recipe.method].has_ratio:
         assert f"at {recipe.ratio:.0%}".replace("%", " %") in tables["summary"]
     if recipe.joint_budget < 1:
