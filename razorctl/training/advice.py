@@ -19,13 +19,15 @@ def take(
     """The `label` of the row to take, None if the rows do not tell, and `why`, without a period.
 
     Of the rows whose score is near that of the best exact one, or better, it is the first at the
-    target, else the fastest by step, then the one of least memory. An exact row that is hardly
-    slower comes before it.
+    target, or the fastest by step if no exact one stays there, then the one of least memory. An
+    exact row that is hardly slower comes before it.
 
     memory: the column that memory is compared by. metric: the figure that scores are of.
     alike: whether the runs have the same device and settings, so that their times compare.
     """
     done = [row for row in rows if row["score"] is not None]
+    if all(row["time_to_target"] is None for row in done if row["exact"]):
+        done = [{**row, "time_to_target": None} for row in done]  # the target tells nothing
     exact = [row for row in done if row["exact"]]
     if not exact:
         return _none("no exact method has a result; compare full too")
@@ -86,8 +88,6 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
     ]
     if row["time_to_target"] and full["time_to_target"]:
         words.append(f"at the target in {_time_to(row) / _time_to(full):.2f} of its time")
-    elif row["time_to_target"]:
-        words.append(f"at the target, which {full['label']} misses")
     return ", ".join(words)
 
 
