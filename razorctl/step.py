@@ -33,9 +33,13 @@ def precision(job: Job, device: torch.device) -> Precision:
     return settle_precision(job.precision, f"{major}.{minor}")
 
 
+# (model, inputs, labels, reduction as of `F.cross_entropy`) -> the loss of a micro-batch.
+Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
+
+
 def train_step(
     model: nn.Module,
-    logits: Callable[[nn.Module, Any], Tensor],
+    losses: Losses,
     micro_batches: Iterable[tuple[Any, Tensor]],
     optimizer: Optimizer,
     job: Job,
@@ -52,7 +56,8 @@ def train_step(
     without waiting for the device; the norm is 0 if the optimizer runs in the backward pass, since
     the gradient never is there as a whole.
 
-    micro_batches: `job.accumulate` pairs of inputs, as `logits` takes them, and labels [rows] or
+    losses: `by_logits`, or another that gives the same.
+    micro_batches: `job.accumulate` pairs of inputs, as `losses` takes them, and labels [rows] or
         their shares [rows, classes], all of one size; each is taken when it is needed.
     scaler: enabled only if `job.precision` is fp16.
     phase: the context for each of "forward", "backward" and "optimizer".
@@ -62,27 +67,25 @@ def train_step(
     total: the number of labels of the whole batch that count, as `counted` says; None gives each
         micro-batch the same weight.
     """
-    losses = []
+    found = []
     for number, (inputs, labels) in enumerate(micro_batches, 1):
         with nullcontext() if number == job.accumulate else unsynced(model):
             with phase("forward"), autocast(labels.device, job):
-                loss = losses_of(
-                    logits(model, inputs), labels, job, "mean" if total is None else "sum"
-                )
+                loss = losses(model, inputs, labels, "mean" if total is None else "sum")
                 loss = loss / (job.accumulate if total is None else total)
             if job.optimizer_in_backward:
                 check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
             with phase("backward"):
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
+        found.append(loss.detach())
     if job.optimizer_in_backward:
-        return processes.mean(torch.stack(losses).sum()), torch.zeros_like(losses[0])
+        return processes.mean(torch.stack(found).sum()), torch.zeros_like(found[0])
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         if hasattr(norm, "full_tensor"):  # a DTensor, whose class takes half a second to import
             norm = norm.full_tensor()
-        loss = processes.mean(torch.stack(losses).sum())
+        loss = processes.mean(torch.stack(found).sum())
         check(loss, norm)
         scaler.step(optimizer)
         scaler.update()
@@ -90,6 +93,15 @@ def train_step(
         kept = keep_gradients or (job.cuda_graphs and job.accumulate > 1)
         optimizer.zero_grad(set_to_none=not kept)
     return loss, norm
+
+
+def by_logits(logits: Callable[[nn.Module, Any], Tensor], job: Job) -> Losses:
+    """The losses of a job's model, by `Model.logits`."""
+
+    def losses(model: nn.Module, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
+        return losses_of(logits(model, inputs), labels, job, reduction)
+
+    return losses
 
 
 def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:

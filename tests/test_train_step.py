@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import NO_LABEL, Job
 from razorctl.optimizer import build_optimizer, cast_weights
-from razorctl.step import counted, refuse_infinite, train_step
+from razorctl.step import by_logits, counted, refuse_infinite, train_step
 
 CPU = torch.device("cpu")
 JOB = Job(
@@ -42,7 +42,7 @@ def stepped(model: nn.Module, job: Job, batches: list[tuple[Tensor, Tensor]]) ->
     optimizer = build_optimizer(model, job)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     total = None if job.classifies else counted((labels for _, labels in batches), CPU)
-    loss, _ = train_step(model, call, batches, optimizer, job, scaler, total=total)
+    loss, _ = train_step(model, by_logits(call, job), batches, optimizer, job, scaler, total=total)
     return loss
 
 
@@ -89,9 +89,9 @@ def test_an_optimizer_in_the_backward_pass_takes_the_same_steps(optimizer):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for _ in range(3):
         batch = [(torch.randn(4, 5), torch.randint(7, (4,)))]
-        train_step(whole, call, batch, steps[0], job, scaler)
+        train_step(whole, by_logits(call, job), batch, steps[0], job, scaler)
         own = replace(job, optimizer_in_backward=True)
-        train_step(within, call, batch, steps[1], own, scaler)
+        train_step(within, by_logits(call, own), batch, steps[1], own, scaler)
         assert all(p.grad is None for p in within.parameters())
     for a, b in zip(whole.parameters(), within.parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -109,7 +109,15 @@ def test_a_loss_that_is_not_finite_leaves_weights_that_are_updated_in_the_backwa
     batch = [(torch.full((4, 5), math.nan), torch.zeros(4, dtype=torch.long))]
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with pytest.raises(DivergedError, match="the loss is nan"):
-        train_step(model, call, batch, build_optimizer(model, job), job, scaler, check=check)
+        train_step(
+            model,
+            by_logits(call, job),
+            batch,
+            build_optimizer(model, job),
+            job,
+            scaler,
+            check=check,
+        )
     torch.testing.assert_close(dict(model.state_dict()), dict(before))
 
 

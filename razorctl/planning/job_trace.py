@@ -22,7 +22,7 @@ from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traced
 from razorctl.recipe import Recipe
-from razorctl.step import autocast, train_step
+from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.of_job import OfJob
 
@@ -127,7 +127,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
             if job.buckets and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         train_step(
-            *(model, family.logits, micro_batches, optimizer, job, scaler),
+            *(model, by_logits(family.logits, job), micro_batches, optimizer, job, scaler),
             keep_gradients=job.buckets,
             total=None if job.classifies else torch.ones(()),
         )

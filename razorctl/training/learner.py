@@ -13,7 +13,7 @@ from razorctl import processes
 from razorctl.errors import DivergedError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
-from razorctl.step import refuse_infinite, train_step
+from razorctl.step import by_logits, refuse_infinite, train_step
 from razorctl.training import parallel, state
 from razorctl.training.compiled import Trial
 from razorctl.training.recovery import parted
@@ -35,8 +35,8 @@ class Learner:
         logits: Callable[[nn.Module, Any], Tensor],
         device: torch.device,
     ) -> None:
-        self.model, self.job, self.logits = model, job, logits
-        together = parallel.parallel(model, job, device)
+        self.model, self.job = model, job
+        together, self._losses = parallel.parallel(model, by_logits(logits, job), job, device)
         self.optimizer = build_optimizer(model, job)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
@@ -74,7 +74,7 @@ class Learner:
             self.model.train()
             found = self.trial.step(
                 train_step,
-                self.logits,
+                self._losses,
                 micro_batches,
                 self.optimizer,
                 job,

@@ -16,24 +16,45 @@ from torch.utils._pytree import tree_map_only
 
 from razorctl import processes
 from razorctl.job import Job
+from razorctl.step import Losses
 from razorctl.surgery.blocks import blocks
 
 
-def parallel(model: nn.Module, job: Job, device: torch.device) -> nn.Module:
-    """What training steps call instead of `model`, which FSDP2 changes in place. Collective."""
+class WithLoss(nn.Module):
+    """A model whose output is its loss.
+
+    DistributedDataParallel copies outputs, and logits that are not computed yet would have to be.
+    """
+
+    def __init__(self, model: nn.Module, losses: Losses) -> None:
+        super().__init__()
+        self.model, self.losses = model, losses
+
+    def forward(self, inputs: Any, labels: Tensor, reduction: str) -> Tensor:
+        return self.losses(self.model, inputs, labels, reduction)
+
+
+def parallel(
+    model: nn.Module, losses: Losses, job: Job, device: torch.device
+) -> tuple[nn.Module, Losses]:
+    """What training steps call instead of `model` and `losses`. Collective.
+
+    FSDP2 changes the model in place.
+    """
     if job.processes == 1:
-        return model
+        return model, losses
     if job.strategy == "fsdp":
-        return _sharded(model, device)
+        return _sharded(model, device), losses
     from torch.nn.parallel import DistributedDataParallel
 
     # A joint budget leaves other parameters out in each step, and some stock models always do.
-    return DistributedDataParallel(
-        model,
+    together = DistributedDataParallel(
+        WithLoss(model, losses),
         device_ids=None if device.type == "cpu" else [device],
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
     )
+    return together, lambda whole, *batch: whole(*batch)
 
 
 def _sharded(model: nn.Module, device: torch.device) -> nn.Module:

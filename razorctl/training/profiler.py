@@ -28,8 +28,8 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
+from razorctl.step import by_logits, train_step
 from razorctl.step import precision as settle
-from razorctl.step import train_step
 from razorctl.surgery.of_job import OfJob
 from razorctl.training.compiled import Compiled, refuse
 
@@ -219,8 +219,8 @@ class Training:
                 yield
 
         with clock.phase("step"):
-            logits = self.family.logits
-            train_step(model, logits, batch(), self._updates, self.job, self._scaler, phase)
+            losses = by_logits(self.family.logits, self.job)
+            train_step(model, losses, batch(), self._updates, self.job, self._scaler, phase)
         return clock.seconds
 
 

@@ -41,7 +41,7 @@ from razorctl.planning import detect, gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, train_step
+from razorctl.step import DTYPES, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIO, CLASSES = 0.9, 100
@@ -139,7 +139,8 @@ class Training:
             for _ in range(self.job.accumulate):
                 yield self.batch
 
-        train_step(self.model, self.logits, micro_batches(), self.updates, self.job, self.scaler)
+        losses = by_logits(self.logits, self.job)
+        train_step(self.model, losses, micro_batches(), self.updates, self.job, self.scaler)
 
     @property
     def resident(self) -> int:

@@ -16,7 +16,7 @@ from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import LAUNCH, seconds
 from razorctl.recipe import Recipe
-from razorctl.step import DTYPES, autocast, train_step
+from razorctl.step import DTYPES, autocast, by_logits, train_step
 from razorctl.surgery.byte_budget import sparsify_within
 from scripts.bench import planning
 from tests.models import TEXT, entry, registered
@@ -81,7 +81,7 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
 
     with tracker:
         for _ in range(2):
-            train_step(model, family.logits, micro_batches(), updates, job, scaler)
+            train_step(model, by_logits(family.logits, job), micro_batches(), updates, job, scaler)
     peak = tracker.get_tracker_snapshot("peak")
     assert traced.peak == sum(device["Total"] for device in peak.values())
 

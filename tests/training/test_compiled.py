@@ -15,7 +15,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
-from razorctl.step import train_step
+from razorctl.step import by_logits, train_step
 from razorctl.training.compiled import JUDGED, Compiled, Payoff, Trial, payoff
 from razorctl.training.grid import Grid
 from razorctl.training.profiler import profile
@@ -234,7 +234,7 @@ class TestGraphs:
             job = replace(job, precision="fp32").resolved({}, 1000)
             micro = rows[: job.accumulate]
             optimizer = build_optimizer(model, job)
-            train_step(model, lambda net, x: net(x), micro, optimizer, job, scaler)
+            train_step(model, by_logits(lambda net, x: net(x), job), micro, optimizer, job, scaler)
             held[job.cuda_graphs, job.accumulate] = model.weight.grad is not None
             optimizer.zero_grad()
         assert held == {(True, 2): True, (False, 2): False, (True, 1): False}
