@@ -130,7 +130,7 @@ class Logits(Lazy):
 def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Logits:
     """The logits of `x`, which are what `func` makes of those of `logits`."""
     _, weight, bias = logits.parts
-    make = lambda: func(logits.values(), *args, **kwargs)  # noqa: E731
+    make = lambda: func(logits.first_values(), *args, **kwargs)  # noqa: E731
     return logits.child((x, weight, bias), logits.dtype, make)
 
 
@@ -138,7 +138,7 @@ def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | 
     """What keeps the order of elements, if it keeps the last dimension too."""
     # A view of one element, so that whoever counts bytes sees none.
     like = torch.empty((), device="meta").expand(logits.shape)
-    same = func in (Tensor.contiguous, Tensor.clone)
+    same = func is Tensor.contiguous
     shape = logits.shape if same else func(like, *args, **kwargs).shape
     x = logits.parts[0]
     if shape[-1:] != logits.shape[-1:]:
@@ -206,7 +206,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 Logits.LAZY = {
     **COMMON,
     **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), _reshaped),
-    **dict.fromkeys((Tensor.flatten, torch.flatten, Tensor.contiguous, Tensor.clone), _reshaped),
+    **dict.fromkeys((Tensor.flatten, torch.flatten, Tensor.contiguous), _reshaped),
     Tensor.__getitem__: _indexed,
     **dict.fromkeys((Tensor.argmax, torch.argmax), _argmax),
     F.cross_entropy: _cross_entropy,

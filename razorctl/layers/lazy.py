@@ -36,7 +36,7 @@ class ValuesFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lazy: "Lazy") -> Tensor:
         assert lazy.known is not None
-        return lazy.known
+        return lazy.known.detach()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
@@ -48,7 +48,9 @@ class Lazy(Tensor):
 
     parts: what it is of. check: raises UsageError if these have changed. make: computes the values.
     known: what it returned. Once the values are known they are what every operation gets, as they
-    may have been changed in place. origin: the node of the graph that it was made by.
+    may have been changed in place. origin: the node of the graph that it was made by. reached: the
+    one that the graph of `known` goes on to, which an autograd function in place replaces. version:
+    that of `known` when it was made.
 
     LAZY: a function -> what it does with lazy arguments, None where it needs the values. FACTS:
     functions that need no values, ever.
@@ -61,6 +63,8 @@ class Lazy(Tensor):
     make: Callable[[], Tensor]
     known: Tensor | None
     origin: Any = None
+    reached: Any = None
+    version: int
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device) -> Self:
@@ -79,7 +83,13 @@ class Lazy(Tensor):
     @property
     def pending(self) -> bool:
         """Whether `LAZY` still holds; an autograd function that returns this takes its place."""
-        return self.known is None and self.grad_fn is self.origin
+        return self.known is None and self.node is self.origin
+
+    @property
+    def node(self) -> Any:
+        """Its own `grad_fn`, where a subclass gives that of its values."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.grad_fn
 
     def values(self) -> Tensor:
         """The stock values, as part of the graph where that is recorded."""
@@ -87,10 +97,17 @@ class Lazy(Tensor):
             self.check()
             with torch.no_grad():
                 self.known = self.make()
-        if torch.is_grad_enabled() and self.requires_grad and not self.known.requires_grad:
-            self.known = ValuesFunction.apply(self)
+            self.version = self.known._version
+        if torch.is_grad_enabled() and self.requires_grad and self.reached is not self.node:
+            self.known, self.reached = ValuesFunction.apply(self), self.node
         assert self.known is not None
         return self.known
+
+    def first_values(self) -> Tensor:
+        """The values, for another lazy tensor; raises UsageError if they were changed since."""
+        values = self.values()
+        unchanged((values, self.version))
+        return values
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,8 +121,10 @@ class Lazy(Tensor):
                 found = lazy(func, *args, **kwargs)
                 if found is not None:
                     return found
+            first = args[0] if args and isinstance(args[0], Lazy) else None
             args, kwargs = tree_map_only(Lazy, _values, (args, kwargs))
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        return first if first is not None and found is args[0] else found  # in place
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -139,12 +158,12 @@ def _cast(func: Any, lazy: Lazy, *args: Any, **kwargs: Any) -> Lazy | None:
         return None
     if dtype == lazy.dtype and not kwargs.get("copy"):
         return lazy
-    return lazy.child(lazy.parts, dtype, lambda: lazy.values().to(dtype))
+    return lazy.child(lazy.parts, dtype, lambda: lazy.first_values().to(dtype))
 
 
 def _detached(func: Any, lazy: Lazy) -> Lazy:
     parts = tuple(None if t is None else t.detach() for t in lazy.parts)
-    return lazy.child(parts, lazy.dtype, lambda: lazy.values().detach())
+    return lazy.child(parts, lazy.dtype, lambda: lazy.first_values().detach())
 
 
 # What any lazy tensor may have in `LAZY`.

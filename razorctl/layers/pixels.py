@@ -137,12 +137,12 @@ class Pixels(Lazy):
     @classmethod
     def of(cls, x: Tensor) -> "Pixels":
         pixels: Pixels = PixelsFunction.apply(x)
-        pixels.known = x
+        pixels.known, pixels.origin, pixels.reached = x, pixels.node, pixels.node
         return pixels
 
     @property
     def pending(self) -> bool:
-        return True
+        return self.node is self.origin
 
 
 def _interpolate(

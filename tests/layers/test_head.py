@@ -63,6 +63,8 @@ OTHER = {
     "masked": lambda logits: F.cross_entropy(logits[TARGET >= 0], TARGET[TARGET >= 0]),
     "own function": lambda logits: Doubled.apply(logits).square().sum(),
     "own function of a copy": lambda logits: shifted(Copied.apply(logits)),
+    "own function in place": lambda logits: shifted(Cubed.apply(logits)),
+    "read before": lambda logits: logits.sum().detach() + shifted(Cubed.apply(logits)),
     "narrow": lambda logits: shifted(logits.bfloat16()),
 }
 
@@ -82,11 +84,25 @@ class Copied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        return x.clone()
+        return x.contiguous()
 
     @staticmethod
     def backward(ctx, dy):
         return dy * 2
+
+
+class Cubed(torch.autograd.Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.detach().clone())
+        ctx.mark_dirty(x)
+        return x.pow_(3)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 3 * ctx.saved_tensors[0] ** 2 * dy
 
 
 def run(layer: nn.Module, loss, x: Tensor, autocast: bool = False) -> list[Tensor]:
@@ -159,12 +175,22 @@ def test_views_and_casts_have_the_stock_values():
         lambda t: t[0][...],
         lambda t: t.double()[:, ::2].flatten(0, 1),
         lambda t: t.view(5, 2, -1).reshape(-1, CLASSES),
-        lambda t: t.detach().clone(),
+        lambda t: t.detach(),
     ):
         changed = change(layer(x))
         assert isinstance(changed, Logits)
         assert torch.equal(changed + 0, change(stock))
         assert changed.dtype == change(stock).dtype
+
+
+def test_copies_of_what_changes_are_made_at_once_or_refused():
+    logits = head()(torch.randn(2, 5, WIDTH))
+    cast, copied = logits.double(), logits.clone()
+    before = copied.detach() + 0
+    logits.mul_(2)
+    assert torch.equal(copied, before)
+    with pytest.raises(UsageError, match="an operation in place changed"):
+        cast.sum()
 
 
 def test_accelerate_may_cast_outputs():

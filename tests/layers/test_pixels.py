@@ -65,6 +65,7 @@ LOSSES = {
         F.interpolate(logits, scale_factor=2.4, mode="bilinear"), TARGET.repeat(1, 2, 1)[:, :9]
     ),
     "cast": lambda logits: F.cross_entropy(enlarged(logits.float()).float(), TARGET),
+    "in place, before": lambda logits: loss_of(logits.div_(2)),
     "two": lambda logits: loss_of(logits + logits),
     "none counts": lambda logits: F.cross_entropy(
         enlarged(logits), torch.full_like(TARGET, -100), reduction="sum"
@@ -82,13 +83,14 @@ OTHER = {
     ),
     "softcap": lambda logits: F.cross_entropy(3 * (enlarged(logits) / 3).tanh(), TARGET),
     "in place": lambda logits: F.cross_entropy(enlarged(logits).div_(2), TARGET),
-    "in place, before": lambda logits: loss_of(logits.div_(2)),
     "enlarged twice": lambda logits: F.cross_entropy(
         F.interpolate(F.interpolate(logits, scale_factor=2, mode="bilinear"), SIZE), TARGET
     ),
     "dice": lambda logits: enlarged(logits).softmax(1)[:, 1].square().mean(),
     "a column": lambda logits: enlarged(logits)[:, 3].sum() + logits[:, 1:4].square().sum(),
     "own function of no copy": lambda logits: F.cross_entropy(Same.apply(enlarged(logits)), TARGET),
+    "own function in place": lambda logits: loss_of(Cubed.apply(logits)),
+    "read before": lambda logits: logits.sum().detach() + loss_of(Cubed.apply(logits)),
     "own function": lambda logits: Doubled.apply(enlarged(Doubled.apply(logits))).square().sum(),
 }
 
@@ -101,6 +103,20 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return dy * 2
+
+
+class Cubed(torch.autograd.Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.detach().clone())
+        ctx.mark_dirty(x)
+        return x.pow_(3)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 3 * ctx.saved_tensors[0] ** 2 * dy
 
 
 class Same(torch.autograd.Function):
@@ -399,7 +415,7 @@ def test_a_classifier_of_images_has_none_of_pixels():
 
 
 def test_a_wrong_guess_changes_nothing(monkeypatch):
-    layers = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU()
+    layers = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(True)
     model, x = nn.Sequential(*layers), torch.randn(2, 3, 6, 5)
 
     def step() -> tuple[list[Tensor], int]:
