@@ -3,7 +3,7 @@
     scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
-with each of RATES, the others with that of them whose loss on the validation split was least. On a
+with each rate of its task, the others with that of them whose loss on the validation split was least. On a
 CPU as many runs go on at once as there are cores, each on one of them. Last, steps of all methods
 take turns, each on all cores, for the time of a step. Results are in
 results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
@@ -66,7 +66,6 @@ GRIDS = {
         "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
     },
 }
-RATES = (1e-4, 3e-4, 1e-3)
 SEEDS = 3
 TURNS, WARM_UP = 15, 2
 RESULTS = Path(__file__).parent / "results"
@@ -257,7 +256,7 @@ def described(name: str, device: str) -> Row:
         "summary": TASKS[name].summary,
         "settings": {
             "job": job,
-            "rates": RATES,
+            "rates": TASKS[name].rates,
             "seeds": SEEDS,
             "target": TARGET,
         },
@@ -331,7 +330,7 @@ def main() -> None:
     for name in args.tasks:
         results = Results(name, args.device, cases, command)
         job_of(TASKS[name], args.cache)  # writes the files, before processes want them
-        trials = [Wanted(name, case, 0, rate) for case in cases for rate in RATES]
+        trials = [Wanted(name, case, 0, rate) for case in cases for rate in TASKS[name].rates]
         execute(results.left(trials), results, args.device, args.cache)
         runs = [
             Wanted(name, case, seed, best_rate(results.document["runs"], case))

@@ -52,12 +52,13 @@ Files = Callable[[Path], Path]  # the cache -> a folder there
 
 @dataclass(frozen=True)
 class Task:
-    """What is fine-tuned, with which settings, apart from the learning rate."""
+    """What is fine-tuned, with which settings; rates: the learning rates that are tried."""
 
     summary: str
     model: Files
     data: Files
     job: Job
+    rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
 
 
 def weights(folder: Path) -> Path:
@@ -301,5 +302,6 @@ TASKS = {
         backbone,
         scenes,
         job("segmentation", 8, 240, ENLARGED),
+        (1e-3, 3e-3, 1e-2),  # most of its layers have never met a background
     ),
 }

@@ -52,6 +52,33 @@ def memory() -> str:
     )
 
 
+def listed() -> str:
+    """The share that `razor` saves on every listed model."""
+    document = load("memory")
+    every = document["listed"]
+    found = {(r["model"], r["task"], r["precision"]): r for r in every["rows"]}
+    places = list(dict.fromkeys((r["model"], r["task"]) for r in every["rows"]))
+
+    def cell(row: Row) -> str:
+        full = f"{row['full_saved_bytes'] / MIB:,.0f} MiB"
+        if row["error"]:
+            return f"{full}; {row['error']}"
+        return f"{full}; {row['saved_bytes'] / row['full_saved_bytes']:.1%}"
+
+    return (
+        f"What a step of `full` saves on every listed model, and the share of it that `razor` does "
+        f"at ratio {document['ratio']},\nwhich `finetune` keeps or refuses: batch "
+        f"{every['batch_size']}, images of the model's own size, {every['tokens']} tokens.\n\n"
+        + table(
+            ["model", "task", "fp32", "bf16"],
+            [
+                [f"`{model}`", task, *(cell(found[model, task, p]) for p in ("fp32", "bf16"))]
+                for model, task in places
+            ],
+        )
+    )
+
+
 def percent(share: float, digits: int = 2) -> str:
     return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"  # + 0.0: no -0.00
 
@@ -254,7 +281,7 @@ fragmentation, and the predicted times of methods that prune, have not been chec
 def page() -> str:
     """scripts/bench/README.md."""
     sections: dict[str, Iterable[str]] = {
-        "Memory": [memory()],
+        "Memory": [memory(), listed()],
         "Whole steps": whole_steps(),
         "Every ratio": frontiers(),
         "One linear layer": linear_layers(),
