@@ -3,9 +3,9 @@
     scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
-with each rate of its task, the others with that of them whose loss on the validation split was least. On a
-CPU as many runs go on at once as there are cores, each on one of them. Last, steps of all methods
-take turns, each on all cores, for the time of a step. Results are in
+with each learning rate of its task, the others with the one whose loss on the validation split was
+least. On a CPU as many runs go on at once as there are cores, each on one of them. Last, steps of
+all methods take turns, each on all cores, for the time of a step. Results are in
 results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
 was interrupted. It needs the `bench` extra; the core grid takes up to three hours on two cores.
 """
