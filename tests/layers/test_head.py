@@ -16,6 +16,7 @@ from razorctl.layers.head import Logits, RazorHead
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.dense import Dense
 from tests.cases import both
+from tests.layers.functions import Cubed, Doubled
 
 CLASSES, WIDTH = 11, 7
 TARGET = torch.tensor([[1, 5, -100, 3, 10], [0, -100, 2, 2, 7]])
@@ -69,16 +70,6 @@ OTHER = {
 }
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * 2
-
-
 class Copied(torch.autograd.Function):
     """What it returns may be computed late, but not without its backward pass."""
 
@@ -89,20 +80,6 @@ class Copied(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return dy * 2
-
-
-class Cubed(torch.autograd.Function):
-    """In place."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.detach().clone())
-        ctx.mark_dirty(x)
-        return x.pow_(3)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 3 * ctx.saved_tensors[0] ** 2 * dy
 
 
 def run(layer: nn.Module, loss, x: Tensor, autocast: bool = False) -> list[Tensor]:

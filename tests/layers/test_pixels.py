@@ -21,6 +21,7 @@ from razorctl.memory.saved import saved_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense
 from tests.cases import both
+from tests.layers.functions import Cubed, Doubled
 from tests.models import segformer
 
 CLASSES, WIDTH, SIZE = 5, 3, (9, 7)
@@ -93,30 +94,6 @@ OTHER = {
     "read before": lambda logits: logits.sum().detach() + loss_of(Cubed.apply(logits)),
     "own function": lambda logits: Doubled.apply(enlarged(Doubled.apply(logits))).square().sum(),
 }
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * 2
-
-
-class Cubed(torch.autograd.Function):
-    """In place."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.detach().clone())
-        ctx.mark_dirty(x)
-        return x.pow_(3)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 3 * ctx.saved_tensors[0] ** 2 * dy
 
 
 class Same(torch.autograd.Function):
