@@ -71,7 +71,7 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
 def source(name: str, document: Row) -> str:
     """The list above a table: file, date, command, device, versions."""
     command, _, remark = document.get("command", f"scripts/bench/{name}.py").partition("; ")
-    command = command if command.endswith(".sh") else f".venv/bin/python {command}"
+    command = command if ".sh" in command else f".venv/bin/python {command}"
     notes = [
         remark,
         "needs the `bench` extra" if name in BENCH or name.startswith("accuracy") else "",
