@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_killed_runs_end_with_the_weights_of_one_that_was_not(tmp_path):
     out = tmp_path / "crash.json"
-    command = [sys.executable, str(ROOT / "scripts/bench/crash.py"), "--kills", "3"]
-    command += ["--steps", "8", "--methods", "prebackrazor++, joint budget 0.5"]
+    command = [sys.executable, str(ROOT / "scripts/bench/crash.py"), "--kills", "5"]
+    command += ["--steps", "12", "--methods", "prebackrazor++, joint budget 0.5"]
     # A process of its own: what it forks must not miss threads that other tests have started.
     found = subprocess.run(
         [*command, "--out", str(out)],
@@ -22,5 +22,5 @@ def test_killed_runs_end_with_the_weights_of_one_that_was_not(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     (row,) = json.loads(out.read_text())["cases"].values()
-    assert row["kills"] == 3
+    assert row["kills"] == 5
     assert row["bit_identical"]
