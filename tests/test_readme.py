@@ -76,7 +76,10 @@ def test_the_rule_of_contributing_works_as_printed(monkeypatch):
     torch.testing.assert_close(layer.weight.grad, dy.T @ back)
 
 
-@pytest.mark.parametrize("script", ["bench/report.py", "bench/picture.py", "assets/list_models.py"])
+@pytest.mark.parametrize(
+    "script",
+    ["bench/report.py", "bench/picture.py", "bench/curves.py", "assets/list_models.py"],
+)
 def test_figures_are_those_of_the_results(script):
     run(ROOT / "scripts" / script, "--check")
 

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import transformers
 from files import TASKS, Task
+from pages import LOSS_EVERY, RESULTS
 from pretrained import CACHE
 from rich.console import Console
 from rich.table import Table
@@ -68,7 +69,6 @@ GRIDS = {
 }
 SEEDS = 3
 TURNS, WARM_UP = 15, 2
-RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
 
@@ -109,7 +109,7 @@ def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
         "score": found["metrics"][metric],
         "loss": going.history[-1].test_loss,
         "curve": curve,
-        "losses": [round(loss, 5) for loss in losses[::10]],
+        "losses": [round(loss, 5) for loss in losses[::LOSS_EVERY]],
         "error": None,
     }
 

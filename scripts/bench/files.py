@@ -39,7 +39,7 @@ from razorctl import Job
 GARMENTS = ("t-shirt", "trouser", "pullover", "dress", "coat")
 GARMENTS += ("sandal", "shirt", "sneaker", "bag", "boot")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
-VIT_SIDE = 84  # pixels of a side
+VIT_SIDE = 70  # pixels of a side
 SCENE = 64  # of a segmented image
 ENLARGED = 112  # what the model sees of it: garments are nearly as large as in its training
 TOKENS = 32  # of a classified text
@@ -282,7 +282,7 @@ TASKS = {
         "DINOv2 ViT-S/14, Fashion-MNIST",
         vit,
         fashion,
-        job("classification", 16, 200, VIT_SIDE),
+        job("classification", 16, 160, VIT_SIDE),
         (3e-5, 2e-4, 1e-3),  # the small one suits all weights, the large one adapters
     ),
     "r8": Task("MiniLM-L6 BERT, Reuters R8", bert, r8, job("classification", 16, 160, TOKENS)),

@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 GIB, MIB = 2**30, 2**20
+LOSS_EVERY = 10  # steps between two losses that accuracy.py keeps
 
 Row = dict[str, Any]
 Cells = Sequence[object]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from statistics import fmean
 
+from curves import picture
 from pages import MIB, RESULTS, Cells, Row, label, load, ordered, source, table
 
 TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
@@ -156,6 +157,7 @@ def accuracies() -> Iterator[str]:
                 ],
                 map(line, rows),
             )
+            + f"\n![Losses and evaluations](../assets/{picture(path.stem).name})\n"
         )
 
 

@@ -1,0 +1,116 @@
+"""Draws the losses and evaluations of every task that accuracy.sh has run, for the results page.
+
+    .venv/bin/python scripts/bench/curves.py [--check]
+
+The script reads results/accuracy-*.json and writes scripts/assets/curves-TASK-DEVICE.svg. Time is
+in steps of `full`, measured in turns. `--check` draws nothing, and exits with 1 if a picture was
+drawn from other results.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pages import LOSS_EVERY, RESULTS, ROOT, Row, load
+
+SIZE = (10, 3.4)  # inches
+COLORS = {"full": "#1f2328", "razor": "#cf222e"}  # of the cases in every picture; others take turns
+
+
+def picture(name: str) -> Path:
+    """Where the picture of a results file is, whatever its date."""
+    _, task, device, *_ = name.split("-")
+    return ROOT / f"scripts/assets/curves-{task}-{device}.svg"
+
+
+def drawn() -> list[str]:
+    """The names of the results files that have rows."""
+    names = sorted(path.stem for path in RESULTS.glob("accuracy-*.json"))
+    return [name for name in names if load(name)["rows"]]
+
+
+def lines(document: Row) -> list[Row]:
+    """What is drawn of each case: means over its seeds, and the time of its step."""
+    found = []
+    for row in (row for row in document["rows"] if not row["error"]):
+        runs = [
+            run
+            for run in document["runs"]
+            if (run["case"], run["rate"]) == (row["case"], row["learning_rate"])
+        ]
+        evaluations = zip(*(run["curve"] for run in runs), strict=True)
+        found.append(
+            {
+                "case": row["case"],
+                "time": row["step_time_vs_full"],
+                "losses": [fmean(each) for each in zip(*(r["losses"] for r in runs), strict=True)],
+                "curve": [(at[0][0], fmean(value for _, value in at)) for at in evaluations],
+            }
+        )
+    return found
+
+
+def words(document: Row) -> str:
+    """What tells pictures of other results apart."""
+    return hashlib.sha256(json.dumps(lines(document)).encode()).hexdigest()
+
+
+def draw(name: str) -> None:
+    import matplotlib as mpl  # slow, and not for --check
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "razorctl", "font.size": 8})
+    from matplotlib import pyplot as plt
+
+    document = load(name)
+    metric = document["rows"][0]["metric"].replace("_", " ")
+    figure, (loss, by_step, by_time) = plt.subplots(1, 3, figsize=SIZE, layout="constrained")
+    for line in lines(document):
+        case, time = line["case"], line["time"]
+        style: dict[str, Any] = {"linewidth": 2 if case == "razor" else 1, "label": case}
+        style |= {"color": COLORS[case]} if case in COLORS else {}
+        steps, values = zip(*line["curve"], strict=True)
+        mark = {**style, "marker": ".", "markersize": 4}
+        by_step.plot(steps, values, **mark)
+        if time is not None:
+            at = [LOSS_EVERY * i * time for i in range(len(line["losses"]))]
+            loss.plot(at, line["losses"], **style)
+            by_time.plot([step * time for step in steps], values, **mark)
+    for axes, x, y in (
+        (loss, "time, steps of full", "training loss"),
+        (by_step, "steps", f"validation {metric}"),
+        (by_time, "time, steps of full", f"validation {metric}"),
+    ):
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(color="#d1d9e0", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    by_step.legend(frameon=False)
+    about = {"Date": None, "Title": document["summary"], "Description": words(document)}
+    figure.savefig(picture(name), metadata=about)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="draw nothing, compare")
+    if not parser.parse_args().check:
+        for name in drawn():
+            draw(name)
+        return 0
+    old = [
+        picture(name)
+        for name in drawn()
+        if not picture(name).exists() or words(load(name)) not in picture(name).read_text()
+    ]
+    for path in old:
+        print(f"{path.relative_to(ROOT)} is of other results; run scripts/bench/curves.py.")
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
