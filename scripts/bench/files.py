@@ -16,6 +16,7 @@ from pathlib import Path
 
 import convnets
 import decoder
+import timm
 import torch
 from PIL import Image
 from pretrained import (
@@ -76,17 +77,21 @@ def parts(train: Rows, test: Rows) -> Iterator[tuple[str, Rows]]:
         yield name, {column: values[span] for column, values in rows.items()}
 
 
-def write_timm(folder: Path, architecture: str, state: Rows, side: int, **args: object) -> None:
+def write_timm(
+    folder: Path, architecture: str, state: Rows, side: int, classes: int, **args: object
+) -> None:
     """A folder that timm loads."""
     config = {
         "architecture": architecture,
-        "num_classes": len(GARMENTS),
+        "num_classes": classes,
         "model_args": args,
         "pretrained_cfg": {
             "input_size": (3, side, side),
             "mean": MEAN,
             "std": STD,
             "crop_pct": 1.0,
+            "num_classes": classes,
+            "classifier": timm.get_pretrained_cfg(architecture).classifier,
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -98,10 +103,11 @@ def vit(cache: Path) -> Path:
 
     def write(folder: Path) -> None:
         state = vit_weights(fetch(VIT_WEIGHTS, cache) / DINO, VIT_SIDE // 14)
-        state |= {"head.weight": torch.zeros(10, 384), "head.bias": torch.zeros(10)}
-        write_timm(folder, "vit_small_patch14_dinov2", state, VIT_SIDE, img_size=VIT_SIDE)
+        # It has no classifier. One of other classes than the data's is not taken.
+        state |= {"head.weight": torch.zeros(1000, 384), "head.bias": torch.zeros(1000)}
+        write_timm(folder, "vit_small_patch14_dinov2", state, VIT_SIDE, 1000, img_size=VIT_SIDE)
 
-    return kept(cache, "files-vit", {**KEY, "side": VIT_SIDE}, write)
+    return kept(cache, "files-vit", {**KEY, "side": VIT_SIDE, "classes": 1000}, write)
 
 
 def bert(cache: Path) -> Path:
@@ -132,7 +138,7 @@ def backbone(cache: Path) -> Path:
 
     def write(folder: Path) -> None:
         state = convnets.mobilenet_weights(cache)
-        write_timm(folder, convnets.ARCHITECTURE, state, SCENE, output_stride=8)
+        write_timm(folder, convnets.ARCHITECTURE, state, SCENE, len(GARMENTS), output_stride=8)
 
     return kept(cache, "files-backbone", {**KEY, **convnets.TRAINING}, write)
 
