@@ -22,8 +22,8 @@ from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
-DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
-WHOLE = (*DENSE, "bias", "head")  # what freezes weights has none to draw
+DENSE = ("full", "lora", "torchao-int8")  # an adapter's gradient needs the whole input too
+WHOLE = (*DENSE, "bias", "head")  # what freezes weights has none to draw, nor has torchao
 JOB = Job("vit-micro", "digits", batch_size=32, steps=3, evaluate_every=2)
 SPARSE = Recipe("backrazor")
 KEYS = [
