@@ -156,6 +156,11 @@ class Trial(Compiled):
         """Whether steps of this run were compiled, and still are."""
         return self.works and (self._before or len(self._seconds) > EAGER)
 
+    @property
+    def steady(self) -> list[float]:
+        """Seconds of this process's compiled steps after the first, which compiles."""
+        return self._seconds[EAGER + 1 :] if self.works else []
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run says of steps that were taken before."""
         return {

@@ -66,20 +66,22 @@ def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     """The entry of plain full fine-tuning with the same settings and device, if it was run.
 
-    Plain means automatic attention, and no more micro-batches than any entry of those settings. Of
+    Plain means automatic attention, and no more micro-batches than any entry of those settings;
+    and not compiled, nor with an activation memory budget, if any of these entries is not. Of
     several it is the one whose number of steps is nearest.
     """
     if not entry.runs:
         return None
     alike = [other for other in done if other.settings == entry.settings]
-    fewest = min(other.accumulate for other in alike)
+    least = tuple(map(min, zip(*(other.effort for other in alike), strict=True)))
     plain = [
         other
         for other in alike
         if other.recipe.method == "full"
         and not other.recipe.approximates
         and other.recipe.attention == "auto"
-        and other.accumulate == fewest
+        and not other.recipe.checkpoints
+        and other.effort == least
     ]
     return min(plain, key=lambda other: abs(other.steps - entry.steps), default=None)
 
@@ -109,6 +111,8 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
+        "compile": entry.effort[0] if entry.runs else None,
+        "budgeted": entry.effort[1] if entry.runs else None,
         "compiled": all(result["compiled"] for result in results) if results else None,
         "steps": entry.steps if entry.runs else None,
         "exact": not entry.recipe.approximates,
