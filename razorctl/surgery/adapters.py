@@ -65,7 +65,7 @@ def save(model: nn.Module, folder: Path) -> None:
     trained = [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.requires_grad and "lora_" not in name
+        if isinstance(module, nn.Linear) and module.weight.requires_grad and "lora_" not in name
     ]
     config.modules_to_save = trained or None
     config.save_pretrained(str(folder))
