@@ -102,26 +102,32 @@ class Entry:
     @property
     def settings(self) -> tuple[Any, ...]:
         """The device and the job of the runs, without seed, length and what baselines change."""
-        result, left_out = self.runs[0].result, ("seed", *OF_BASELINES, *OF_LENGTH)
-        return result["device"], {k: v for k, v in result["job"].items() if k not in left_out}
+        left_out = ("seed", *OF_BASELINES, *OF_LENGTH)
+        job = {name: value for name, value in self.job.items() if name not in left_out}
+        return self.runs[0].result["device"], job
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job of the runs."""
+        # Of a run from before there was such a budget, it is None too.
+        return {"activation_memory_budget": None, **self.runs[0].result["job"]}
 
     @property
     def effort(self) -> tuple[bool, bool, int]:
         """What a baseline changes of a job: each is least of the plain job."""
-        job = self.runs[0].result["job"]
-        budgeted = job.get("activation_memory_budget") is not None
-        return job["compile"], budgeted, job["accumulate"]
+        job = self.job
+        return job["compile"], job["activation_memory_budget"] is not None, job["accumulate"]
 
     @property
     def steps(self) -> int:
         """Number of steps that the runs were to have."""
-        count: int = self.runs[0].result["job"]["steps"]
+        count: int = self.job["steps"]
         return count
 
     @property
     def accumulate(self) -> int:
         """Number of micro-batches in a step."""
-        count: int = self.runs[0].result["job"]["accumulate"]
+        count: int = self.job["accumulate"]
         return count
 
     @property

@@ -22,8 +22,9 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
     `memory` names the column that memory is compared by: the measured peak if all runs have
     one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
-    a row is. A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as
-    far above it where less is better. `take` is what `advice.take` says of the rows.
+    a row is. `compile` is whether steps were to be compiled, `compiled` whether they were. A
+    `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
+    where less is better. `take` is what `advice.take` says of the rows.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
@@ -111,8 +112,8 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
-        "compile": entry.effort[0] if entry.runs else None,
-        "budgeted": entry.effort[1] if entry.runs else None,
+        "compile": entry.job["compile"] if entry.runs else None,
+        "activation_memory_budget": (entry.job["activation_memory_budget"] if entry.runs else None),
         "compiled": all(result["compiled"] for result in results) if results else None,
         "steps": entry.steps if entry.runs else None,
         "exact": not entry.recipe.approximates,

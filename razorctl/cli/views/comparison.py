@@ -81,7 +81,8 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
     measured = document["memory"] == "peak_bytes"
     how = "measured peak of a step" if measured else "saved for backward, traced"
     how += " without compiling" * (not measured and any(row["compile"] for row in rows))
-    how += " or its memory budget" * (not measured and any(row["budgeted"] for row in rows))
+    budgeted = any(row["activation_memory_budget"] is not None for row in rows)
+    how += " or its memory budget" * (not measured and budgeted)
     judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
     if target is not None and of_target:
