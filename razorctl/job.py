@@ -80,6 +80,9 @@ class Job:
     keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
     compile: whether training steps run through torch.compile.
     cuda_graphs: whether compiled forward and backward passes are captured as CUDA graphs.
+    activation_memory_budget: share of the bytes that compiled steps would save of which
+        torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all of
+        them. No plan predicts what it saves.
 
     The rest is for data sets of one's own; registered ones have their columns and splits.
     image_column, text_column, label_column: the columns that are used; None detects them. A pair of
@@ -123,6 +126,7 @@ class Job:
     keep_checkpoints: bool = False
     compile: bool = False
     cuda_graphs: bool = False
+    activation_memory_budget: float | None = None
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
@@ -143,6 +147,7 @@ class Job:
                 "CUDA graphs are captured from compiled steps; add --compile, or leave "
                 "--cuda-graphs out."
             )
+        self._check_memory_budget()
         for name, choices in (
             ("precision", get_args(Precision)),
             ("strategy", get_args(Strategy)),
@@ -230,6 +235,20 @@ class Job:
             )
         if self.image_column is not None and self.text_column is not None:
             raise UsageError("a model takes images or texts; give an image or a text column.")
+
+    def _check_memory_budget(self) -> None:
+        budget = self.activation_memory_budget
+        if budget is None:
+            return
+        if not 0 < budget <= 1:
+            raise UsageError(
+                f"activation memory budget {budget} is outside (0, 1]; give a share such as 0.1."
+            )
+        if not self.compile:
+            raise UsageError(
+                "an activation memory budget is kept by compiled steps; add --compile, or leave "
+                "--activation-memory-budget out."
+            )
 
     def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.

@@ -9,15 +9,17 @@ WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget dra
 # The layer kinds whose gradient is exact whatever the method: masks and places of maxima are saved
 # in bits, and heads compute the gradient of their logits in the forward pass.
 EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
+HEAD = {"head": "dense"}
+Part = Literal["", "adapters", "bias", "head"]
 
 
 @dataclass(frozen=True)
 class Method:
     """A named set of rules.
 
-    All methods but `full` take the cross-entropy of a language model without logits in memory, and
-    that of a segmentation model without enlarged logits; it is exact. A language model's output
-    embeddings are exact too.
+    All methods but `full` and those of torchao take the cross-entropy of a language model without
+    logits in memory, and that of a segmentation model without enlarged logits; it is exact. A
+    language model's output embeddings are exact too.
 
     rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
     attention: the backend that `Recipe.attention="auto"` means; "auto" leaves the model's own.
@@ -26,6 +28,7 @@ class Method:
     checkpoints: whether the model's own activation checkpointing is switched on.
     part: what is trained instead of all weights: LoRA `adapters` and the head, every `bias` and the
         head, or the `head` alone; empty if all are.
+    torchao: whether linear layers are torchao's, whose GEMMs run in int8 in both passes.
     ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
         which `rules.allocation` chooses the other rules; or `nothing`.
     skip_last_linear: whether the last linear layer, a classifier, stays stock.
@@ -41,23 +44,26 @@ class Method:
     unbiased: bool = False
     int8: bool = False
     checkpoints: bool = False
-    part: Literal["", "adapters", "bias", "head"] = ""
+    part: Part = ""
+    torchao: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     skip_last_linear: bool = False
     close_up_to: float = -1.0
 
     @property
-    def approximates(self) -> bool:
+    def prunes(self) -> bool:
         """Whether it saves an approximation of the activations of some layer kinds."""
         return not set(self.rules) <= set(EXACT) or self.ratio == "bytes"
 
     @property
+    def approximates(self) -> bool:
+        """Whether some layer kinds save or compute an approximation."""
+        return self.prunes or self.torchao
+
+    @property
     def has_ratio(self) -> bool:
         """Whether `Recipe.ratio` has a meaning for this method."""
-        return self.approximates and self.ratio != "nothing"
-
-
-HEAD = {"head": "dense"}
+        return self.prunes and self.ratio != "nothing"
 
 
 def _paper_rules(weights: str) -> dict[str, str]:
@@ -110,6 +116,14 @@ METHODS: dict[str, Method] = {
             "baseline",
             HEAD,
             part="head",
+        ),
+        Method(
+            "torchao-int8",
+            "runs the GEMMs of linear layers in int8, forward too; saves what full does",
+            "torchao's int8 mixed-precision training",
+            {},
+            torchao=True,
+            ratio="nothing",
         ),
         Method(
             "backrazor",

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.methods import DEFAULT_METHOD, EXACT, METHODS, WEIGHTS, Attention
+from razorctl.methods import DEFAULT_METHOD, EXACT, HEAD, METHODS, WEIGHTS, Attention, Part
 from razorctl.rules.allocation import allocate
 
 Joint = Literal["weights", "branches"]
@@ -21,7 +21,7 @@ def _within(ratio: float) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Method, ratio, joint budget, attention backend and seed.
+    """Method, ratio, joint budget, attention backend, what goes with any method, and seed.
 
     Raises UsageError for invalid values.
 
@@ -41,6 +41,9 @@ class Recipe:
         layers in int8; None is the method's default.
     int8_forward: also run the forward pass of linear layers in int8 in training steps, which makes
         it approximate.
+    activation_checkpointing: run the model's own activation checkpointing with the method. The byte
+        budget of `razor` is met without it too.
+    lora: train LoRA adapters and the classifier alone, with a method that trains all weights.
     seed: seed of the draws of parameter blocks. Draws of columns use torch's generator.
     """
 
@@ -54,6 +57,8 @@ class Recipe:
     int8_weight_grad: bool | None = None
     int8_input_grad: bool | None = None
     int8_forward: bool = False
+    activation_checkpointing: bool = False
+    lora: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,10 +72,20 @@ class Recipe:
                 f"joint budget {self.joint_budget!r} is outside (0, 1]; "
                 "give 1 for a gradient of every block in every step."
             )
-        if self.joint_budget < 1 and METHODS[self.method].part:
+        if METHODS[self.method].torchao and self.joint_budget < 1 and self.joint == "weights":
             raise UsageError(
-                f"{self.method} freezes the weights that a joint budget draws; "
-                "set joint_budget to 1."
+                f"{self.method} has layers of torchao, whose weights a joint budget cannot draw; "
+                "set joint to 'branches', or joint_budget to 1."
+            )
+        if self.lora and METHODS[self.method].part not in ("", "adapters"):
+            raise UsageError(
+                f"{self.method} trains another part of the model than adapters; leave lora out, or "
+                "choose another method."
+            )
+        if self.joint_budget < 1 and self.part:
+            raise UsageError(
+                f"{'lora' if self.lora else self.method} freezes the weights that a joint budget "
+                "draws; set joint_budget to 1."
             )
         for name, value, choices in (
             ("joint", self.joint, get_args(Joint)),
@@ -79,6 +94,16 @@ class Recipe:
             if value not in choices:
                 raise unknown(name, str(value), choices)
         _ = self.rules  # raises UsageError for a ratio that cannot be met
+
+    @property
+    def part(self) -> Part:
+        """What is trained instead of all weights, as `Method.part`."""
+        return "adapters" if self.lora else METHODS[self.method].part
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the model's own activation checkpointing is switched on."""
+        return self.activation_checkpointing or METHODS[self.method].checkpoints
 
     @property
     def has_effect(self) -> bool:
@@ -95,7 +120,7 @@ class Recipe:
         """Whether the gradient differs from that of full fine-tuning."""
         method = METHODS[self.method]
         pruned = self.has_effect and method.approximates
-        return pruned or bool(method.part) or self.joint_budget < 1
+        return pruned or bool(self.part) or self.joint_budget < 1
 
     @property
     def close(self) -> bool:
@@ -107,10 +132,10 @@ class Recipe:
     def rules(self) -> Mapping[str, str]:
         """Layer kind -> name of its rule, without the kinds that stay stock."""
         method = METHODS[self.method]
-        rules: Mapping[str, str] = {}
+        rules: Mapping[str, str] = HEAD if self.lora or self.activation_checkpointing else {}
         if self.has_effect:
             chosen = _within(self.ratio) if method.ratio == "bytes" else {}
-            rules = {**chosen, **method.rules}
+            rules = {**rules, **chosen, **method.rules}
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):
             rules = {**dict.fromkeys(WEIGHTS, "dense"), **rules}

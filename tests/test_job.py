@@ -65,6 +65,12 @@ def test_cuda_graphs_are_of_compiled_steps():
         Job("m", "d", cuda_graphs=True)
 
 
+def test_an_activation_memory_budget_is_of_compiled_steps():
+    assert Job("m", "d", compile=True, activation_memory_budget=1.0).activation_memory_budget == 1
+    with pytest.raises(UsageError, match="add --compile, or leave --activation-memory-budget out"):
+        Job("m", "d", activation_memory_budget=0.1)
+
+
 def test_epochs_of_a_model_give_way_to_what_is_given():
     def steps(**given):
         return Job("m", "d", batch_size=10, **given).resolved({"epochs": 5}, 100).steps
@@ -99,6 +105,8 @@ def test_what_must_not_be_negative(field):
     [
         ({"layer_decay": 1.5}, "layer decay 1.5 is above 1"),
         ({"label_smoothing": 1.0}, "leaves nothing of a label"),
+        ({"activation_memory_budget": 0.0}, r"budget 0.0 is outside \(0, 1\]; give a share"),
+        ({"activation_memory_budget": 1.5}, r"budget 1.5 is outside \(0, 1\]; give a share"),
         ({"augment": "crops"}, "unknown augment 'crops'; did you mean 'crop'"),
     ],
 )

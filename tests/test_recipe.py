@@ -69,7 +69,21 @@ def test_unknown_names_get_the_nearest(field, value, nearest):
 def test_toml_round_trip():
     for recipe in (
         Recipe(),
-        Recipe("backrazor", 0.8, 0.5, "branches", "sparse-flash", True, True, True, False, True, 7),
+        Recipe(
+            "backrazor",
+            0.8,
+            0.5,
+            "branches",
+            "sparse-flash",
+            True,
+            True,
+            True,
+            False,
+            True,
+            True,
+            False,
+            7,
+        ),
     ):
         assert Recipe.from_toml(recipe.to_toml()) == recipe
 

@@ -45,7 +45,7 @@ def compare(
         list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
     ],
     methods: Annotated[
-        str, option(help="Names of methods, or full-stored, full-flash, accumulate.")
+        str, option(help="Names of methods, or of baselines: see above.")
     ] = "full,checkpoint,backrazor,prebackrazor++,razor",
     seeds: Annotated[int, option(help="Runs of each method.")] = 1,
     budget: Annotated[
@@ -70,9 +70,15 @@ def compare(
     Each directory is that of a run or of a comparison. Every method and seed is
     run by `finetune` in its own process; the row of a run that fails shows the
     error. Only the ratio of a recipe can be set: every other setting is the
-    method's default. full-stored and full-flash are full with stored or flash
-    attention; accumulate is full with the fewest micro-batches that bring its
-    peak to razor's or below.
+    method's default.
+
+    Baselines are names too. full-stored and full-flash are full with stored or
+    flash attention; accumulate is full with the fewest micro-batches that bring
+    its peak to razor's or below; full-compiled is full with --compile, and
+    activation-memory-budget keeps a tenth of the activations then. razor-compiled,
+    razor-checkpoint (--activation-checkpointing), razor-lora (--lora),
+    razor-branches (half of the residual branches in a step) and
+    razor-int8-forward are razor with these.
 
     --budget gives every run as much time of training: a few steps of each method
     are timed first. --html writes all figures, plots and commands to one file,

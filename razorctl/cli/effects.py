@@ -69,6 +69,10 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "unbiased", f"unbiased does nothing: {way} draws nothing."
     if recipe.mean_correction and not any(map(_prunes, rules)):
         yield "mean_correction", f"the mean correction does nothing: {way} prunes nothing."
+    if recipe.activation_checkpointing and METHODS[recipe.method].checkpoints:
+        yield "activation_checkpointing", f"activation checkpointing adds nothing to {way}."
+    if recipe.lora and METHODS[recipe.method].part:
+        yield "lora", f"lora adds nothing to {way}."
     for name, what in INT8.items():
         if getattr(recipe, name) and "linear" not in recipe.rules:
             yield name, f"{what} nothing: {way} leaves linear layers as they are."

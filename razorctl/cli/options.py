@@ -100,6 +100,9 @@ JOB = _typed(
     keep_checkpoints=_of_job(help="Keep the checkpoints of a finished run. [default: no]"),
     compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
     cuda_graphs=_of_job(help="Capture compiled steps as CUDA graphs. [default: no]"),
+    activation_memory_budget=_of_job(
+        help="Share of activations that compiled steps keep, in (0, 1]. [default: 1]"
+    ),
     image_column=_of_data(help="Column of image paths. [default: detected]"),
     text_column=_of_data(help="Column of texts, or two: a,b. [default: detected]"),
     label_column=_of_data(help="Column of labels. [default: detected]"),
@@ -140,6 +143,10 @@ RECIPE = _typed(
     int8_forward=_of_recipe(
         help="Compute outputs of linear layers in int8 too, in training. [default: no]"
     ),
+    activation_checkpointing=_of_recipe(
+        help="Run the model's own activation checkpointing with the method. [default: no]"
+    ),
+    lora=_of_recipe(help="Train LoRA adapters and the classifier alone. [default: no]"),
 )
 PLANNING: dict[str, Any] = {
     "vram": Annotated[str | None, of_plan(help="Memory that may be used, such as 11GB.")],

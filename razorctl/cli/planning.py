@@ -46,6 +46,8 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
         from razorctl.training.compiled import refuse
 
         refuse(job, recipe, place or torch.device("cuda"))  # `finetune` would, when it is run
+    if job.activation_memory_budget is not None and not quiet:
+        views.note("what the activation memory budget changes is not predicted.")
     prefer = given.get("prefer", "balanced")
     with view.planning(gpu.name, budget, source) as report:
         if settings.auto:

@@ -1,7 +1,7 @@
 """Fake copies of models, which have sizes and no values."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,10 +32,19 @@ def fake(
     return mode
 
 
+def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
+    """The mode of the fake tensors among these; None if none is fake."""
+    return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+
+
 def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A copy of a model whose parameters and buffers are fake."""
     with FakeCopyMode(mode):
-        return copy.deepcopy(model)
+        twin = copy.deepcopy(model)
+    # The mode may remember a parameter from before it was frozen.
+    for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(parameter.requires_grad)
+    return twin
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
@@ -59,8 +68,7 @@ def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Modul
         inputs = dict(inputs)  # tokenizers return their own mapping type
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     known = [*tensors, *model.parameters(), *model.buffers()]
-    modes = (tensor.fake_mode for tensor in known if isinstance(tensor, FakeTensor))
-    mode = next(modes, None) or FakeTensorMode()
+    mode = mode_of(known) or FakeTensorMode()
     device = next((t.device for t in known if not t.is_meta), torch.device("cpu"))
 
     def stand_in(tensor: Tensor) -> Tensor:

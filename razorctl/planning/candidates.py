@@ -123,8 +123,7 @@ class Candidate:
         """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
-        part = bool(METHODS[recipe.method].part)
-        return part, 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
+        return bool(recipe.part), 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
 
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""
@@ -142,6 +141,10 @@ def label(recipe: Recipe, accumulate: int) -> str:
         words += f", {recipe.attention} attention"
     if recipe.int8_forward:
         words += ", int8 forward"
+    if recipe.lora:
+        words += ", LoRA"
+    if recipe.activation_checkpointing:
+        words += ", checkpointing"
     if accumulate > 1:
         words += f", {accumulate} micro-batches"
     return words

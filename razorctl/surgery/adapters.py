@@ -9,6 +9,7 @@ from torch import nn
 from razorctl.errors import UsageError
 from razorctl.layers.head import heads
 from razorctl.layers.libraries import linear_types
+from razorctl.memory.fake import mode_of
 
 RANK, ALPHA = 8, 16
 MARK = "razor_trainable"
@@ -41,12 +42,16 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
     The head of a language model, which may be tied to its embeddings, is frozen too.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
+    from peft.tuners.lora import LoraLayer
 
     *adapted, classifier = linear
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     transposed = not any(isinstance(model.get_submodule(name), nn.Linear) for name in adapted)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted, fan_in_fan_out=transposed)
     inject_adapter_in_model(config, model)
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):  # autocast does it, without a copy for each adapter
+            layer.cast_input_dtype_enabled = False
     last = model.get_submodule(classifier)
     last.requires_grad_(last not in heads(model))
     setattr(model, MARK, trainable)
@@ -65,7 +70,7 @@ def save(model: nn.Module, folder: Path) -> None:
     trained = [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.requires_grad and "lora_" not in name
+        if isinstance(module, nn.Linear) and module.weight.requires_grad and "lora_" not in name
     ]
     config.modules_to_save = trained or None
     config.save_pretrained(str(folder))
@@ -90,9 +95,11 @@ def detach(module: nn.Module) -> None:
         return
     from peft.tuners.lora import LoraLayer
 
+    valued = mode_of(module.parameters()) is None  # fake weights have nothing to merge
     for name, layer in list(module.named_modules()):
         if isinstance(layer, LoraLayer):
-            layer.merge()
+            if valued:
+                layer.merge()
             module.set_submodule(name, layer.get_base_layer())
     for name in getattr(module, MARK):
         module.get_parameter(name).requires_grad_(True)

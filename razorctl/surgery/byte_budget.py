@@ -36,25 +36,30 @@ def sparsify_within(
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
     on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
-    without a byte budget is left to `sparsify`. autocast: the dtype of a mixed-precision step, None
-    for none. forward: as in `saved_bytes`. Returns the names of the swapped modules. Raises what
-    `sparsify` raises, and UsageError with the largest ratio that can be met if this one cannot; the
-    model is then as it was.
+    without a byte budget is left to `sparsify`. Activation checkpointing changes no rule: the
+    budget is met without it, and must be met with it too. autocast: the dtype of a mixed-precision
+    step, None for none. forward: as in `saved_bytes`. Returns the names of the swapped modules.
+    Raises what `sparsify` raises, and UsageError with the largest ratio that can be met if this one
+    cannot; the model is then as it was.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     full = saved.saved_bytes(model, inputs, **run)
     most = largest("wide" if autocast is None else "narrow")
-    ratio = recipe.ratio
+    plain, ratio = replace(recipe, activation_checkpointing=False), recipe.ratio
     while True:
-        names = swap(model, replace(recipe, ratio=ratio))
+        names = swap(model, replace(plain, ratio=ratio))
         try:
             now = saved.saved_bytes(model, inputs, **run)
         except UsageError:  # no rule meets the ratio in 16 bits
             restore(model)
             raise
         if now <= (1 - recipe.ratio) * full:
+            if recipe.activation_checkpointing:
+                restore(model)
+                names = swap(model, replace(recipe, ratio=ratio))
+                _check_checkpointed(model, recipe, saved.saved_bytes(model, inputs, **run), full)
             setattr(model, RECIPE, recipe)
             log_stock(model, recipe)
             return names
@@ -70,6 +75,19 @@ def sparsify_within(
         f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
         f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
     )
+
+
+def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
+    """Raises UsageError if a model that checkpoints saves too much, after restoring it."""
+    if now > (1 - recipe.ratio) * full:
+        restore(model)
+        # Well below, since rules of more bits add to the rest.
+        possible = math.floor(20 * (1 - now / full)) / 20
+        raise UsageError(
+            f"activation checkpointing keeps {percent(now / full)} of what full fine-tuning saves "
+            f"of this batch, more than ratio {recipe.ratio:g} allows; leave it out, or choose "
+            f"a ratio such as {max(0.0, possible):g}."
+        )
 
 
 def saved_bytes(

@@ -31,7 +31,7 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
     if not (found and all(map(_works, found.values()))):
         raise UsageError(
             f"{type(model).__name__} has no activation checkpointing of its own; wrap its blocks "
-            "in torch.utils.checkpoint, or choose another method."
+            "in torch.utils.checkpoint, or train without it."
         )
     return found
 

@@ -20,7 +20,15 @@ from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
 from razorctl.rules.registry import Wanted, build
 from razorctl.sampling.joint import Blocks
-from razorctl.surgery import adapters, branches, checkpointing, drawing, freezing, residuals
+from razorctl.surgery import (
+    adapters,
+    branches,
+    checkpointing,
+    drawing,
+    freezing,
+    residuals,
+    torchao,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +57,8 @@ def sparsify(model: nn.Module, recipe: Recipe | None = None) -> tuple[str, ...]:
     is swapped only if its type is exactly a known stock type, because a subclass may compute
     something else. Other modules stay stock and are logged. Warnings name unknown attention, and
     layers that are likely to exceed a byte budget. Everything is checked before the first change.
-    Returns the names of the swapped modules, or of those that got adapters, or whose activation
-    checkpointing was switched on; none for method `full`. Raises UsageError if the model is
+    Returns the names of the modules whose activation checkpointing was switched on, of those that
+    got adapters, and of the swapped ones; none for method `full`. Raises UsageError if the model is
     sparsified already, if it cannot honor the recipe, or if nothing in it can be swapped.
     """
     recipe = recipe or Recipe()
@@ -67,7 +75,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         raise UsageError("the model is sparsified already; call razorctl.restore(model) first.")
     chosen = _choose(model, recipe)
     prunable = any(new.razor.kind in recipe.rules for new in chosen)
-    if recipe.rules and method.approximates and not prunable:
+    if recipe.prunes and method.prunes and not prunable:
         raise UsageError(
             f"no layer of {type(model).__name__} can be pruned by {method.name!r}, which swaps "
             f"{', '.join(sorted(recipe.rules))} layers; use method 'full'."
@@ -82,10 +90,14 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         if not size:
             raise UsageError(f"{type(model).__name__} has no {what}; set joint_budget to 1.")
         blocks = Blocks(size, recipe.joint_budget, recipe.scaled, recipe.seed)
-    checkpointed = checkpointing.find(model) if method.checkpoints else {}
-    linear = adapters.find(model) if method.part == "adapters" else ()
-    trained = freezing.find(model, method.part) if method.part in ("bias", "head") else None
+    checkpointed = checkpointing.find(model) if recipe.checkpoints else {}
+    linear = adapters.find(model) if recipe.part == "adapters" else ()
+    trained = freezing.find(model, recipe.part) if recipe.part in ("bias", "head") else None
+    foreign = torchao.find(model) if method.torchao else {}
 
+    if linear:
+        adapters.attach(model, linear)
+        chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
     settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
@@ -95,8 +107,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
             residuals.attach(block, connections)
     for module in checkpointed.values():
         checkpointing.attach(module)
-    if linear:
-        adapters.attach(model, linear)
+    for module in foreign.values():
+        torchao.attach(module)
     if trained is not None:
         freezing.attach(model, trained)
     if blocks is not None:
@@ -104,12 +116,12 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
             branch.attach(blocks)
         drawing.attach(model, blocks)
     setattr(model, RECIPE, recipe)
-    return *checkpointed, *linear[:-1], *(new.name for new in chosen)
+    return *checkpointed, *linear[:-1], *foreign, *(new.name for new in chosen)
 
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    rooms = (adapters, branches, checkpointing, drawing, freezing, residuals)
+    rooms = (adapters, branches, checkpointing, drawing, freezing, residuals, torchao)
     return isinstance(module, RazorLayer) or any(room.attached(module) for room in rooms)
 
 
@@ -137,6 +149,7 @@ def restore(model: nn.Module) -> None:
         branches.detach(module)
         drawing.detach(module)
         residuals.detach(module)
+        torchao.detach(module)
         if isinstance(module, RazorLayer):
             module.detach()
 

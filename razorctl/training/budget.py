@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from razorctl.errors import UsageError
-from razorctl.training.rundir import METRICS
+from razorctl.training.rundir import METRICS, RESULT
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
 # Steps of a probe, and the last of them, whose median counts: with --compile these are compiled.
@@ -24,25 +25,34 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def step_seconds(probe: Path) -> float:
-    """The seconds of a step in the run directory of a probe."""
+class Cost(NamedTuple):
+    """Seconds that a step takes, and that compiling takes before."""
+
+    step: float
+    compiling: float = 0.0
+
+
+def cost(probe: Path) -> Cost:
+    """What the run in the directory of a probe took."""
     lines = (probe / METRICS).read_text("utf-8").splitlines()
-    return median(float(json.loads(line)["seconds"]) for line in lines[-TIMED:])
+    step = median(float(json.loads(line)["seconds"]) for line in lines[-TIMED:])
+    payoff = json.loads((probe / RESULT).read_text("utf-8")).get("payoff")
+    return Cost(step, payoff["compile_seconds"] if payoff else 0.0)
 
 
-def steps(measured: Mapping[str, float], share: float, runs: float) -> dict[str, int]:
+def steps(measured: Mapping[str, Cost], share: float, runs: float) -> dict[str, int]:
     """The steps of each method that take a run's share of the budget, or a little less.
 
-    measured: method -> seconds of a step. share: in seconds. runs: how many shares the budget has.
-    Raises UsageError if that is less than a step of one of them.
+    share: in seconds. runs: how many shares the budget has. Raises UsageError if that is less than
+    a step of one of them.
     """
-    slowest = max(measured.values(), default=0.0)
+    slowest = max((each.compiling + each.step for each in measured.values()), default=0.0)
     if slowest > share:
         raise UsageError(
             f"the budget is too small for one step of each run; give --budget "
             f"{math.ceil(slowest * runs)}s or more."
         )
-    return {method: int(share / each) for method, each in measured.items()}
+    return {m: int((share - each.compiling) / each.step) for m, each in measured.items()}
 
 
 def evaluate_every(steps: int) -> int:

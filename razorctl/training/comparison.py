@@ -2,8 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,30 @@ from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 
-# Baselines that are `full` in another way, by the attention they run with.
-BASELINES = {"full-stored": "stored", "full-flash": "flash", "accumulate": "auto"}
+# What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
+# method is `full` if none is named, and the micro-batches of `accumulate` depend on the model.
+BASELINES: dict[str, dict[str, Any]] = {
+    "full-stored": {"attention": "stored"},
+    "full-flash": {"attention": "flash"},
+    "accumulate": {},
+    "full-compiled": {"compile": True},
+    "activation-memory-budget": {"compile": True, "activation_memory_budget": 0.1},
+    "razor-compiled": {"method": "razor", "compile": True},
+    "razor-checkpoint": {"method": "razor", "activation_checkpointing": True},
+    "razor-lora": {"method": "razor", "lora": True},
+    "razor-branches": {"method": "razor", "joint_budget": 0.5, "joint": "branches"},
+    "razor-int8-forward": {"method": "razor", "int8_forward": True},
+}
 NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 
 OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from how long a run is
-IN_LABEL = ("method", "ratio", "joint_budget", "joint", "attention", "int8_forward", "accumulate")
+OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
+IN_LABEL = (
+    *("method", "ratio", "joint_budget", "joint", "attention", "int8_forward"),
+    *("activation_checkpointing", "lora", *OF_BASELINES),
+)
 
 
 @dataclass(frozen=True)
@@ -85,20 +101,33 @@ class Entry:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job of the runs, without seed, micro-batches and length."""
-        result, left_out = self.runs[0].result, ("seed", "accumulate", *OF_LENGTH)
-        return result["device"], {k: v for k, v in result["job"].items() if k not in left_out}
+        """The device and the job of the runs, without seed, length and what baselines change."""
+        left_out = ("seed", *OF_BASELINES, *OF_LENGTH)
+        job = {name: value for name, value in self.job.items() if name not in left_out}
+        return self.runs[0].result["device"], job
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job of the runs."""
+        # Of a run from before there was such a budget, it is None too.
+        return {"activation_memory_budget": None, **self.runs[0].result["job"]}
+
+    @property
+    def effort(self) -> tuple[bool, bool, int]:
+        """What a baseline changes of a job: each is least of the plain job."""
+        job = self.job
+        return job["compile"], job["activation_memory_budget"] is not None, job["accumulate"]
 
     @property
     def steps(self) -> int:
         """Number of steps that the runs were to have."""
-        count: int = self.runs[0].result["job"]["steps"]
+        count: int = self.job["steps"]
         return count
 
     @property
     def accumulate(self) -> int:
         """Number of micro-batches in a step."""
-        count: int = self.runs[0].result["job"]["accumulate"]
+        count: int = self.job["accumulate"]
         return count
 
     @property
@@ -169,8 +198,10 @@ def is_grid(directory: Path) -> bool:
 
 def recipe_of(name: str, ratio: float) -> Recipe:
     """The recipe of a name in NAMES; raises UsageError for a ratio that cannot be used."""
-    method = name if name in METHODS else "full"
-    return Recipe(method, ratio, attention=BASELINES.get(name, "auto"))  # type: ignore[arg-type]
+    method = {"method": name if name in METHODS else "full"}
+    known = {field.name for field in fields(Recipe)}
+    own: dict[str, Any] = {k: v for k, v in BASELINES.get(name, {}).items() if k in known}
+    return Recipe(**{"ratio": ratio, **method, **own})
 
 
 def of_grid(
@@ -298,16 +329,25 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
         for name in (settings[0] if settings else ())
         if name not in IN_LABEL and len({known[name] for known in settings}) > 1
     ]
+    unlike = len({tuple(_compiling(known)) for known in settings}) > 1
     labeled = []
     for entry in entries:
         if entry.runs:
             known = _settings(entry.runs[0])
             recipe = Recipe(**entry.runs[0].result["recipe"])
             words = [label(recipe, known["accumulate"])]
+            words += _compiling(known) if unlike else []
             words += [f"{name.replace('_', ' ')} {known[name]}" for name in differing]
             entry = replace(entry, recipe=recipe, label=", ".join(words))
         labeled.append(entry)
     return labeled
+
+
+def _compiling(job: Mapping[str, Any]) -> list[str]:
+    """How a job compiles, in words."""
+    budget = job.get("activation_memory_budget")
+    words = [] if budget is None else [f"activation memory budget {budget:g}"]
+    return ["compiled", *words] if job["compile"] else []
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -80,12 +81,24 @@ class Compiled:
 
     def __init__(self, model: nn.Module, job: Job) -> None:
         self.model, self._graphs = model, job.cuda_graphs
+        self._budget = job.activation_memory_budget
         self._compiled = self._compile() if job.compile else None
 
     def _compile(self) -> nn.Module:
         torch.compiler.reset()  # other models of this process count towards limits
         mode = "reduce-overhead" if self._graphs else None
         return torch.compile(self.model, fullgraph=True, mode=mode)  # type: ignore[return-value]
+
+    def _budgeted(self) -> AbstractContextManager[None]:
+        """Inside it, what is compiled keeps the job's share of its activations."""
+        if self._budget is None:
+            return nullcontext()
+        import torch._functorch.config as settings
+
+        budgeted: AbstractContextManager[None] = settings.patch(
+            activation_memory_budget=self._budget
+        )
+        return budgeted
 
     @property
     def works(self) -> bool:
@@ -104,7 +117,8 @@ class Compiled:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         try:
-            return take(self._compiled, *args, **kwargs)
+            with self._budgeted():
+                return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             log.warning("training goes on without compiling: %s", _reason(error))
             self._compiled = None
@@ -141,6 +155,11 @@ class Trial(Compiled):
     def done(self) -> bool:
         """Whether steps of this run were compiled, and still are."""
         return self.works and (self._before or len(self._seconds) > EAGER)
+
+    @property
+    def steady(self) -> list[float]:
+        """Seconds of this process's compiled steps after the first, which compiles."""
+        return self._seconds[EAGER + 1 :] if self.works else []
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run says of steps that were taken before."""

@@ -31,6 +31,7 @@ from razorctl.planning import search
 from razorctl.recipe import Recipe
 from razorctl.training import budget, rundir
 from razorctl.training.comparison import (
+    BASELINES,
     NAMES,
     SETTINGS,
     Comparison,
@@ -196,14 +197,14 @@ class Grid:
             raise
         self._write(self._settings, self._runs)
 
-    def _probe(self, method: str) -> float:
-        """Seconds of a step of a method."""
+    def _probe(self, method: str) -> budget.Cost:
+        """What a few steps of a method take."""
         at = Progress(0, 1, method, self.seeds[0])
         with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
             directory = Path(folder) / method
             command = self._command(at, directory, budget.PROBE, budget.PROBE)
             _call(command, lambda: None)
-            return budget.step_seconds(directory)
+            return budget.cost(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
         """Runs what is not finished yet: all methods with one seed, then with the next seed.
@@ -264,27 +265,20 @@ class Grid:
         steps, evaluate_every: None is as the job says.
         """
         recipe = self.recipes[at.method]
-        words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
-        words += [
-            "--method",
-            recipe.method,
-            "--attention",
-            recipe.attention,
-            "--seed",
-            str(at.seed),
-            "--strict",
-        ]
+        settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
+        settings |= {"seed": at.seed, "strict": True, **BASELINES.get(at.method, {})}
         if at.method == "accumulate":
-            words += ["--accumulate", str(self._micro_batches())]
+            settings["accumulate"] = self._micro_batches()
+        settings |= {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
         if at.method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
             raise UsageError(
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "
                 "leave full-flash out."
             )
-        for name, value in (("steps", steps), ("evaluate-every", evaluate_every)):
-            words += [] if value is None else [f"--{name}", str(value)]
-        if self.device is not None:
-            words += ["--device", self.device]
+        words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
+        for name, value in settings.items():
+            flag = f"--{name.replace('_', '-')}"
+            words += [] if value is None else [flag] if value is True else [flag, str(value)]
         return [*words, "--json", "--out", str(directory)]
 
     def _micro_batches(self) -> int:

@@ -21,6 +21,7 @@ from razorctl import devices, models
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
 from razorctl.layers import libraries
+from razorctl.layers.base import RazorLayer
 from razorctl.memory import measured
 from razorctl.models import Model
 from razorctl.ops import kernels
@@ -295,17 +296,26 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that saves anything before or after."""
-    razors = {name: libraries.razor_of(type(m)) for name, m in net.named_modules()}
-    kinds = {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
+    kinds = _kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
     of_job.sparsify(net, recipe, inputs)
     saved = of_job.saved_by_module(net, inputs)
+    kinds = _kinds(net) | kinds  # adapters are new modules
     return tuple(
         Row(name, kind, saved.get(name, 0), full.get(name, 0))
         for name, kind in kinds.items()
         if name in saved or name in full
     )
+
+
+def _kinds(net: nn.Module) -> dict[str, str]:
+    """The layer kind of each module, by its name."""
+    razors = {
+        name: m if isinstance(m, RazorLayer) else libraries.razor_of(type(m))
+        for name, m in net.named_modules()
+    }
+    return {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
 
 
 def _measure(

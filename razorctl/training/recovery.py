@@ -108,13 +108,16 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
     for ratio in _ratios(job, recipe):
         last = replace(last, ratio=ratio)
         yield last
-    if not job.compile and not METHODS[recipe.method].part:
+    if not job.compile and not recipe.part:
         yield from (replace(last, joint_budget=b) for b in JOINT if b < recipe.joint_budget)
 
 
 def _ratios(job: Job, recipe: Recipe) -> list[float]:
-    """The ratios above the recipe's own that it can have, in ascending order."""
-    if not METHODS[recipe.method].has_ratio:
+    """The ratios above the recipe's own that it can have, in ascending order.
+
+    There are none with adapters, which would be made anew and lose what they have learned.
+    """
+    if not METHODS[recipe.method].has_ratio or recipe.part:
         return []
     most = job.max_ratio
     if recipe.has_byte_budget:

@@ -22,8 +22,9 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
     `memory` names the column that memory is compared by: the measured peak if all runs have
     one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
-    a row is. A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as
-    far above it where less is better. `take` is what `advice.take` says of the rows.
+    a row is. `compile` is whether steps were to be compiled, `compiled` whether they were. A
+    `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
+    where less is better. `take` is what `advice.take` says of the rows.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
@@ -66,20 +67,22 @@ def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     """The entry of plain full fine-tuning with the same settings and device, if it was run.
 
-    Plain means automatic attention, and no more micro-batches than any entry of those settings. Of
+    Plain means automatic attention, and no more micro-batches than any entry of those settings;
+    and not compiled, nor with an activation memory budget, if any of these entries is not. Of
     several it is the one whose number of steps is nearest.
     """
     if not entry.runs:
         return None
     alike = [other for other in done if other.settings == entry.settings]
-    fewest = min(other.accumulate for other in alike)
+    least = tuple(map(min, zip(*(other.effort for other in alike), strict=True)))
     plain = [
         other
         for other in alike
         if other.recipe.method == "full"
         and not other.recipe.approximates
         and other.recipe.attention == "auto"
-        and other.accumulate == fewest
+        and not other.recipe.checkpoints
+        and other.effort == least
     ]
     return min(plain, key=lambda other: abs(other.steps - entry.steps), default=None)
 
@@ -109,6 +112,8 @@ def _row(entry: Entry, full: Entry | None, memory: str, target: float | None) ->
         "seeds": [result["job"]["seed"] for result in results],
         "accuracies": [result["accuracy"] for result in results],
         "run_dirs": [str(run.directory) for run in entry.runs],
+        "compile": entry.job["compile"] if entry.runs else None,
+        "activation_memory_budget": (entry.job["activation_memory_budget"] if entry.runs else None),
         "compiled": all(result["compiled"] for result in results) if results else None,
         "steps": entry.steps if entry.runs else None,
         "exact": not entry.recipe.approximates,

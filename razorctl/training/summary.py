@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def of(run: "Run") -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
-    The time of compiling is in `payoff`, not in `epoch_seconds`. Bytes are those of one process.
+    The time of compiling is in `payoff`, not in `epoch_seconds`, nor in `step_seconds`, which is of
+    compiled steps if there are any. Bytes are those of one process.
     """
     last, payoff, best = run.history[-1], run.trial.payoff, run.best()
     seconds = [step.seconds for step in run.history]
@@ -34,7 +35,7 @@ def of(run: "Run") -> dict[str, Any]:
         "saved_bytes": run.saved_bytes,
         "full_saved_bytes": run.full_saved_bytes,
         "peak_bytes": run.peak_bytes,
-        "step_seconds": median(seconds),
+        "step_seconds": median(run.trial.steady or seconds),
         "epoch_seconds": per_epoch and (fmean(seconds) - compiling) * per_epoch,
         "device": devices.name(run.device),
         "weights": str(run.out / rundir.WEIGHTS),

@@ -65,6 +65,9 @@ GRIDS = {
         "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
         "backrazor, mean correction": Recipe("backrazor", RATIO, mean_correction=True),
         "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
+        "razor, checkpoint": Recipe("razor", RATIO, activation_checkpointing=True),
+        "razor, LoRA": Recipe("razor", RATIO, lora=True),
+        "torchao int8": Recipe("torchao-int8"),
     },
 }
 SEEDS = 3

@@ -53,15 +53,13 @@ class Case:
     """How a step runs.
 
     rows: of a micro-batch; None: of the whole batch. budget: `activation_memory_budget`, for
-    compiled cases. torchao: whether linear layers are torchao's. exact: whether the forward pass is
-    that of full by contract.
+    compiled cases. exact: whether the forward pass is that of full by contract.
     """
 
     recipe: Recipe = FULL
     rows: int | None = None
     compiled: bool = False
     budget: float = 1.0
-    torchao: bool = False
     exact: bool = True
 
 
@@ -114,10 +112,6 @@ class Bench:
         if run.name not in self.models:
             shared = {id(t): t for t in (*self.full.parameters(), *self.full.buffers())}
             model = copy.deepcopy(self.full, shared)  # type: ignore[arg-type]
-            if run.case.torchao:
-                from torchao_linear import swap  # torchao is optional
-
-                swap(model)
             sparsify(model, run.case.recipe)
             self.models[run.name] = _compiled(model) if run.case.compiled else model
         return self.models[run.name]

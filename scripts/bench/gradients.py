@@ -72,7 +72,7 @@ def recipes() -> list[Recipe]:
     """The recipes of every method that is not exact, at every ratio that it can meet."""
     found = []
     for name, method in METHODS.items():
-        if method.approximates:
+        if method.prunes:
             ratios = RATIOS if method.ratio != "nothing" else (Recipe.ratio,)
             forwards = (False, True) if method.int8 else (False,)
             for int8_forward, ratio in itertools.product(forwards, ratios):

@@ -26,6 +26,7 @@ LABELS = {
     "prebackrazor++/flash": "`prebackrazor++`, flash",
     "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
     "razor/int8-forward": "`razor`, int8 forward",
+    "torchao int8": "torchao's int8 mixed precision",
     "torchao int8 mixed precision, compiled": "torchao's int8 mixed precision, compiled",
 }
 # How long a command takes, if its script does not say.

@@ -63,7 +63,7 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     until they are timed.
     """
     few = MICRO_BATCH[bench.device.type]
-    pruning = [name for name, method in METHODS.items() if method.approximates]
+    pruning = [name for name, method in METHODS.items() if method.prunes]
     sheared, razor = Recipe("prebackrazor++", RATIO), Recipe("razor", RATIO)
     int8 = replace(razor, int8_forward=True)
     return {
@@ -81,7 +81,9 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
         "razor, compiled": Case(razor, compiled=True),
         "razor, int8 forward, compiled": Case(int8, compiled=True, exact=False),
         f"full, compiled, activation_memory_budget {BUDGET}": Case(compiled=True, budget=BUDGET),
-        "torchao int8 mixed precision, compiled": Case(compiled=True, torchao=True, exact=False),
+        "torchao int8 mixed precision, compiled": Case(
+            Recipe("torchao-int8"), compiled=True, exact=False
+        ),
     }
 
 

@@ -58,6 +58,16 @@ def test_what_is_said_to_do_nothing_does_nothing(method, setting, vit):
     assert without_effect([], recipe) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "method"), [("activation_checkpointing", "checkpoint"), ("lora", "lora")]
+)
+def test_what_a_method_does_already_adds_nothing(name, method):
+    for other in ("full", "razor"):
+        assert without_effect([name], Recipe(other, **{name: True})) == []
+    (note,) = without_effect([name], Recipe(method, **{name: True}))
+    assert note == f"{name.replace('_', ' ')} adds nothing to method {method}."
+
+
 def test_a_joint_budget_gives_these_something_to_do():
     recipe = Recipe("full", joint="branches", unbiased=True)
     assert len(without_effect(["joint", "unbiased"], recipe)) == 2

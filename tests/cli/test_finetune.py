@@ -112,6 +112,33 @@ def test_an_int8_forward_pass_is_a_setting_that_a_run_can_be_repeated_with():
     assert json.loads(again.stdout)["recipe"]["int8_forward"] is True
 
 
+def test_what_goes_with_a_method_is_a_setting_that_a_run_can_be_repeated_with():
+    assert finetune("--lora", "--activation-checkpointing", "--out", "run").exit_code == 0
+    again = razorctl("--config", "run/config.toml", "finetune", "--json", "--out", "again")
+    result = json.loads(again.stdout)
+    assert result["recipe"]["lora"] is True
+    assert result["recipe"]["activation_checkpointing"] is True
+    assert Path("again/adapter/adapter_model.safetensors").exists()
+    assert result["saved_bytes"] < 0.1 * result["full_saved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--method", "bias", "--lora"), "bias trains another part of the model than adapters"),
+        (("--lora", "--joint-budget", "0.5"), "lora freezes the weights that a joint budget draws"),
+        (("--activation-memory-budget", "0.1"), "is kept by compiled steps; add --compile"),
+        (("--method", "torchao-int8"), "torchao-int8 needs torchao, which is not installed; run"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(flags, sentence, monkeypatch):
+    monkeypatch.setattr("razorctl.surgery.torchao.find_spec", lambda _: None)
+    result = finetune(*flags, "--out", "run")
+    assert result.exit_code == 2
+    assert sentence in result.stderr.splitlines()[-1]
+    assert not Path("run").exists()
+
+
 STOPPED = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 
 

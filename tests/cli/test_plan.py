@@ -135,6 +135,14 @@ def test_a_card_that_is_assumed_is_named():
     assert "assumed" not in razorctl("plan", *PLANNED, "--gpu", "t4", "--vram", "8GB").stderr
 
 
+def test_what_goes_with_a_method_is_planned_and_ordered():
+    flags = ("--ratio=0.5", "--lora", "--activation-checkpointing", "--compile")
+    result = razorctl("plan", *PLANNED, "--gpu", "t4", *flags, "--activation-memory-budget", "0.1")
+    assert result.exit_code == 0, result.stderr
+    assert {*flags[1:], "--activation-memory-budget"} <= {*result.stdout.split()}
+    assert "note: what the activation memory budget changes is not predicted." in result.stderr
+
+
 def test_a_refusal_shows_what_was_looked_at():
     result = razorctl("plan", *FEW, "--gpu", "t4", "--vram", "640MB")
     assert result.exit_code == 3

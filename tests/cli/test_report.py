@@ -167,6 +167,12 @@ def test_the_name_of_a_directory_is_escaped(no_plots):
     assert "i" not in found.texts
 
 
+def test_many_rows_of_a_method_have_a_line_each():
+    found = plots.lines([*["full"] * 7, *["razor"] * 7, "lora"])
+    assert len(set(found)) == 15
+    assert [found[n].color for n in (0, 7)] == [0, 1]
+
+
 def test_a_label_is_no_formula_and_no_element():
     line = plots.Line(0, 0)
     points = [plots.Point(NASTY, line, 1.0, 2.0, True), plots.Point("other", line, 1.0, 2.0, False)]

@@ -23,7 +23,7 @@ from tests.models import TEXT, entry, registered
 
 JOB = Job("vit", "any", 4, precision="fp32", learning_rate=0.01, weight_decay=0.01, input_size=32)
 GRID = [
-    # model, method, precision, optimizer, rows, micro-batches, size
+    # model, method and what goes with it, precision, optimizer, rows, micro-batches, size
     ("vit", "full", "fp32", "sgd", 2, 1, 32),
     ("vit", "full", "bf16", "adamw", 4, 2, 64),
     ("vit", "checkpoint", "fp32", "adamw", 2, 1, 64),
@@ -34,6 +34,8 @@ GRID = [
     ("vit", "int8", "fp32", "sgd", 4, 2, 32),
     ("vit", "razor", "fp32", "adamw", 4, 2, 32),
     ("vit", "razor", "bf16", "sgd", 2, 1, 32),
+    ("vit", "razor activation_checkpointing", "fp32", "sgd", 4, 1, 32),
+    ("vit", "torchao-int8", "fp32", "sgd", 4, 1, 32),
     ("bert", "full", "bf16", "adamw", 4, 1, 24),
     ("bert", "checkpoint", "bf16", "sgd", 4, 1, 16),
     ("bert", "backrazor", "fp32", "sgd", 3, 2, 16),
@@ -41,6 +43,7 @@ GRID = [
     ("bert", "int8", "fp32", "sgd", 4, 1, 16),
     ("bert", "razor", "fp32", "adamw", 4, 1, 16),
     ("bert", "razor", "bf16", "sgd", 2, 2, 16),
+    ("bert", "razor activation_checkpointing", "bf16", "adamw", 2, 1, 16),
 ]
 
 
@@ -60,7 +63,8 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
         precision=precision,
         optimizer=optimizer,
     )
-    recipe = Recipe(method, 0.5)
+    method, *others = method.split()
+    recipe = Recipe(method, 0.5, **dict.fromkeys(others, True))
     traced = tracing.trace(job, recipe, 5, "cpu")
 
     model = family.bare(5, size)
@@ -84,6 +88,19 @@ def test_the_traced_step_is_the_real_one_to_the_byte(
             train_step(model, by_logits(family.logits, job), micro_batches(), updates, job, scaler)
     peak = tracker.get_tracker_snapshot("peak")
     assert traced.peak == sum(device["Total"] for device in peak.values())
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+@pytest.mark.parametrize("others", [["lora"], ["lora", "activation_checkpointing"]], ids=str)
+def test_with_adapters_the_traced_step_saves_what_the_real_one_does(name, others, small):
+    job, family = replace(JOB, model=name, optimizer="adamw"), models.find(name)
+    recipe = Recipe("razor", 0.5, **dict.fromkeys(others, True))
+    traced = tracing.trace(job, recipe, 5, "cpu")
+    model = family.bare(5, job.input_size)
+    inputs, labels = family.example(model, 4, job.input_size), torch.zeros(4, dtype=torch.long)
+    sparsify_within(model.train(), recipe, inputs)
+    real = really_saved(model, lambda: _forward(family, model, inputs, labels, job))
+    assert traced.saved == real
 
 
 def _forward(family, model, inputs, labels, job):

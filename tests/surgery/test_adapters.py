@@ -1,19 +1,23 @@
 """LoRA: exact at the start, trains adapters and classifier alone, and merges into a stock model."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import PeftModel
 from torch import nn
 
-from razorctl import Recipe, models, restore, sparsify
+from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
+from razorctl.layers.linear import RazorLinear
+from razorctl.memory.saved import saved_by_module
 from razorctl.planning.job_trace import trace
 from razorctl.surgery import adapters
+from razorctl.surgery.byte_budget import sparsify_within
 from tests.models import SMALL
-from tests.surgery.test_methods import step
+from tests.surgery.test_methods import cosine, step
 
 every_model = pytest.mark.parametrize("kind", SMALL)
 
@@ -114,3 +118,71 @@ def test_what_cannot_be_adapted_is_refused_and_left_alone():
         sparsify(net, Recipe("lora"))
     with pytest.raises(UsageError, match="set joint_budget to 1"):
         Recipe("lora", joint_budget=0.5)
+
+
+class TestWithAnyMethod:
+    """`lora` of a recipe: adapters, whose linear layers save by the method's rules."""
+
+    @pytest.fixture(autouse=True)
+    def int8_gemms_whatever_the_size(self, monkeypatch):
+        monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+
+    def adapted(self, kind: str, recipe: Recipe) -> tuple[nn.Module, torch.Tensor]:
+        net, x = build(kind)
+        torch.manual_seed(1)  # of adapters
+        sparsify(net, replace(recipe, lora=True))
+        for name, parameter in net.named_parameters():
+            if "lora_B" in name:  # else lora_A has no gradient at first
+                nn.init.normal_(parameter, std=0.1)
+        return net, x
+
+    @every_model
+    @pytest.mark.parametrize("method", ["razor", "half", "backrazor"])
+    def test_the_forward_pass_is_that_of_lora_and_the_gradient_close(self, kind, method):
+        want = step(*self.adapted(kind, Recipe("full")))
+        net, x = self.adapted(kind, Recipe(method, 0.5))
+        got = step(net, x)
+        if method == "backrazor":  # whose attention is stored
+            torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-5)
+        else:
+            assert torch.equal(got[0], want[0])
+        assert [g is None for g in got] == [g is None for g in want]
+        assert cosine(got[1:], want[1:]) > (0.9 if method == "backrazor" else 0.99)
+
+    @every_model
+    def test_full_with_it_is_the_method(self, kind):
+        nets = []
+        for recipe in (Recipe("lora"), Recipe("full", lora=True)):
+            net, x = build(kind)
+            torch.manual_seed(1)
+            assert sparsify(net, recipe)
+            nets.append(step(net, x))
+        for a, b in zip(*nets, strict=True):
+            assert a is b is None or torch.equal(a, b)
+
+    @every_model
+    def test_frozen_layers_save_no_input(self, kind):
+        net, x = self.adapted(kind, Recipe(ratio=0.5))
+        parts = saved_by_module(net, x)
+        saved = {name.rpartition(".")[2] for name in parts}
+        layers = {n: m for n, m in net.named_modules() if isinstance(m, RazorLinear)}
+        assert {n.rsplit(".", 2)[-2] for n in layers if "lora_" in n} == {"lora_A", "lora_B"}
+        assert any(name.endswith("base_layer") for name in layers)
+        assert "base_layer" not in saved
+        assert "default" in saved  # of lora_A and lora_B
+        assert sum(parts.values()) < 0.5 * saved_bytes(*build(kind))
+
+    def test_a_byte_budget_is_that_of_full_fine_tuning(self, caplog):
+        net, x = build("vit")
+        full = saved_bytes(net, x)
+        names = sparsify_within(net, Recipe(ratio=0.9, lora=True), x)
+        assert "blocks.0.attn.qkv" in names
+        assert saved_bytes(net, x) <= 0.1 * full
+        assert not caplog.records
+
+    def test_with_an_own_part_it_is_refused(self):
+        for method in ("bias", "head"):
+            with pytest.raises(UsageError, match=f"{method} trains another part of the model"):
+                Recipe(method, lora=True)
+        with pytest.raises(UsageError, match=r"lora freezes .* set joint_budget to 1"):
+            Recipe(joint_budget=0.5, lora=True)

@@ -1,6 +1,8 @@
 """Whole models with their own activation checkpointing on: they train as without it."""
 
 import copy
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import timm
@@ -15,9 +17,13 @@ from transformers import (
 )
 
 from razorctl import Recipe, restore, sparsify
+from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.memory.saved import saved_bytes
-from tests.models import TEXT, bert, vit
+from razorctl.memory.tracker import peak_bytes
+from razorctl.surgery.byte_budget import sparsify_within
+from tests.models import SMALL, TEXT, bert, vit
+from tests.surgery.test_methods import cosine, step
 
 BATCH = {"input_ids": torch.arange(2, 34).view(2, 16), "labels": torch.tensor([0, 1])}
 POST_NORM = {
@@ -139,3 +145,75 @@ def test_pre_norm_blocks_share_as_without():
     for m in (net, twin):
         m(x).square().sum().backward()
     assert_equal([p.grad for p in twin.parameters()], [p.grad for p in net.parameters()])
+
+
+class TestWithAnyMethod:
+    """`activation_checkpointing` of a recipe."""
+
+    @pytest.fixture(params=SMALL)
+    def built(self, request) -> tuple[nn.Module, Tensor]:
+        torch.manual_seed(0)
+        model, batch = SMALL[request.param]
+        return model().train(), batch()
+
+    @pytest.mark.parametrize(
+        "recipe",
+        [
+            Recipe(ratio=0.5),
+            Recipe("backrazor", 0.5),
+            Recipe(ratio=0.5, joint_budget=0.5, joint="branches"),
+            Recipe(ratio=0.5, lora=True),
+        ],
+        ids=lambda recipe: f"{recipe.method} {recipe.joint_budget} {recipe.lora}",
+    )
+    def test_gradients_are_those_without_it(self, built, recipe):
+        net, x = built
+        twin, stock = copy.deepcopy(net), copy.deepcopy(net)
+        for model, on in ((net, False), (twin, True)):
+            torch.manual_seed(2)  # of adapters
+            sparsify(model, replace(recipe, activation_checkpointing=on))
+        want, got = step(net, x), step(twin, x)
+        assert torch.equal(got[0], want[0])
+        assert all((a is None) == (b is None) for a, b in zip(got, want, strict=True))
+        # Blocks of BERT share a copy with the block before, which checkpointing keeps apart.
+        assert cosine(got[1:], want[1:]) > (0.99 if hasattr(net, "bert") else 1 - 1e-12)
+        restore(twin)
+        assert torch.equal(step(twin, x)[0], step(stock, x)[0])
+
+    @pytest.mark.parametrize("method", ["full", "half", "razor"])
+    def test_saved_bytes_and_the_peak_are_smaller(self, method):
+        found = []
+        for on in (False, True):
+            net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)
+            sparsify(net, Recipe(method, 0.5, activation_checkpointing=on))
+            sgd = partial(torch.optim.SGD, lr=0.1)
+            found.append((saved_bytes(net, x), peak_bytes(net, x, sgd)))
+        assert all(with_it < without for without, with_it in zip(*found, strict=True))
+
+    def test_a_byte_budget_is_met_with_and_without_it(self):
+        net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)
+        full, rules = saved_bytes(net, x), []
+        for on in (False, True):
+            sparsify_within(net, Recipe(ratio=0.85, activation_checkpointing=on), x)
+            rules.append([repr(vars(m.rules.wide)) for m in razor_layers(net)])
+            assert saved_bytes(net, x) <= 0.15 * full
+            restore(net)
+        assert rules[0] == rules[1]
+
+    def test_a_byte_budget_below_the_inputs_of_blocks_is_refused(self):
+        net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)
+        bf16 = {"autocast": torch.bfloat16}  # in which the inputs of blocks are twice as wide
+        full = saved_bytes(net, x, **bf16)
+        before = step(net, x)
+        recipe = Recipe(ratio=0.9, activation_checkpointing=True)
+        with pytest.raises(UsageError, match="activation checkpointing keeps") as refused:
+            sparsify_within(net, recipe, x, **bf16)
+        most = float(str(refused.value).removesuffix(".").split()[-1])
+        assert torch.equal(step(net, x)[0], before[0])
+        assert not razor_layers(net)
+        sparsify_within(net, replace(recipe, ratio=most), x, **bf16)
+        assert 0.1 * full < saved_bytes(net, x, **bf16) <= (1 - most) * full
+
+
+def razor_layers(net: nn.Module) -> list[RazorLayer]:
+    return [m for m in net.modules() if isinstance(m, RazorLayer)]

@@ -13,7 +13,9 @@ from razorctl.layers.linear import RazorLinear
 from razorctl.methods import METHODS
 from tests.models import SMALL
 
-FEW_BITS = [name for name, method in METHODS.items() if method.ratio != "pruned"]
+FEW_BITS = [
+    name for name, method in METHODS.items() if method.ratio != "pruned" and not method.torchao
+]
 every_method = pytest.mark.parametrize("method", FEW_BITS)
 
 

@@ -16,7 +16,7 @@ from razorctl.layers.linear import RazorLinear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 
-pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.approximates])
+pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.prunes])
 
 
 class Subclassed(nn.Linear):

@@ -6,6 +6,7 @@ import pytest
 
 from razorctl.errors import UsageError
 from razorctl.training import budget
+from razorctl.training.budget import Cost
 
 
 @pytest.mark.parametrize(
@@ -22,20 +23,28 @@ def test_what_is_no_time(text):
 
 
 def test_steps_fill_the_share_and_no_more():
-    assert budget.steps({"full": 3.0, "razor": 0.7}, 10.0, 4) == {"full": 3, "razor": 14}
-    assert budget.steps({"full": 10.0}, 10.0, 4) == {"full": 1}
+    assert budget.steps({"full": Cost(3.0), "razor": Cost(0.7)}, 10.0, 4) == {
+        "full": 3,
+        "razor": 14,
+    }
+    assert budget.steps({"full": Cost(10.0)}, 10.0, 4) == {"full": 1}
+    assert budget.steps({"full-compiled": Cost(0.7, compiling=7.0)}, 10.0, 4) == {
+        "full-compiled": 4
+    }
 
 
 def test_a_share_below_a_step_names_the_least_that_works():
     with pytest.raises(UsageError, match="one step of each run; give --budget 13s or more"):
-        budget.steps({"full": 3.1, "razor": 0.7}, 3.0, 4)
+        budget.steps({"full": Cost(0.1, 3.0), "razor": Cost(0.7)}, 3.0, 4)
 
 
 def test_a_step_is_timed_where_it_is_steady(tmp_path):
     seconds = (9.0, 8.0, 7.0, 1.0, 5.0, 2.0, 3.0, 1.0)
     lines = "".join(json.dumps({"seconds": each}) + "\n" for each in seconds)
     (tmp_path / "metrics.jsonl").write_text(lines)
-    assert budget.step_seconds(tmp_path) == 2.0
+    for payoff, compiling in ((None, 0), ({"compile_seconds": 6.5}, 6.5)):
+        (tmp_path / "result.json").write_text(json.dumps({"payoff": payoff}))
+        assert budget.cost(tmp_path) == Cost(2.0, compiling)
 
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (9, 1), (25, 2), (1000, 100)])

@@ -35,6 +35,10 @@ CASES = {
     "razor, AdamW, two micro-batches": (Recipe("razor"), {"optimizer": "adamw", "accumulate": 2}),
     "columns of a bandit, joint budget, dropout": (JOINT, {}),
     "lora": (Recipe("lora"), {"optimizer": "adamw"}),
+    "razor, adapters, checkpointing": (
+        Recipe(ratio=0.5, lora=True, activation_checkpointing=True),
+        {"optimizer": "adamw"},
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, train_step
-from razorctl.training.compiled import JUDGED, Compiled, Payoff, Trial, payoff
+from razorctl.training.compiled import EAGER, JUDGED, Compiled, Payoff, Trial, payoff
 from razorctl.training.grid import Grid
 from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
@@ -58,9 +59,11 @@ def train(job: Job, out) -> Run:
 
 def test_a_compiled_run_trains_as_an_eager_one(no_codegen, tmp_path):
     counters.clear()
-    eager, compiled = (
-        train(replace(JOB, compile=c), tmp_path / str(c)).result() for c in (False, True)
-    )
+    runs = [train(replace(JOB, compile=c), tmp_path / str(c)) for c in (False, True)]
+    eager, compiled = (run.result() for run in runs)
+    timed = [[step.seconds for step in run.history] for run in runs]
+    assert eager["step_seconds"] == median(timed[0])
+    assert compiled["step_seconds"] == median(timed[1][EAGER + 1 :])
     assert (eager["job"]["compile"], eager["compiled"], eager["payoff"]) == (False, False, None)
     assert compiled["job"]["compile"]
     assert compiled["compiled"]
@@ -168,6 +171,35 @@ def test_a_compiled_step_draws_anew(method, no_codegen):
     assert not torch.equal(steps[0], steps[1])
     assert not torch.equal(steps[1], steps[2])
     restore(model)
+
+
+def test_an_activation_memory_budget_is_kept_by_compiled_steps(monkeypatch):
+    backend = "aot_eager_decomp_partition"  # which chooses what is saved as Inductor does
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(32, 32), nn.GELU())))
+    x, saved, gradients = torch.randn(64, 32), [], []
+
+    def take(forward: nn.Module) -> None:
+        held: dict[int, int] = {}
+        resident = {parameter.data_ptr() for parameter in (*model.parameters(), x)}
+
+        def note(t: torch.Tensor) -> torch.Tensor:
+            if t.data_ptr() not in resident:
+                held[t.data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            y = forward(x)
+        y.square().sum().backward()
+        saved.append(sum(held.values()))
+
+    for budget in (None, 0.2):
+        model.zero_grad()
+        Compiled(model, replace(COMPILED, activation_memory_budget=budget)).step(take)
+        gradients.append(model[0].weight.grad.clone())
+    assert saved[1] < 0.5 * saved[0]
+    torch.testing.assert_close(*gradients)
+    assert torch._functorch.config.activation_memory_budget == 1
 
 
 class TestGraphs:

@@ -25,6 +25,7 @@ from tests.comparing import NAMED, assert_refused, call_here, compare, write
 from tests.models import registered
 
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3)
+FLAGS = ("activation_checkpointing", "lora", "int8_forward")
 SMALL = ["--steps", "3", "--batch-size", "16", "--device", "cpu"]
 
 
@@ -96,13 +97,21 @@ class TestGrid:
                 failure.exit_code = 4
                 raise failure
             attention = command[command.index("--attention") + 1]
+            recipe = {name: True for name in FLAGS if f"--{name.replace('_', '-')}" in command}
+            job: dict[str, Any] = {}
             steps = int(command[command.index("--steps") + 1]) if "--steps" in command else 3
+            compiled = "--compile" in command
+            if "--activation-memory-budget" in command:
+                job["activation_memory_budget"] = 0.1
             write(
                 command[-1],
                 method,
                 seed=seed,
-                recipe={"attention": attention},
+                recipe={"attention": attention, **recipe},
                 steps=steps,
+                compile=compiled,
+                compiled=compiled,
+                **job,
                 accuracies=[*[None] * (steps - 2), 0.5, 0.9][-steps:],
                 step=self.step.get(method, 1.0),
             )
@@ -288,6 +297,47 @@ class TestGrid:
         assert settings["job"]["steps"] == 7
         assert settings["job"]["batch_size"] == 8
         assert settings["recipe"] == {"ratio": 0.5}
+
+    def test_baselines_change_settings_of_full_or_razor(self, commands):
+        flags = {
+            "full-compiled": "--method full --attention auto --compile",
+            "activation-memory-budget": (
+                "--method full --attention auto --compile --activation-memory-budget 0.1"
+            ),
+            "razor-compiled": "--method razor --attention auto --compile",
+            "razor-checkpoint": "--method razor --attention auto --activation-checkpointing",
+            "razor-lora": "--method razor --attention auto --lora",
+            "razor-branches": (
+                "--method razor --attention auto --joint-budget 0.5 --joint branches"
+            ),
+            "razor-int8-forward": "--method razor --attention auto --int8-forward",
+        }
+        names = ",".join(["full", *flags])
+        result = compare(*NAMED, "--methods", names, "--steps", "3", "--out", "x", "--json")
+        document = json.loads(result.stdout)
+        for command, wanted in zip(commands[1:], flags.values(), strict=True):
+            words = " ".join(command[6:]).replace("--seed 0 --strict ", "")
+            assert words.startswith(f"{wanted} --"), words
+        rows = {row["label"]: row for row in document["rows"]}
+        assert list(rows) == ["full", *flags]
+        assert [name for name, row in rows.items() if row["exact"]] == [
+            "full",
+            "full-compiled",
+            "activation-memory-budget",
+        ]
+        # Plain full is what all are compared with, however they compile.
+        assert [row["speedup_vs_full"] for row in rows.values()] == [1, 1, 1] + [2] * 5
+        assert document["target"] is not None
+        assert document["take"]["label"] is not None
+        words = " ".join(compare("x").stdout.split())
+        assert "traced without compiling or its memory budget." in words
+        merged = json.loads(compare("x", "x/full-0", "--json").stdout)
+        assert [row["label"] for row in merged["rows"]][:4] == [
+            "full",
+            "full, compiled",
+            "full, compiled, activation memory budget 0.1",
+            "razor 0.9, compiled",
+        ]
 
     def test_opponents_are_full_in_other_ways(self, commands):
         with registered(shallow=True):  # which is for no other test of this file

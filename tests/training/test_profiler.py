@@ -35,6 +35,8 @@ RECIPES = (
     Recipe("backrazor"),
     Recipe("backrazor", joint_budget=0.5),
     Recipe("razor", 0.5, joint_budget=0.5, joint="branches"),
+    Recipe("lora"),
+    Recipe("razor", 0.5, lora=True, activation_checkpointing=True),
 )
 
 

@@ -114,7 +114,8 @@ def test_what_a_run_may_change():
     assert list(reliefs(replace(job, processes=2), RAZOR)) == []
     bf16 = replace(job, precision="bf16")
     assert [r.ratio for r in reliefs(bf16, RAZOR) if r.ratio][-1] < 0.95  # none in 16 bits
-    fixed = {*reliefs(job, Recipe("lora")), *reliefs(replace(job, compile=True), FULL)}
+    adapted = reliefs(job, Recipe(ratio=0.5, lora=True))
+    fixed = {*reliefs(job, Recipe("lora")), *adapted, *reliefs(replace(job, compile=True), FULL)}
     assert fixed == {Relief(2), Relief(4), Relief(8)}
 
 

@@ -22,8 +22,8 @@ from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.training.run import Run, finetune
 
-DENSE = ("full", "lora")  # an adapter's gradient needs the whole input too
-WHOLE = (*DENSE, "bias", "head")  # what freezes weights has none to draw
+DENSE = ("full", "lora", "torchao-int8")  # an adapter's gradient needs the whole input too
+WHOLE = (*DENSE, "bias", "head")  # what freezes weights has none to draw, nor has torchao
 JOB = Job("vit-micro", "digits", batch_size=32, steps=3, evaluate_every=2)
 SPARSE = Recipe("backrazor")
 KEYS = [
@@ -105,8 +105,9 @@ def test_a_run_loads_as_a_stock_model_and_scores_the_same(tmp_path):
     assert run.evaluate()["accuracy"] == run.result()["accuracy"]
 
 
-def test_the_adapters_of_a_run_load_by_peft(tmp_path):
-    run = train(tmp_path, recipe=Recipe("lora"))
+@pytest.mark.parametrize("method", ["full", "razor", "backrazor"])
+def test_the_adapters_of_a_run_load_by_peft(method, tmp_path):
+    run = train(tmp_path, recipe=Recipe(method, 0.5, lora=True))
     base = PeftModel.from_pretrained(run_of_seed(0), str(tmp_path / "run/adapter"))
     run.model = base.merge_and_unload()
     assert run.evaluate()["accuracy"] == run.result()["accuracy"]

@@ -60,6 +60,9 @@ def summary(recipe: dict[str, Any]) -> str:
     if recipe["joint_budget"] < 1:
         what = recipe["joint"] if recipe["joint"] == "branches" else "joint budget"
         text += f", {what} {recipe['joint_budget']:g}"
+    for name, words in (("lora", "LoRA"), ("activation_checkpointing", "checkpointing")):
+        if recipe[name]:
+            text += f", {words}"
     return text
 
 

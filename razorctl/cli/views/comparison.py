@@ -77,10 +77,12 @@ def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
 
 def explained(document: dict[str, Any], of_target: bool) -> str:
     """What the marks and the columns of the table mean; of_target: whether that column is there."""
-    target, compiled = document["target"], document["shared"].get("compile", False)
+    target, rows = document["target"], document["rows"]
     measured = document["memory"] == "peak_bytes"
     how = "measured peak of a step" if measured else "saved for backward, traced"
-    how += " without compiling" * (not measured and compiled)
+    how += " without compiling" * (not measured and any(row["compile"] for row in rows))
+    budgeted = any(row["activation_memory_budget"] is not None for row in rows)
+    how += " or its memory budget" * (not measured and budgeted)
     judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
     if target is not None and of_target:
@@ -88,7 +90,7 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
         if document["metric"] in LEAST:
             reached = f"{target:.2f} or less"
         notes += f"target: training until {judged} stays at {reached}. "
-    eager = [row["label"] for row in document["rows"] if compiled and row["compiled"] is False]
+    eager = [row["label"] for row in rows if row["compile"] and not row["compiled"]]
     return notes + (f"Not compiled: {', '.join(eager)}. " if eager else "")
 
 

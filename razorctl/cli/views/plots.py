@@ -56,13 +56,14 @@ class Point:
 
 
 def lines(methods: Iterable[str]) -> list[Line]:
-    """A line for each row of a comparison; those of `full` and `razor` are always the same."""
+    """A line for each row of a comparison; the first of `full` and `razor` are always the same."""
     used: list[Line] = []
     others = [n for n in range(len(LINES)) if n not in OF_METHOD.values()]
     order = [Line(n, dash) for dash in range(len(DASHES)) for n in others]
     for method in methods:
         own = [Line(OF_METHOD.get(method, 0), dash) for dash in range(len(DASHES))]
-        free = (line for line in (own if method in OF_METHOD else order) if line not in used)
+        first = own if method in OF_METHOD else []
+        free = (line for line in [*first, *order] if line not in used)
         used.append(next(free, order[-1]))
     return used
 

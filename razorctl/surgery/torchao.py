@@ -1,0 +1,61 @@
+"""torchao's int8 mixed-precision training: linear layers that run all three GEMMs in int8.
+
+They save what stock ones do. torchao is imported only where they are used.
+"""
+
+from importlib.util import find_spec
+
+from torch import nn
+
+from razorctl.errors import UsageError
+
+CONFIG = "config"  # where a linear layer of torchao has its settings
+
+
+def check_library() -> None:
+    """Raises UsageError if torchao is not installed."""
+    if find_spec("torchao") is None:
+        raise UsageError(
+            "torchao-int8 needs torchao, which is not installed; run pip install torchao, or "
+            "choose --method razor."
+        )
+
+
+def find(model: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers of `model` by name, without the last one, which is its classifier.
+
+    Raises UsageError if there are none, or if torchao is not installed.
+    """
+    check_library()
+    linear: dict[str, nn.Module] = {
+        name: m for name, m in model.named_modules() if type(m) is nn.Linear
+    }
+    if len(linear) < 2:
+        raise UsageError(
+            f"{type(model).__name__} has no linear layer before its classifier for torchao; choose "
+            "another method."
+        )
+    linear.popitem()
+    return linear
+
+
+def attach(module: nn.Module) -> None:
+    """Makes an `nn.Linear` torchao's, until `detach`."""
+    from torchao.prototype.quantized_training import int8_mixed_precision_training
+
+    from razorctl.surgery.torchao_linear import Int8Linear
+
+    module.__class__ = Int8Linear
+    setattr(module, CONFIG, int8_mixed_precision_training())
+
+
+def attached(module: nn.Module) -> bool:
+    """Whether `attach` was given this very module."""
+    return isinstance(module, nn.Linear) and hasattr(module, CONFIG)
+
+
+def detach(module: nn.Module) -> None:
+    """Makes a module that `attach` was given an `nn.Linear` again."""
+    if attached(module):
+        module.__class__ = nn.Linear
+        delattr(module, CONFIG)

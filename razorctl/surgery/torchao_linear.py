@@ -1,0 +1,39 @@
+"""The linear layer of torchao's int8 mixed-precision training; needs torchao."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchao.prototype.quantized_training import int8_mixed_precision as library
+
+_Theirs: Any = library._Int8MixedPrecisionTrainingLinearFunction
+
+
+class _Function(_Theirs):  # type: ignore[misc]
+    """As torchao's, which Dynamo may not look into; since torch 2.15 it cannot be called so."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        # torchao views dy as rows, which it cannot if dy is expanded or transposed.
+        found: tuple[Tensor | None, ...] = _Theirs.backward(ctx, dy.contiguous())
+        return found
+
+
+class Int8Linear(library.Int8MixedPrecisionTrainingLinear):  # type: ignore[misc]
+    """Runs all three GEMMs in int8, with scales of rows and columns; saves what `nn.Linear` does.
+
+    torchao's other form, weights of a class of their own, runs nothing in int8 up to version 0.18.
+    A forward pass that saves nothing, as in evaluation, is the stock one, which the weights will
+    have elsewhere.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and torch.is_grad_enabled()):
+            return nn.Linear.forward(self, x)
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled(x.device.type):  # torchao's weights cast so
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        y: Tensor = _Function.apply(x.contiguous(), weight, bias, self.config)
+        return y
