@@ -32,7 +32,7 @@ from torch import Tensor
 
 from razorctl import Job, Recipe, finetune
 from razorctl.sampling.joint import Blocks, Reduce
-from razorctl.sampling.samplers import Bandit, Sampler
+from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 from razorctl.surgery import branches, sparsify
 
 RESULT = RESULTS / "branches_cpu.json"
@@ -70,18 +70,19 @@ def phases(first: float, last: float, at: float) -> Callable[[int, float], Tenso
 class Way:
     """How branches are drawn.
 
-    probabilities: (branches, share of the run that is done) -> that of each; None is the bandit.
+    probabilities: (branches, share of the run that is done) -> that of each; or what learns them.
     scaled: by 1 / p. rows: whether each row of a batch has draws of its own.
     """
 
-    probabilities: Callable[[int, float], Tensor] | None = even
+    probabilities: Callable[[int, float], Tensor] | type[Bandit] | type[Proportional] = even
     scaled: bool = False
     rows: bool = False
 
 
 WAYS = {
-    "bandit": Way(None),
-    "bandit, scaled": Way(None, scaled=True),
+    "bandit": Way(Bandit),
+    "bandit, scaled": Way(Bandit, scaled=True),
+    "proportional to the norms": Way(Proportional),
     "even": Way(),
     "even, scaled": Way(scaled=True),
     "falling by depth": Way(falling(0.96)),
@@ -105,15 +106,16 @@ class Drawn(Blocks):
 
     def __init__(self, size: int, budget: float, unbiased: bool, seed: int, *more: Any) -> None:
         super().__init__(size, budget, unbiased, seed, *more)
-        self.sampler = Bandit(size, max(1, round(budget * size)))
-        if self.way.probabilities is not None:
-            self.sampler = Sampler(size, size)  # type: ignore[assignment]
+        learned = self.way.probabilities
+        self.sampler = (learned if isinstance(learned, type) else Sampler)(
+            size, max(1, round(budget * size))
+        )
 
     def advance(self, reduce: Reduce) -> None:
         if self.way.rows:
             self.drawn = dict.fromkeys(range(self.size), 1.0)
             return
-        if self.way.probabilities is not None:
+        if not isinstance(self.way.probabilities, type):
             wanted = self.way.probabilities(self.size, self.step / self.steps)
             draw = torch.Generator().manual_seed(self.step)
             total = wanted.sum().item()
