@@ -5,8 +5,6 @@
 #include "common.h"
 #include "tiles.h"
 
-#define CHANNELS 256 // of a task, at most
-
 struct images {
     const void *x;
     const float *mean, *rstd; // of each channel, the same for all images or of each of them
@@ -73,7 +71,7 @@ int razorctl_quantize_images(const void *x, int dtype, int64_t batch, int64_t ch
         const int64_t tile = task / shares, start = tile * tile_rows;
         const int64_t end = least(rows, start + tile_rows), count = s.stretches * s.length;
         float values[TILE_ROWS];
-        uint8_t codes[CHANNELS * APART], turned[8 * CHANNELS];
+        uint8_t codes[CHANNELS * APART], turned[SIDE * CHANNELS];
         for (int64_t i = 0; i < count; i++) {
             const int64_t channel = channel_of(s, i), at = tile * channels + channel;
             float low, high, by, plus;
@@ -82,8 +80,8 @@ int razorctl_quantize_images(const void *x, int dtype, int64_t batch, int64_t ch
             scale_of_tile(low, high, bits, 0.5f, zero_point + at, scale + at, &by, &plus);
             codes_of_values(values, end - start, bits, by, plus, codes + i * APART);
         }
-        for (int64_t row = start; row < end; row += 8) {
-            const int64_t some = least(8, end - row);
+        for (int64_t row = start; row < end; row += SIDE) {
+            const int64_t some = least(SIDE, end - row);
             const uint8_t *part = codes + (row - start);
             if (line) {
                 turn(part, APART, count, some, line + row * channels + s.first, channels);

@@ -9,6 +9,10 @@ inlined void spread_bits(const uint8_t *from, int64_t count, int p, int by, int 
                          uint8_t *to) {
     const uint64_t mask = in_each_byte((1 << p) - 1);
     int64_t j = 0;
+    if (p == 8) {
+        memcpy(to, from, (size_t)count);
+        return;
+    }
     for (; j + 8 <= count; j += 8) {
         uint64_t word, before = 0;
         memcpy(&word, from + j, 8);
@@ -24,13 +28,12 @@ inlined void spread_bits(const uint8_t *from, int64_t count, int p, int by, int 
 
 inlined void unpack_plane(const uint8_t *plane, int64_t strip, int p, int shift, int64_t from,
                           int64_t count, uint8_t *codes) {
-    while (count > 0) {
-        const int number = (int)(from / strip);
-        const int64_t at = from % strip, length = least(count, strip - at);
-        const uint8_t *bytes = plane + number % p * strip + at;
-        if (p == 8) memcpy(codes, bytes, (size_t)length);
-        else spread_bits(bytes, length, p, number / p * p, shift, codes);
-        from += length, count -= length, codes += length;
+    unsigned number = (unsigned)(from / strip), of_p = (unsigned)p;
+    for (int64_t at = from - number * strip; count > 0; at = 0, number++) {
+        const int64_t length = least(count, strip - at);
+        const uint8_t *bytes = plane + number % of_p * strip + at;
+        spread_bits(bytes, length, p, (int)(number / of_p * of_p), shift, codes);
+        count -= length, codes += length;
     }
 }
 

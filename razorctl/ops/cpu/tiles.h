@@ -6,6 +6,8 @@
 
 #define FURTHEST 4000.0f // codes: the largest distance of a zero point from its codes
 #define TILE_ROWS 256    // rows of a tile of images, at most
+#define CHANNELS 256     // of a task, at most
+#define SIDE 16          // of a square of codes that is turned round at once
 #define APART 320        // codes of a channel from those of the next, in different sets of a cache
 
 // Draws the ends of a tile in to `far` on either side of the mean.
@@ -42,31 +44,47 @@ inlined void values_of_one(const uint8_t *restrict codes, float offset, float sc
     for (int64_t j = 0; dtype == BFLOAT16 && j < count; j++) to[j] = widened(narrowed(to[j]));
 }
 
-// Exchanges the elements of `word` and `other` that `by` bits lie between.
-inlined void exchange(uint64_t *word, uint64_t *other, int by, uint64_t mask) {
-    const uint64_t changed = (*word >> by ^ *other) & mask;
-    *other ^= changed;
-    *word ^= changed << by;
+typedef uint8_t bytes __attribute__((vector_size(16)));
+
+// Bytes of two vectors in turn, of their first or of their second halves.
+#ifdef __clang__
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (bytes){__VA_ARGS__})
+#endif
+inlined bytes firsts(bytes a, bytes b) {
+    return SHUFFLED(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inlined bytes seconds(bytes a, bytes b) {
+    return SHUFFLED(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+// Four times, this turns a square of bytes round.
+inlined void interleave(const bytes *a, bytes *b) {
+#pragma GCC unroll 8
+    for (int k = 0; k < SIDE / 2; k++) {
+        b[2 * k] = firsts(a[k], a[k + SIDE / 2]);
+        b[2 * k + 1] = seconds(a[k], a[k + SIDE / 2]);
+    }
 }
 
 // Bytes [rows, columns], rows `apart` from each other, as [columns, rows], `to_apart` from each
-// other. Rows and columns up to multiples of 8 may be read.
+// other. Rows and columns up to multiples of SIDE may be read.
 inlined void turn(const uint8_t *from, int64_t apart, int64_t rows, int64_t columns, uint8_t *to,
                   int64_t to_apart) {
-    for (int64_t i = 0; i < rows; i += 8)
-        for (int64_t j = 0; j < columns; j += 8) {
-            uint64_t w[8];
-            for (int k = 0; k < 8; k++) memcpy(w + k, from + (i + k) * apart + j, 8);
-            for (int k = 0; k < 4; k++) exchange(w + k, w + k + 4, 32, 0x00000000FFFFFFFFu);
-            for (int k = 0; k < 8; k += k % 4 == 1 ? 3 : 1)
-                exchange(w + k, w + k + 2, 16, 0x0000FFFF0000FFFFu);
-            for (int k = 0; k < 8; k += 2) exchange(w + k, w + k + 1, 8, 0x00FF00FF00FF00FFu);
+    for (int64_t i = 0; i < rows; i += SIDE)
+        for (int64_t j = 0; j < columns; j += SIDE) {
+            bytes a[SIDE], b[SIDE];
             uint8_t *at = to + j * to_apart + i;
-            if (rows - i >= 8 && columns - j >= 8)
-                for (int k = 0; k < 8; k++) memcpy(at + k * to_apart, w + k, 8);
+#pragma GCC unroll 16
+            for (int k = 0; k < SIDE; k++) memcpy(a + k, from + (i + k) * apart + j, SIDE);
+            interleave(a, b), interleave(b, a), interleave(a, b), interleave(b, a);
+            if (rows - i >= SIDE && columns - j >= SIDE)
+#pragma GCC unroll 16
+                for (int k = 0; k < SIDE; k++) memcpy(at + k * to_apart, a + k, SIDE);
             else
-                for (int k = 0; k < least(8, columns - j); k++)
-                    memcpy(at + k * to_apart, w + k, (size_t)least(8, rows - i));
+                for (int k = 0; k < least(SIDE, columns - j); k++)
+                    memcpy(at + k * to_apart, a + k, (size_t)least(SIDE, rows - i));
         }
 }
 
@@ -74,10 +92,10 @@ inlined void turn(const uint8_t *from, int64_t apart, int64_t rows, int64_t colu
 // from each other.
 inlined void turned_codes(const struct copy *c, struct share s, int64_t start, int64_t end,
                           uint8_t *codes) {
-    uint8_t rows[8 * (CODES / STRIPS)];
+    uint8_t rows[SIDE * (CHANNELS + 1)];
     const int64_t whole = s.length == c->columns && c->columns % GROUP;
-    for (int64_t row = start; row < end; row += 8) {
-        const int64_t some = least(8, end - row);
+    for (int64_t row = start; row < end; row += SIDE) {
+        const int64_t some = least(SIDE, end - row);
         for (int64_t i = 0; i < (whole ? 1 : some); i++)
             codes_at(c, row + i, s.first, whole ? some * s.length : s.length, rows + i * s.length);
         turn(rows, s.length, some, s.length, codes + (row - start), APART);
