@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout, memory_format, pixels, unrolled
+from razorctl.layers.images import layout
 from razorctl.layers.sharing import Copy
+from razorctl.ops.images import memory_format
 from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
 from razorctl.spans import packing
@@ -48,8 +49,8 @@ class ChannelNormFunction(torch.autograd.Function):
         with no_autocast(dy.device):
             x_hat = None
             if packed is not None:
-                rows = ctx.rule.unpack(packed).to(dy.dtype)
-                x_hat = unrolled(rows, ctx.shape, like=dy)
+                form = memory_format(dy)
+                x_hat = ctx.rule.unpack_images(packed, ctx.shape, dy.dtype, form)
             if ctx.fixed:
                 found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
             elif x_hat is None:
@@ -95,9 +96,9 @@ class ChannelNorm(RazorLayer):
     fixed = False  # whether the statistics do not depend on x
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The stock y of `x`, the mean and 1 / std; these two go with x by broadcasting.
+        """The stock y of `x`, and the mean and 1 / std of each channel.
 
-        They are in single precision at least. Updates running statistics as stock does.
+        These go with x by broadcasting. They are in single precision at least. Updates running statistics as stock does.
         """
         raise NotImplementedError
 
@@ -136,10 +137,11 @@ class ChannelNorm(RazorLayer):
 
     def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Copy:
         """The copy of x_hat."""
-        rule = self.rules.of(to_compute_dtype(x.new_empty(0)))
-        x_hat = pixels((x - mean).mul_(rstd)).to(x.dtype)
+        like = to_compute_dtype(x.new_empty(0))
+        rule = self.rules.of(like)
         # The dense rule packs in the dtype that stock saves.
-        return Copy(rule, rule.pack(x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)))
+        dtype = x.dtype if isinstance(rule, Dense) else like.dtype
+        return Copy(rule, rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1)))
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:

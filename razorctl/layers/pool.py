@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.images import memory_format
+from razorctl.ops.images import memory_format
 from razorctl.ops.packing import BITS, pack, unpack
 from razorctl.rules.base import Rule
 from razorctl.spans import packing

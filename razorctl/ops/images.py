@@ -30,9 +30,10 @@ def memory_format(x: Tensor) -> torch.memory_format:
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
-def channels_first(x: Tensor) -> bool:
-    """Whether the ops here are to take images like `x`: rows of them would be a copy."""
-    return kernels.on_cpu(x.device) and x.is_contiguous() and x.shape[2:].numel() > 1
+def as_they_lie(device: torch.device, shape: torch.Size, form: torch.memory_format) -> bool:
+    """Whether the ops here are to take images of `shape`; rows of these would be a copy."""
+    first = form is torch.contiguous_format and shape[2:].numel() > 1
+    return first and kernels.on_cpu(device)
 
 
 def normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
