@@ -98,7 +98,8 @@ class ChannelNorm(RazorLayer):
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The stock y of `x`, and the mean and 1 / std of each channel.
 
-        These go with x by broadcasting. They are in single precision at least. Updates running statistics as stock does.
+        These two go with x by broadcasting, and are in single precision at least. Updates running
+        statistics as stock does.
         """
         raise NotImplementedError
 
