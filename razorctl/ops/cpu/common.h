@@ -115,13 +115,16 @@ inlined const uint8_t *line_of(const struct copy *c, int64_t row) {
     return c->packed + row * (c->columns / STRIPS * c->bits);
 }
 
-// `count` codes of a copy with any number of columns, from column `first` of a row on.
-inlined void codes_at(const struct copy *c, int64_t row, int64_t first, int64_t count,
-                      uint8_t *codes) {
-    const int lined = c->columns % GROUP == 0;
-    const int64_t width = lined ? c->columns : parts(c->rows * c->columns, GROUP) * GROUP;
-    unpack_codes(lined ? line_of(c, row) : c->packed, width / STRIPS, c->bits,
-                 lined ? first : row * c->columns + first, count, codes);
+// `count` of the packed codes [rows, columns], from column `first` of a row on.
+inlined void codes_at(const uint8_t *packed, int64_t rows, int64_t columns, int bits, int64_t row,
+                      int64_t first, int64_t count, uint8_t *codes) {
+    if (columns % GROUP) {
+        const int64_t strip = parts(rows * columns, GROUP) * (GROUP / STRIPS);
+        unpack_codes(packed, strip, bits, row * columns + first, count, codes);
+    } else {
+        const int64_t strip = columns / STRIPS;
+        unpack_codes(packed + row * strip * bits, strip, bits, first, count, codes);
+    }
 }
 
 // Offset and scale of the columns of a share in one tile, in the order of `unpack`.

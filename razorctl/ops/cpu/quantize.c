@@ -175,7 +175,7 @@ int razorctl_dequantize(const struct copy *copy, int function, void *values, int
             if (row == start || row % copy->tile_rows == 0)
                 affine(copy, s, row / copy->tile_rows, offset, scale);
             const int64_t at = row * columns + s.first;
-            codes_at(copy, row, s.first, s.length, codes);
+            codes_at(copy->packed, copy->rows, columns, copy->bits, row, s.first, s.length, codes);
             float *to = target(values, dtype, at, buffer);
             values_of(codes, offset, scale, s.length, dtype, to);
             apply(function, s.length, to);

@@ -97,7 +97,8 @@ inlined void turned_codes(const struct copy *c, struct share s, int64_t start, i
     for (int64_t row = start; row < end; row += SIDE) {
         const int64_t some = least(SIDE, end - row);
         for (int64_t i = 0; i < (whole ? 1 : some); i++)
-            codes_at(c, row + i, s.first, whole ? some * s.length : s.length, rows + i * s.length);
+            codes_at(c->packed, c->rows, c->columns, c->bits, row + i, s.first,
+                     whole ? some * s.length : s.length, rows + i * s.length);
         turn(rows, s.length, some, s.length, codes + (row - start), APART);
     }
 }
