@@ -1,6 +1,9 @@
 // ops.pool: maxima of windows, and the places where they are.
 #include "common.h"
 
+#define PLACES 256 // of a window, at most
+#define LANES 16   // windows that are compared at once
+
 struct pool {
     int64_t height, width;         // of the input
     int64_t rows, columns;         // of the output
@@ -12,42 +15,61 @@ inlined int64_t first_inside(int64_t start, int64_t step) {
     return start < 0 ? parts(-start, step) : 0;
 }
 
-// The maxima so far of a row of windows, and one more of their columns.
-inlined void row_of_maxima(const float *restrict v, int64_t stride, int64_t count, uint8_t place,
-                           float *restrict best, uint8_t *restrict places) {
-    for (int64_t j = 0; j < count; j++) {
-        const float x = v[j * stride];
-        const int more = (x > best[j]) | (x != x);
-        best[j] = more ? x : best[j];
-        places[j] = more ? place : places[j];
-    }
+// The maxima so far of a row of windows, in whole LANES, and one more of their columns.
+inlined void row_of_maxima(const float *restrict v, int64_t stride, int64_t count, int32_t place,
+                           float *restrict best, int32_t *restrict places) {
+    for (int64_t from = 0; from < count; from += LANES)
+        for (int64_t j = from; j < from + LANES; j++) {
+            const float x = v[j * stride];
+            const int more = (x > best[j]) | (x != x);
+            best[j] = more ? x : best[j];
+            places[j] = more ? place : places[j];
+        }
 }
 
-// Row `row` of the output of one plane; line: memory for a row of the input.
+// What a task keeps: a row of the input between -INFINITY, maxima of a row, their places, and the
+// place of the first pixel of each window that is inside the image, as far as columns say.
+struct work {
+    float *line, *best;
+    int32_t *places, *first;
+};
+
+// Row `row` of the output of one plane.
 static void maxima(const struct pool *p, const void *x, int dtype, int64_t plane, int64_t row,
-                   float *line, float *best, uint8_t *places) {
-    const int64_t top = row * p->stride[0] - p->padding[0];
+                   const struct work *in) {
+    const int64_t top = row * p->stride[0] - p->padding[0], stride = p->stride[1];
     const int64_t from = first_inside(top, p->dilation[0]);
     for (int64_t j = 0; j < p->columns; j++) {
-        const int64_t left = j * p->stride[1] - p->padding[1];
-        best[j] = -INFINITY;
-        places[j] = (uint8_t)(from * p->kernel[1] + first_inside(left, p->dilation[1]));
+        in->best[j] = -INFINITY;
+        in->places[j] = (int32_t)(from * p->kernel[1]) + in->first[j];
     }
     for (int64_t k = from; k < p->kernel[0]; k++) {
         const int64_t at = top + k * p->dilation[0];
         if (at >= p->height) break;
-        const float *v = loaded(x, dtype, (plane * p->height + at) * p->width, p->width, line);
+        float *own = in->line + p->padding[1];
+        const float *v = loaded(x, dtype, (plane * p->height + at) * p->width, p->width, own);
+        if (v != own) memcpy(own, v, (size_t)p->width * sizeof(float));
         for (int64_t l = 0; l < p->kernel[1]; l++) {
-            const int64_t left = l * p->dilation[1] - p->padding[1], stride = p->stride[1];
-            const int64_t first = first_inside(left, stride);
-            const int64_t count = least(p->columns, parts(p->width - left, stride)) - first;
-            const uint8_t place = (uint8_t)(k * p->kernel[1] + l);
-            const float *start = v + left + first * stride;
-            if (stride == 1) row_of_maxima(start, 1, count, place, best + first, places + first);
-            else if (stride == 2)
-                row_of_maxima(start, 2, count, place, best + first, places + first);
-            else row_of_maxima(start, stride, count, place, best + first, places + first);
+            const int32_t place = (int32_t)(k * p->kernel[1] + l);
+            v = in->line + l * p->dilation[1];
+            if (stride == 1) row_of_maxima(v, 1, p->columns, place, in->best, in->places);
+            else if (stride == 2) row_of_maxima(v, 2, p->columns, place, in->best, in->places);
+            else row_of_maxima(v, stride, p->columns, place, in->best, in->places);
         }
+    }
+}
+
+// The maxima and the places of one plane.
+static void one_plane(const struct pool *p, const void *x, int dtype, int64_t plane,
+                      const struct work *in, void *y, uint8_t *places) {
+    for (int64_t row = 0; row < p->rows; row++) {
+        const int64_t at = (plane * p->rows + row) * p->columns;
+        maxima(p, x, dtype, plane, row, in);
+        if (dtype == FLOAT32)
+            memcpy((float *)y + at, in->best, (size_t)p->columns * sizeof(float));
+        else store(y, dtype, at, p->columns, in->best);
+        for (int64_t j = 0; j < p->columns; j++)
+            places[row * p->columns + j] = (uint8_t)in->places[j];
     }
 }
 
@@ -55,23 +77,28 @@ static void maxima(const struct pool *p, const void *x, int dtype, int64_t plane
 int razorctl_max_pool(const void *x, int dtype, int64_t planes, const struct pool *p, int bits,
                       void *y, uint8_t *line, uint8_t *packed, int threads) {
     const int64_t outputs = p->rows * p->columns, strip = outputs / STRIPS;
+    const int64_t lanes = parts(p->columns, LANES) * LANES;
+    const int64_t reach = lanes * p->stride[1] + p->kernel[1] * p->dilation[1];
+    const int64_t width = reach + p->padding[1] + p->width;
     const struct share whole = {strip, 0, strip, 1, outputs};
+    const int64_t group = parts(planes, 4 * threads);
     int missing = 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : missing)
-    for (int64_t plane = 0; plane < planes; plane++) {
-        const size_t floats = (size_t)(p->width + p->columns);
-        float *memory = malloc(floats * sizeof(float) + (size_t)(line ? 0 : outputs));
+    for (int64_t start = 0; start < planes; start += group) {
+        float *memory = malloc((size_t)(width + 3 * lanes) * sizeof(float) + (size_t)outputs);
         missing |= !memory;
         if (!memory) continue;
-        float *best = memory + p->width;
-        uint8_t *places = line ? line + plane * outputs : (uint8_t *)(memory + floats);
-        for (int64_t row = 0; row < p->rows; row++) {
-            const int64_t at = plane * outputs + row * p->columns;
-            float *to = target(y, dtype, at, best);
-            maxima(p, x, dtype, plane, row, memory, to, places + row * p->columns);
-            store(y, dtype, at, p->columns, to);
+        const struct work in = {memory, memory + width, (int32_t *)(memory + width + lanes),
+                                (int32_t *)(memory + width + 2 * lanes)};
+        for (int64_t j = 0; j < width + lanes; j++) memory[j] = -INFINITY;
+        memset(in.places, 0, (size_t)lanes * sizeof(int32_t));
+        for (int64_t j = 0; j < p->columns; j++)
+            in.first[j] = (int32_t)first_inside(j * p->stride[1] - p->padding[1], p->dilation[1]);
+        for (int64_t plane = start; plane < least(planes, start + group); plane++) {
+            uint8_t *places = line ? line + plane * outputs : (uint8_t *)(in.first + lanes);
+            one_plane(p, x, dtype, plane, &in, y, places);
+            if (!line) pack(places, strip, whole, bits, packed + plane * strip * bits);
         }
-        if (!line) pack(places, strip, whole, bits, packed + plane * strip * bits);
         free(memory);
     }
     if (line && line != packed) pack_line(line, planes * outputs, bits, packed, threads);
@@ -97,7 +124,7 @@ int razorctl_max_pool_grad(const uint8_t *packed, int bits, int64_t planes, cons
                            const void *dy, int dtype, void *dx, int threads) {
     const int64_t outputs = p->rows * p->columns;
     const size_t size = (size_t)(p->height * p->width) * (dtype == FLOAT32 ? 4 : 2);
-    int64_t at[256];
+    int64_t at[PLACES];
     for (int64_t k = 0; k < p->kernel[0] * p->kernel[1]; k++)
         at[k] = k / p->kernel[1] * p->dilation[0] * p->width + k % p->kernel[1] * p->dilation[1];
     int missing = 0;
