@@ -26,6 +26,22 @@
 #define LARGEST_FLOAT 3.4028235e38f
 #define inlined static inline __attribute__((always_inline))
 
+// Elements of two vectors by their numbers; `numbers` is a vector of integers of their width.
+#ifdef __clang__
+#define SHUFFLED(numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(numbers, a, b, ...) __builtin_shuffle(a, b, (numbers){__VA_ARGS__})
+#endif
+
+#define LANES 8
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t numbers __attribute__((vector_size(4 * LANES)));
+
+// a where the bits of `which` are all set, b where none is.
+inlined floats either(numbers which, floats a, floats b) {
+    return (floats)(((numbers)a & which) | ((numbers)b & ~which));
+}
+
 enum dtype { FLOAT32, BFLOAT16 };
 enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU, HARDSWISH, RELU, RELU6, LEAKY_RELU };
 

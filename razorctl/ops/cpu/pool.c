@@ -2,7 +2,6 @@
 #include "common.h"
 
 #define PLACES 256 // of a window, at most
-#define LANES 16   // windows that are compared at once
 
 struct pool {
     int64_t height, width;         // of the input
@@ -15,16 +14,31 @@ inlined int64_t first_inside(int64_t start, int64_t step) {
     return start < 0 ? parts(-start, step) : 0;
 }
 
-// The maxima so far of a row of windows, in whole LANES, and one more of their columns.
-inlined void row_of_maxima(const float *restrict v, int64_t stride, int64_t count, int32_t place,
-                           float *restrict best, int32_t *restrict places) {
-    for (int64_t from = 0; from < count; from += LANES)
-        for (int64_t j = from; j < from + LANES; j++) {
-            const float x = v[j * stride];
-            const int more = (x > best[j]) | (x != x);
-            best[j] = more ? x : best[j];
-            places[j] = more ? place : places[j];
-        }
+inlined floats strided(const float *v, int64_t stride) {
+    floats x, other;
+    memcpy(&x, v, sizeof x);
+    if (stride == 1) return x;
+    if (stride == 2) {
+        memcpy(&other, v + LANES, sizeof other);
+        return SHUFFLED(numbers, x, other, 0, 2, 4, 6, 8, 10, 12, 14);
+    }
+    for (int j = 0; j < LANES; j++) x[j] = v[j * stride];
+    return x;
+}
+
+// The maxima so far of LANES windows, and one more row of them: `count` columns, `apart`.
+inlined void row_of_maxima(const float *v, int64_t stride, int64_t count, int64_t apart,
+                           int32_t place, float *best, int32_t *places) {
+    floats most;
+    numbers at;
+    memcpy(&most, best, sizeof most), memcpy(&at, places, sizeof at);
+    for (int64_t l = 0; l < count; l++, place++) {
+        const floats x = strided(v + l * apart, stride);
+        const numbers more = (x > most) | (x != x);
+        most = either(more, x, most);
+        at = (place & more) | (at & ~more);
+    }
+    memcpy(best, &most, sizeof most), memcpy(places, &at, sizeof at);
 }
 
 // What a task keeps: a row of the input between -INFINITY, maxima of a row, their places, and the
@@ -49,12 +63,15 @@ static void maxima(const struct pool *p, const void *x, int dtype, int64_t plane
         float *own = in->line + p->padding[1];
         const float *v = loaded(x, dtype, (plane * p->height + at) * p->width, p->width, own);
         if (v != own) memcpy(own, v, (size_t)p->width * sizeof(float));
-        for (int64_t l = 0; l < p->kernel[1]; l++) {
-            const int32_t place = (int32_t)(k * p->kernel[1] + l);
-            v = in->line + l * p->dilation[1];
-            if (stride == 1) row_of_maxima(v, 1, p->columns, place, in->best, in->places);
-            else if (stride == 2) row_of_maxima(v, 2, p->columns, place, in->best, in->places);
-            else row_of_maxima(v, stride, p->columns, place, in->best, in->places);
+        const int32_t place = (int32_t)(k * p->kernel[1]);
+        const int64_t count = p->kernel[1], apart = p->dilation[1];
+        for (int64_t j = 0; j < p->columns; j += LANES) {
+            float *best = in->best + j;
+            int32_t *places = in->places + j;
+            v = in->line + j * stride;
+            if (stride == 1) row_of_maxima(v, 1, count, apart, place, best, places);
+            else if (stride == 2) row_of_maxima(v, 2, count, apart, place, best, places);
+            else row_of_maxima(v, stride, count, apart, place, best, places);
         }
     }
 }

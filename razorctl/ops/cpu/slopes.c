@@ -29,6 +29,8 @@ int razorctl_slope_bits(const void *x, int dtype, int64_t n, float low, float hi
 
 int razorctl_slope_grad(const void *dy, int dtype, int64_t n, const uint8_t *bits, float inside,
                         float outside, void *dx, int threads) {
+    const numbers each = {1, 2, 4, 8, 16, 32, 64, 128};
+    const floats zero = {0};
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < parts(n, CHUNK); chunk++)
         for (int64_t at = chunk * CHUNK; at < least(n, (chunk + 1) * CHUNK); at += PART) {
@@ -38,12 +40,11 @@ int razorctl_slope_grad(const void *dy, int dtype, int64_t n, const uint8_t *bit
             float *restrict d = target(dx, dtype, at, to);
             int64_t j = 0;
             for (; j + 8 <= count; j += 8) {
-                const int byte = bits[(at + j) / 8];
-                for (int k = 0; k < 8; k++) {
-                    const float steep = g[j + k] * inside;
-                    const float flat = outside == 0 ? 0 : g[j + k] * outside;
-                    d[j + k] = byte >> k & 1 ? steep : flat;
-                }
+                const numbers set = (bits[(at + j) / 8] & each) == each;
+                floats v;
+                memcpy(&v, g + j, sizeof v);
+                v = either(set, v * inside, outside == 0 ? zero : v * outside);
+                memcpy(d + j, &v, sizeof v);
             }
             for (; j < count; j++) {
                 const float flat = outside == 0 ? 0 : g[j] * outside;

@@ -47,16 +47,11 @@ inlined void values_of_one(const uint8_t *restrict codes, float offset, float sc
 typedef uint8_t bytes __attribute__((vector_size(16)));
 
 // Bytes of two vectors in turn, of their first or of their second halves.
-#ifdef __clang__
-#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (bytes){__VA_ARGS__})
-#endif
 inlined bytes firsts(bytes a, bytes b) {
-    return SHUFFLED(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return SHUFFLED(bytes, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
 inlined bytes seconds(bytes a, bytes b) {
-    return SHUFFLED(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return SHUFFLED(bytes, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
 // Four times, this turns a square of bytes round.
