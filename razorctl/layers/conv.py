@@ -52,7 +52,10 @@ class ConvFunction(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 product = layer.product(dy, ctx.shape, ctx.memory_format)
                 dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
-            if ctx.needs_input_grad[2]:
+                db = product.bias_grad
+            if not ctx.needs_input_grad[2]:
+                db = None
+            elif db is None:
                 db = dy.sum((0, *range(2, dy.dim())))
             if ctx.needs_input_grad[0]:
                 weight = cast_weight(weight, dy.dtype)
@@ -72,18 +75,20 @@ class Convolved(Product):
         self.layer, self.dy, self.shape, self.form = layer, dy, shape, form
 
     def _of_rows(self, x: Tensor) -> Tensor:
-        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form))
+        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form), bias=False)
 
     def of_images(self, rule: Rule, packed: Any) -> Tensor:
-        return self._of(rule.unpack_images(packed, self.shape, packed.dtype, self.form))
+        images = rule.unpack_images(packed, self.shape, packed.dtype, self.form)
+        return self._of(images, bias=self.layer.bias is not None)
 
-    def _of(self, images: Tensor) -> Tensor:
+    def _of(self, images: Tensor, bias: bool) -> Tensor:
         layer, dy = self.layer, self.dy
         # The view sets new strides: those of a single channel would always mean channels-last.
         images = images.view(images.shape)
         like = dy.new_empty(1).expand(layer.weight_shape(images.shape[1]))
-        mask = [False, True, False]
-        _, dw, _ = convolution_backward(dy, images, like, None, *layer.geometry, mask)
+        sizes, mask = [layer.out_channels] if bias else None, [False, True, bias]
+        _, dw, db = convolution_backward(dy, images, like, sizes, *layer.geometry, mask)
+        self.bias_grad = db if bias else None
         return layer.unfold(dw)
 
 
@@ -96,6 +101,7 @@ class Conv(WeightLayer):
     kind: ClassVar[str] = "conv"
     transposed: bool
     in_channels: int
+    out_channels: int
     groups: int
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
