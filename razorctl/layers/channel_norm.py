@@ -35,7 +35,7 @@ class ChannelNormFunction(torch.autograd.Function):
         rstd: Tensor,
         copy: Copy | None,
     ) -> Tensor:
-        ctx.layer, ctx.shape, ctx.dtype, ctx.fixed = layer, x.shape, x.dtype, layer.fixed
+        ctx.layer, ctx.dtype, ctx.fixed = layer, x.dtype, layer.fixed
         ctx.rule, packed = copy or (None, None)
         save(ctx, weight, rstd, packed)
         ctx.mark_dirty(y)  # it becomes the output itself
@@ -47,17 +47,15 @@ class ChannelNormFunction(torch.autograd.Function):
         weight, rstd, packed = saved(ctx)
         mask = list(ctx.needs_input_grad[:3])
         with no_autocast(dy.device):
-            x_hat = None
-            if packed is not None:
-                form = memory_format(dy)
-                x_hat = ctx.rule.unpack_images(packed, ctx.shape, dy.dtype, form)
+            copy = None if packed is None else Copy(ctx.rule, packed)
             if ctx.fixed:
+                x_hat = None if copy is None else unpacked(copy, dy)
                 found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
-            elif x_hat is None:
+            elif copy is None:
                 found = None, None, _per_channel(dy) if mask[2] else None
             else:
                 dy = dy.contiguous(memory_format=memory_format(dy))
-                found = ctx.layer.gradients_at(dy, x_hat, weight, rstd, mask)
+                found = ctx.layer.gradients(dy, copy, weight, rstd, mask)
         dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
         dtype = None if weight is None else weight.dtype
         return (
@@ -65,6 +63,11 @@ class ChannelNormFunction(torch.autograd.Function):
             *(None if t is None else t.to(dtype) for t in (dw, db)),
             *[None] * 4,
         )
+
+
+def unpacked(copy: Copy, dy: Tensor) -> Tensor:
+    """The images of a copy, in the shape, dtype and memory format of `dy`."""
+    return copy.rule.unpack_images(copy.packed, dy.shape, dy.dtype, memory_format(dy))
 
 
 def _per_channel(x: Tensor) -> Tensor:
@@ -102,6 +105,17 @@ class ChannelNorm(RazorLayer):
         statistics as stock does.
         """
         raise NotImplementedError
+
+    def gradients(
+        self,
+        dy: Tensor,
+        copy: Copy,
+        weight: Tensor | None,
+        rstd: Tensor,
+        mask: list[bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """`gradients_at` the x_hat that was packed."""
+        return self.gradients_at(dy, unpacked(copy, dy), weight, rstd, mask)
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
+from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.cpu import library
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
@@ -225,6 +226,19 @@ def test_images(bits, dtype, shape, tile_rows):
     for function in (None, "hardswish"):
         copy = *got, torch.randn(shape[1]), bits, tile_rows, dtype, function, list(shape)
         torch.testing.assert_close(dequantize_images(*copy), body(dequantize_images)(*copy))
+
+
+@images
+@dtypes
+def test_batch_norm_grad(dtype, shape, tile_rows):
+    copy, dy = quantize_images(torch.randn(shape), 4, tile_rows), torch.randn(shape).to(dtype)
+    for weight in (None, torch.randn(shape[1])):
+        arguments = dy, *copy, 4, tile_rows, weight, torch.rand(shape[1])
+        got, want = batch_norm_grad(*arguments), body(batch_norm_grad)(*arguments)
+        torch.testing.assert_close(
+            got[0], want[0], rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-5
+        )
+        torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-3)
 
 
 def test_no_value_of_images_is_beyond_a_kernel():
