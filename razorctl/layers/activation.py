@@ -5,6 +5,7 @@ gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative. Where a
 of the input, that copy takes the place of one by the rule.
 """
 
+import math
 from collections.abc import Hashable
 from typing import Any, ClassVar
 
@@ -15,10 +16,11 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import to_compute_dtype
 from razorctl.layers.base import RazorLayer, flat, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
-from razorctl.layers.images import layouts, pixels, unrolled
+from razorctl.layers.images import layouts
 from razorctl.layers.sharing import Copy, copy_of
+from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused
-from razorctl.ops.topk import pack_bits, unpack_bits
+from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.rules.base import Rule, Shareable
 from razorctl.spans import packing
 
@@ -194,26 +196,29 @@ class TwoSlopesFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "TwoSlopes") -> Tensor:
-        ctx.slopes = layer.slopes()
+        ctx.slopes, ctx.form = layer.slopes(), memory_format(x)
         with packing():
-            save(ctx, pack_bits(layer.where(x).reshape(-1)))
+            save(ctx, slope_bits(_in_line(x, ctx.form), *layer.between))
         return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = saved(ctx)
-        first, second = (dy if slope == 1 else dy * slope if slope else 0 for slope in ctx.slopes)
-        where = unpack_bits(bits, dy.numel()).view(dy.shape)
-        return torch.where(where, first, second), None
+        dx = slope_grad(_in_line(dy, ctx.form), bits, *ctx.slopes)
+        last = ctx.form is torch.channels_last
+        return (unrolled(dx.view(-1, dy.shape[1]), dy.shape) if last else dx.view(dy.shape)), None
+
+
+def _in_line(x: Tensor, form: torch.memory_format) -> Tensor:
+    """The elements of `x` in one line, as they lie in a memory format."""
+    return (pixels(x) if form is torch.channels_last else x).reshape(-1)
 
 
 class TwoSlopes(Activation):
     """Base of functions that save one bit per element, as their derivative has two values."""
 
-    def where(self, x: Tensor) -> Tensor:
-        """Whether the derivative is the first of `slopes`."""
-        raise NotImplementedError
+    between: ClassVar[tuple[float, float]] = 0.0, math.inf  # where the first slope is
 
     def slopes(self) -> tuple[float, float]:
         """The two values of the derivative."""
@@ -237,19 +242,15 @@ class ReLU(TwoSlopes):
     def function_of(cls, module: nn.Module) -> str | None:
         return "relu"
 
-    def where(self, x: Tensor) -> Tensor:
-        return x > 0
-
 
 class ReLU6(TwoSlopes):
     """min(max(x, 0), 6)."""
 
+    between = 0.0, 6.0
+
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
         return "relu6"
-
-    def where(self, x: Tensor) -> Tensor:
-        return (x > 0) & (x < 6)
 
 
 class LeakyReLU(TwoSlopes):
@@ -261,9 +262,6 @@ class LeakyReLU(TwoSlopes):
     def function_of(cls, module: nn.Module) -> str | None:
         return "leaky-relu" if module.negative_slope == 0.01 else None
 
-    def where(self, x: Tensor) -> Tensor:
-        return x > 0
-
     def slopes(self) -> tuple[float, float]:
         return 1.0, self.negative_slope
 
@@ -271,8 +269,7 @@ class LeakyReLU(TwoSlopes):
 class Hardsigmoid(TwoSlopes):
     """min(max(x + 3, 0), 6) / 6."""
 
-    def where(self, x: Tensor) -> Tensor:
-        return (x > -3) & (x < 3)
+    between = -3.0, 3.0
 
     def slopes(self) -> tuple[float, float]:
         return 1 / 6, 0.0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.sharing import Copy, Memo, copy_of
+from razorctl.layers.sharing import Copy, Memo
 from razorctl.rules.base import Product, Rule, Rules
 from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
@@ -114,11 +114,11 @@ class WeightLayer(RazorLayer):
         super().detach()
 
     def pack(
-        self, input: Tensor, layout: Hashable, rows: Callable[[], Tensor]
+        self, input: Tensor, layout: Hashable, make: Callable[[], Copy]
     ) -> tuple[Tensor, float, Copy | None]:
         """Packs the input, if the weight gets a gradient in this step.
 
-        rows, layout: see `Memo.pack`. Returns the weight, the probability with which it was drawn,
+        layout, make: see `Memo.pack`. Returns the weight, the probability with which it was drawn,
         and the copy. A weight without a gradient is returned detached, with None for the copy; the
         probability is 1 without a joint budget, and 0 for a weight that is not drawn.
         """
@@ -129,9 +129,9 @@ class WeightLayer(RazorLayer):
             return weight.detach(), p, None
         with packing(), torch.no_grad():
             if self.memo is None:
-                copy, shared = copy_of(rows(), self.rules), False
+                copy, shared = make(), False
             else:
-                copy, shared = self.memo.pack(input, layout, self.rules, rows)
+                copy, shared = self.memo.pack(input, layout, make)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy

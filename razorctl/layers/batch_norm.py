@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.channel_norm import ChannelNorm
+from razorctl.layers.sharing import Copy
+from razorctl.ops.batch_norm import batch_norm_grad
+from razorctl.ops.images import as_they_lie, memory_format
+from razorctl.rules.packed import PackedCodes
 
 aten = torch.ops.aten
 
@@ -76,6 +80,22 @@ class BatchNorm(ChannelNorm):
             *(dy, x_hat, scale, None, None, zeros, zeros + 1, True, 0.0, mask)
         )
         return found
+
+    def gradients(
+        self,
+        dy: Tensor,
+        copy: Copy,
+        weight: Tensor | None,
+        rstd: Tensor,
+        mask: list[bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        packed = copy.packed
+        lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
+        if not (lie and mask[0] and isinstance(packed, PackedCodes)):
+            return super().gradients(dy, copy, weight, rstd, mask)
+        codes = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
+        dx, dw, db = batch_norm_grad(dy, *codes, weight, rstd.view(-1))
+        return dx, dw, db
 
 
 class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):

@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout, memory_format, pixels, unrolled
+from razorctl.layers.images import layout
 from razorctl.layers.sharing import Copy
+from razorctl.ops.images import memory_format
 from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
 from razorctl.spans import packing
@@ -34,7 +35,7 @@ class ChannelNormFunction(torch.autograd.Function):
         rstd: Tensor,
         copy: Copy | None,
     ) -> Tensor:
-        ctx.layer, ctx.shape, ctx.dtype, ctx.fixed = layer, x.shape, x.dtype, layer.fixed
+        ctx.layer, ctx.dtype, ctx.fixed = layer, x.dtype, layer.fixed
         ctx.rule, packed = copy or (None, None)
         save(ctx, weight, rstd, packed)
         ctx.mark_dirty(y)  # it becomes the output itself
@@ -46,17 +47,15 @@ class ChannelNormFunction(torch.autograd.Function):
         weight, rstd, packed = saved(ctx)
         mask = list(ctx.needs_input_grad[:3])
         with no_autocast(dy.device):
-            x_hat = None
-            if packed is not None:
-                rows = ctx.rule.unpack(packed).to(dy.dtype)
-                x_hat = unrolled(rows, ctx.shape, like=dy)
+            copy = None if packed is None else Copy(ctx.rule, packed)
             if ctx.fixed:
+                x_hat = None if copy is None else unpacked(copy, dy)
                 found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
-            elif x_hat is None:
+            elif copy is None:
                 found = None, None, _per_channel(dy) if mask[2] else None
             else:
                 dy = dy.contiguous(memory_format=memory_format(dy))
-                found = ctx.layer.gradients_at(dy, x_hat, weight, rstd, mask)
+                found = ctx.layer.gradients(dy, copy, weight, rstd, mask)
         dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
         dtype = None if weight is None else weight.dtype
         return (
@@ -64,6 +63,11 @@ class ChannelNormFunction(torch.autograd.Function):
             *(None if t is None else t.to(dtype) for t in (dw, db)),
             *[None] * 4,
         )
+
+
+def unpacked(copy: Copy, dy: Tensor) -> Tensor:
+    """The images of a copy, in the shape, dtype and memory format of `dy`."""
+    return copy.rule.unpack_images(copy.packed, dy.shape, dy.dtype, memory_format(dy))
 
 
 def _per_channel(x: Tensor) -> Tensor:
@@ -95,11 +99,23 @@ class ChannelNorm(RazorLayer):
     fixed = False  # whether the statistics do not depend on x
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The stock y of `x`, the mean and 1 / std; these two go with x by broadcasting.
+        """The stock y of `x`, and the mean and 1 / std of each channel.
 
-        They are in single precision at least. Updates running statistics as stock does.
+        These two go with x by broadcasting, and are in single precision at least. Updates running
+        statistics as stock does.
         """
         raise NotImplementedError
+
+    def gradients(
+        self,
+        dy: Tensor,
+        copy: Copy,
+        weight: Tensor | None,
+        rstd: Tensor,
+        mask: list[bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """`gradients_at` the x_hat that was packed."""
+        return self.gradients_at(dy, unpacked(copy, dy), weight, rstd, mask)
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
@@ -136,10 +152,11 @@ class ChannelNorm(RazorLayer):
 
     def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Copy:
         """The copy of x_hat."""
-        rule = self.rules.of(to_compute_dtype(x.new_empty(0)))
-        x_hat = pixels((x - mean).mul_(rstd)).to(x.dtype)
+        like = to_compute_dtype(x.new_empty(0))
+        rule = self.rules.of(like)
         # The dense rule packs in the dtype that stock saves.
-        return Copy(rule, rule.pack(x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)))
+        dtype = x.dtype if isinstance(rule, Dense) else like.dtype
+        return Copy(rule, rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1)))
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:

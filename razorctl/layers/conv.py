@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, save, saved
-from razorctl.layers.images import memory_format, pixels, unrolled
-from razorctl.layers.sharing import Copy
+from razorctl.layers.sharing import Copy, copy_of, copy_of_images
+from razorctl.ops.images import as_they_lie, memory_format, unrolled
 from razorctl.rules.base import Product, Rule
 
 convolution_backward = torch.ops.aten.convolution_backward
@@ -52,7 +52,10 @@ class ConvFunction(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 product = layer.product(dy, ctx.shape, ctx.memory_format)
                 dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
-            if ctx.needs_input_grad[2]:
+                db = product.bias_grad
+            if not ctx.needs_input_grad[2]:
+                db = None
+            elif db is None:
                 db = dy.sum((0, *range(2, dy.dim())))
             if ctx.needs_input_grad[0]:
                 weight = cast_weight(weight, dy.dtype)
@@ -60,6 +63,33 @@ class ConvFunction(torch.autograd.Function):
                 mask = [True, False, False]
                 dx, *_ = convolution_backward(dy, like, weight, None, *layer.geometry, mask)
         return dx, dw, db, None, None, None
+
+
+class Convolved(Product):
+    """The product of a convolution, for an output gradient and images of a shape and format."""
+
+    def __init__(
+        self, layer: "Conv", dy: Tensor, shape: torch.Size, form: torch.memory_format
+    ) -> None:
+        super().__init__(self._of_rows)
+        self.layer, self.dy, self.shape, self.form = layer, dy, shape, form
+
+    def _of_rows(self, x: Tensor) -> Tensor:
+        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form), bias=False)
+
+    def of_images(self, rule: Rule, packed: Any) -> Tensor:
+        images = rule.unpack_images(packed, self.shape, packed.dtype, self.form)
+        return self._of(images, bias=self.layer.bias is not None)
+
+    def _of(self, images: Tensor, bias: bool) -> Tensor:
+        layer, dy = self.layer, self.dy
+        # The view sets new strides: those of a single channel would always mean channels-last.
+        images = images.view(images.shape)
+        like = dy.new_empty(1).expand(layer.weight_shape(images.shape[1]))
+        sizes, mask = [layer.out_channels] if bias else None, [False, True, bias]
+        _, dw, db = convolution_backward(dy, images, like, sizes, *layer.geometry, mask)
+        self.bias_grad = db if bias else None
+        return layer.unfold(dw)
 
 
 class Conv(WeightLayer):
@@ -71,6 +101,7 @@ class Conv(WeightLayer):
     kind: ClassVar[str] = "conv"
     transposed: bool
     in_channels: int
+    out_channels: int
     groups: int
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -119,7 +150,7 @@ class Conv(WeightLayer):
         """The stock convolution, which saves `input` by a rule."""
         x = to_compute_dtype(input)
         layout = Conv.kind, x.dtype, self.patch
-        weight, p, copy = self.pack(input, layout, lambda: self.rows(x.detach()))
+        weight, p, copy = self.pack(input, layout, lambda: self.copy(x.detach()))
         weight = self.convolved(weight)
         y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)
         return y
@@ -130,32 +161,19 @@ class Conv(WeightLayer):
 
     @property
     def patch(self) -> Hashable:
-        """The size of the patches that `rows` makes; None if a row is a pixel."""
+        """The size of the patches whose values `copy` packs; None if a row is a pixel."""
         return None
 
-    def rows(self, x: Tensor) -> Tensor:
-        """A batch of images as rows: [patches, values of a patch], or [pixels, channels].
+    def copy(self, x: Tensor) -> Copy:
+        """The copy of a batch of images [batch, channels, ...], as rows [pixels, channels]."""
+        return copy_of_images(x, self.rules)
 
-        x: [batch, channels, ...].
+    def product(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> Product:
+        """The product that maps columns of what `copy` packs to their columns of dW.
+
+        shape, form: of the images which the stock kernel gets.
         """
-        return pixels(x)
-
-    def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
-        """The product that maps columns of `rows(x)` to their columns of dW, for x of `shape`.
-
-        memory_format: that of the images which the stock kernel gets.
-        """
-
-        def multiply(x: Tensor) -> Tensor:
-            image = unrolled(x, shape).contiguous(memory_format=memory_format)
-            # The view sets new strides: those of a single channel would always mean channels-last.
-            image = image.view(image.shape)
-            like = dy.new_empty(1).expand(self.weight_shape(x.shape[1]))
-            mask = [False, True, False]
-            _, dw, _ = convolution_backward(dy, image, like, None, *self.geometry, mask)
-            return self.unfold(dw)
-
-        return Product(multiply)
+        return Convolved(self, dy, shape, form)
 
     def weight_shape(self, columns: int) -> tuple[int, ...]:
         """The shape of the weights of so many input channels."""
@@ -206,9 +224,11 @@ class RazorConv2d(Conv, nn.Conv2d):
     def patch(self) -> Hashable:
         return self.kernel_size if _by_patches(self) and self.kernel_size != (1, 1) else None
 
-    def rows(self, x: Tensor) -> Tensor:
-        if self.patch is None:
-            return super().rows(x)
+    def copy(self, x: Tensor) -> Copy:
+        return super().copy(x) if self.patch is None else copy_of(self.patches(x), self.rules)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """A batch of images as rows [patches, values of a patch]."""
         batch, channels, *image = x.shape
         (kh, kw), (h, w) = (
             self.kernel_size,
@@ -217,9 +237,11 @@ class RazorConv2d(Conv, nn.Conv2d):
         patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
-    def product(self, dy: Tensor, shape: torch.Size, memory_format: torch.memory_format) -> Product:
-        if not _by_patches(self):
-            return super().product(dy, shape, memory_format)
+    def product(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> Product:
+        # Where images are taken as they lie, rows of dy would be a copy.
+        lie = self.patch is None and as_they_lie(dy.device, shape, form)
+        if lie or not _by_patches(self):
+            return super().product(dy, shape, form)
         outputs = flat(dy.movedim(1, -1))
         return Product(lambda x: outputs.T @ x)
 

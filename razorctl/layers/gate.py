@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout, pixels, unrolled
-from razorctl.layers.sharing import Copy, copy_of
+from razorctl.layers.images import layout
+from razorctl.layers.sharing import Copy, copy_of_images
+from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule
 from razorctl.spans import packing
 
@@ -36,7 +37,7 @@ class GateFunction(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = (dy * gate).to(ctx.dtypes[0])
         if packed is not None:
-            x = unrolled(ctx.rule.unpack(packed), dy.shape)
+            x = ctx.rule.unpack_images(packed, dy.shape, packed.dtype, memory_format(dy))
             dgate = (dy * x).sum_to_size(ctx.shape).to(ctx.dtypes[1])
         return dx, dgate, None
 
@@ -64,7 +65,7 @@ class Gate(RazorLayer):
         known = None if self.memo is None else self.memo.find(x, layout(x))
         if known is not None and known.rule.elementwise:
             return known
-        return copy_of(pixels(x.detach()), self.rules)
+        return copy_of_images(x.detach(), self.rules)
 
 
 class Excitation(Gate):

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
-from razorctl.layers.sharing import Copy
+from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
@@ -191,7 +191,9 @@ class Linear(WeightLayer):
             y: Tensor = super().forward(input)
             return y
         x = to_compute_dtype(input)
-        weight, p, copy = self.pack(input, ("linear", x.dtype), lambda: flat(x.detach()))
+        weight, p, copy = self.pack(
+            input, ("linear", x.dtype), lambda: copy_of(flat(x.detach()), self.rules)
+        )
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))

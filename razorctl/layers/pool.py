@@ -8,13 +8,12 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.images import memory_format
-from razorctl.ops.packing import BITS, pack, unpack
+from razorctl.ops.images import memory_format
+from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.rules.base import Rule
 from razorctl.spans import packing
 
@@ -32,52 +31,18 @@ class MaxPoolFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "RazorMaxPool2d") -> Tensor:
         ctx.geometry, ctx.like = layer.geometry, (x.shape, memory_format(x))
-        y, index = F.max_pool2d_with_indices(x, *ctx.geometry)
-        ctx.bits = min(b for b in BITS if 2**b >= math.prod(ctx.geometry[0]))
         with packing():
-            ctx.save_for_backward(pack(_places(index, x.shape, ctx.geometry), ctx.bits))
-        return y
+            y, places = max_pool(x, *ctx.geometry)
+        ctx.save_for_backward(places)
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (packed,) = ctx.saved_tensors
+        (places,) = ctx.saved_tensors
         shape, form = ctx.like
-        rows = shape[0] * shape[1]
-        places = unpack(packed, ctx.bits, rows, dy.shape[2] * dy.shape[3]).view(dy.shape)
-        index = _indices(places, shape, ctx.geometry)
-        x = dy.new_empty(shape).contiguous(memory_format=form)  # its shape alone is asked for
-        dy, index = dy.contiguous(memory_format=form), index.contiguous(memory_format=form)
-        dx: Tensor = aten.max_pool2d_with_indices_backward(dy, x, *ctx.geometry, index)
-        return dx, None
-
-
-def _starts(index: Tensor, geometry: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """The row [h, 1] and the column [w] of the input where each window starts."""
-    _, stride, padding, *_ = geometry
-    height, width = (torch.arange(n, device=index.device) for n in index.shape[2:])
-    return (height * stride[0] - padding[0])[:, None], width * stride[1] - padding[1]
-
-
-def _places(index: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Tensor:
-    """Places in windows, row by row, uint8 [planes, outputs]; index: of pixels of the input."""
-    size, _, _, dilation, _ = geometry
-    row, column = _starts(index, geometry)
-    row = (index // shape[3] - row) // dilation[0]
-    column = (index % shape[3] - column) // dilation[1]
-    places: Tensor = row * size[1] + column
-    return places.to(torch.uint8).flatten(2).flatten(0, 1)
-
-
-def _indices(places: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Tensor:
-    """The inverse of `_places`, for places of the shape of the output."""
-    size, _, _, dilation, _ = geometry
-    places = places.long()
-    row, column = _starts(places, geometry)
-    row = row + places // size[1] * dilation[0]
-    column = column + places % size[1] * dilation[1]
-    indices: Tensor = row * shape[3] + column
-    return indices
+        dy = dy.contiguous(memory_format=form)
+        return max_pool_grad(dy, places, list(shape), *ctx.geometry), None
 
 
 class Pool(RazorLayer):
@@ -99,10 +64,10 @@ class RazorMaxPool2d(Pool, nn.MaxPool2d):
         return not module.return_indices and math.prod(_pair(module.kernel_size)) <= PLACES
 
     @property
-    def geometry(self) -> tuple[Any, ...]:
-        """Kernel size, stride, padding and dilation, each a pair, and whether sizes round up."""
+    def geometry(self) -> tuple[list[int], bool]:
+        """What `ops.pool.max_pool` wants to know: pairs of sizes, and whether sizes round up."""
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
-        return *map(_pair, sizes), self.ceil_mode
+        return [n for size in sizes for n in _pair(size)], self.ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
         y: Tensor

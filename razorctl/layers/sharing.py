@@ -36,6 +36,12 @@ def copy_of(activation: Tensor, rules: Rules) -> Copy:
     return Copy(rule, rule.pack(activation))
 
 
+def copy_of_images(x: Tensor, rules: Rules) -> Copy:
+    """A copy of the pixels of `x` [batch, channels, ...], as rows."""
+    rule = rules.of(x)
+    return Copy(rule, rule.pack_images(x, x.dtype))
+
+
 T = TypeVar("T")
 
 
@@ -92,19 +98,16 @@ class Memo:
         self._int8 = Made[Int8](last=True)  # nobody else holds it
         self.gradients = Gradients()
 
-    def pack(
-        self, x: Tensor, layout: Hashable, rules: Rules, rows: Callable[[], Tensor]
-    ) -> tuple[Copy, bool]:
-        """Returns the copy of `x`, and whether there was one already; if not, packs x.
+    def pack(self, x: Tensor, layout: Hashable, make: Callable[[], Copy]) -> tuple[Copy, bool]:
+        """Returns the copy of `x`, and whether there was one already; if not, makes it.
 
         x: the activation as the layer received it; after a change in place its copy is not found.
-        rows: returns x, detached, in the shape that a rule packs. layout: layers whose `rows`
-        return the same have the same layout.
+        layout: layers that show a rule the same rows of x have the same layout.
         """
         copy = self.find(x, layout)
         if copy is not None:
             return copy, True
-        copy = copy_of(rows(), rules)
+        copy = make()
         self.offer(x, layout, copy)
         return copy, False
 

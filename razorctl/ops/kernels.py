@@ -94,6 +94,11 @@ def fused(device: torch.device) -> bool:
     return wanted() and (device.type == "cuda" or _assumed is not None)
 
 
+def on_cpu(device: torch.device) -> bool:
+    """Whether tensors are on a CPU, and stand for no others."""
+    return device.type == "cpu" and _assumed is None
+
+
 def failures() -> dict[tuple[str, str], str]:
     """(Op, device) -> why its kernel is not tried again in this process."""
     return dict(_failed)

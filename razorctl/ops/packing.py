@@ -34,7 +34,7 @@ def packed_bytes(rows: int, columns: int, bits: int) -> int:
 def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 codes [rows, columns] below 2 ** bits -> uint8 [packed_bytes]."""
     count, width = _lines(codes.shape[0], codes.shape[1])
-    lines = codes.reshape(count, width)
+    lines = codes.contiguous().view(count, width)
     if bits == 8 or not codes.numel():
         return lines.reshape(-1)
     if missing := -width % GROUP:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.images import normalized, pixels, unrolled
 from razorctl.ops.norm import norm_grad_reference
 from razorctl.rules.allocation import largest
 from razorctl.rules.packed import Packed, PackedCodes
@@ -26,8 +27,10 @@ class Product:
     """Maps columns of an activation to their columns of the weight gradient.
 
     [rows, c] becomes [anything, c]. The map is linear, and takes each column by itself. For a
-    linear layer it is x -> dy^T x.
+    linear layer it is x -> dy^T x. bias_grad: the gradient of the bias, where one call makes both.
     """
+
+    bias_grad: Tensor | None = None
 
     def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:
         self.multiply = multiply
@@ -41,6 +44,10 @@ class Product:
 
     def of_codes(self, packed: PackedCodes) -> Tensor | None:
         """The product of what `packed` stands for; None if it needs an unpacked activation."""
+        return None
+
+    def of_images(self, rule: "Rule", packed: Any) -> Tensor | None:
+        """The product of what `rule` packed of images; None if it takes rows of pixels."""
         return None
 
 
@@ -63,9 +70,26 @@ class Rule(ABC):
     def unpack(self, packed: Any) -> Tensor:
         """The stand-in for x, of its shape and dtype, that the gradient is computed from."""
 
+    def pack_images(
+        self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
+    ) -> Packed:
+        """Packs the pixels of `x` [batch, channels, ...] as rows, in `dtype`.
+
+        mean, rstd: those of (x - mean) * rstd, see `ops.images.normalized`.
+        """
+        return self.pack(pixels(normalized(x, mean, rstd)).to(dtype))
+
+    def unpack_images(
+        self, packed: Any, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format
+    ) -> Tensor:
+        """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
+        x = unrolled(self.unpack(packed).to(dtype), shape)
+        return x.contiguous(memory_format=form)
+
     def weight_grad(self, product: Product, packed: Any) -> Tensor:
         """dW = product(unpack(packed)), [anything, columns]."""
-        return product(self.unpack(packed))
+        grad = product.of_images(self, packed)
+        return product(self.unpack(packed)) if grad is None else grad
 
     def function_grad(self, function: str, dy: Tensor, packed: Any) -> Tensor:
         """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""

@@ -9,10 +9,16 @@ from razorctl.ops.activation import (
     activation_grad_int8,
     activation_quantize,
 )
+from razorctl.ops.images import (
+    as_they_lie,
+    dequantize_images,
+    memory_format,
+    quantize_images,
+)
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.rules.base import Product, Rule, Shareable
-from razorctl.rules.packed import PackedCodes, PackedGated
+from razorctl.rules.packed import Packed, PackedCodes, PackedGated
 
 TILE = 256  # rows of a tile; a zero point and a scale then take an eighth of a bit per element
 
@@ -48,6 +54,30 @@ class Quantized(Rule, Shareable):
         rows = packed.shape[:-1].numel()
         x: Tensor = dequantize(*copy, rows, packed.tile_rows, packed.dtype).view(packed.shape)
         return x if packed.function is None else FUNCTIONS[packed.function].forward(x)
+
+    def pack_images(
+        self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
+    ) -> Packed:
+        if self.stochastic or not as_they_lie(x.device, x.shape, memory_format(x)):
+            return super().pack_images(x, dtype, mean, rstd)
+        images = x.contiguous(), self.bits, self.rows, mean, rstd
+        packed, zero_point, scale = quantize_images(*images)
+        shape = torch.Size((x.shape[0] * x.shape[2:].numel(), x.shape[1]))
+        return PackedCodes(shape, dtype, packed, zero_point, scale, self.bits, self.rows)
+
+    def unpack_images(
+        self,
+        packed: PackedCodes | PackedGated,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        form: torch.memory_format,
+    ) -> Tensor:
+        if isinstance(packed, PackedGated) or not as_they_lie(packed.packed.device, shape, form):
+            return super().unpack_images(packed, shape, dtype, form)
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bias, packed.bits
+        way = packed.tile_rows, dtype, packed.function, list(shape)
+        images: Tensor = dequantize_images(*copy, *way)
+        return images
 
     def weight_grad(self, product: Product, packed: PackedCodes | PackedGated) -> Tensor:
         grad = product.of_codes(packed) if isinstance(packed, PackedCodes) else None

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.layers.base import Settings
-from razorctl.layers.images import memory_format, pixels, unrolled
 from razorctl.layers.libraries import swaps
 from razorctl.layers.sharing import Memo
+from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.packing import packed_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import TopK

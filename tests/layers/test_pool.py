@@ -44,7 +44,7 @@ def test_maxima(settings, memory_format, dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert got[1].stride() == want[1].stride()
     (packed,) = saved(layer, x)
-    places = math.prod(layer.geometry[0])
+    places = math.prod(layer.geometry[0][:2])
     bits = {4: 2, 6: 3, 9: 4, 25: 5, 256: 8}[places]
     assert packed.numel() <= got[0].numel() * bits / 8 + 8 * bits
 

@@ -40,6 +40,26 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
     "quantize": lambda: (torch.randn(WIDE), 2, 197),
     "dequantize": lambda: (*_copy(6), torch.ones(1024), 6, ALL, 197, torch.bfloat16),
+    "quantize_images": lambda: (torch.randn(16, 200, 40, 40), 4, 256),
+    "dequantize_images": lambda: (
+        torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8),
+        *(torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200), torch.ones(200)),
+        *(4, 256, torch.float32, None, [16, 200, 40, 40]),
+    ),
+    "batch_norm_grad": lambda: (
+        torch.randn(16, 200, 40, 40),
+        torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8),
+        *(torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200)),
+        *(4, 256, torch.ones(200), torch.ones(200)),
+    ),
+    "slope_bits": lambda: (torch.randn(ALL * 1024), 0.0, 6.0),
+    "slope_grad": lambda: (torch.randn(ALL * 1024), _bitmap(), 1.0, 0.0),
+    "max_pool": lambda: (torch.randn(8, 64, 41, 41), [3, 3, 2, 2, 0, 0, 1, 1], True),
+    "max_pool_grad": lambda: (
+        torch.randn(8, 64, 20, 20),
+        torch.zeros(packed_bytes(512, 400, 4), dtype=torch.uint8),
+        *([8, 64, 41, 41], [3, 3, 2, 2, 0, 0, 1, 1], True),
+    ),
     "to_buckets": lambda: (torch.randn(WIDE), "gelu", 4),
     "from_buckets": lambda: (
         torch.zeros(packed_bytes(1, torch.Size(WIDE).numel(), 3), dtype=torch.uint8),

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.layers.linear import RazorLinear
+from razorctl.layers.sharing import copy_of
 from razorctl.methods import METHODS
 from tests.models import SMALL
 
@@ -197,7 +198,7 @@ class TestSharing:
             saved.clear()
             y = net[2](hidden)
             (rule, packed), known = net[2].memo.pack(
-                hidden, ("linear", y.dtype), net[2].rules, lambda: pytest.fail("packed again")
+                hidden, ("linear", y.dtype), lambda: pytest.fail("packed again")
             )
         assert not [t for t in saved if t.shape == hidden.shape]
         assert known
@@ -221,7 +222,7 @@ class TestSharing:
         with torch.no_grad():
             hidden.mul_(2)
         _, known = net[2].memo.pack(
-            hidden, ("linear", hidden.dtype), net[2].rules, lambda: hidden.detach()
+            hidden, ("linear", hidden.dtype), lambda: copy_of(hidden.detach(), net[2].rules)
         )
         assert not known
 

@@ -108,7 +108,7 @@ int razorctl_activation_grad(const struct copy *copy, int function, const void *
     const int64_t shares = parts(columns / STRIPS, width), blocks = parts(copy->rows, ROWS);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
-        const struct share s = share_of(columns, width, task % shares);
+        const struct share s = share_of(columns, STRIPS, width, task % shares);
         const int64_t start = task / shares * ROWS;
         float offset[CODES], scale[CODES], x[CODES], from[CODES], to[CODES];
         uint8_t codes[CODES];
@@ -135,7 +135,7 @@ int razorctl_activation_grad_int8(const struct copy *copy, int function, const v
                                   int64_t row_stride, int dtype, int8_t *codes, float *scale,
                                   float *total, int threads) {
     const int64_t columns = copy->columns, blocks = parts(copy->rows, ROWS);
-    const struct share whole = share_of(columns, columns / STRIPS, 0);
+    const struct share whole = share_of(columns, STRIPS, columns / STRIPS, 0);
     float *sums = calloc((size_t)(blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * 6 * columns) * sizeof(float));
     const int missing = !sums || !memory;

@@ -1,8 +1,9 @@
 // What the kernels share: dtypes, packed codes, and the functions of ops.activation.
 //
-// Activations are [rows, columns], columns a multiple of 64. A row of codes is cut into 8 strips of
-// columns / 8; a byte holds codes of the same position in several strips (see ops.packing). A task
-// owns the same `width` columns of each strip, and so whole bytes.
+// Activations are [rows, columns]. A row of codes whose length is a multiple of 64, or else all rows
+// as one line, is cut into 8 strips of equal length; a byte holds codes of the same position in
+// several strips (see ops.packing). A task owns the same `width` columns of each strip of a row, and
+// so whole bytes.
 #ifndef RAZORCTL_COMMON_H
 #define RAZORCTL_COMMON_H
 
@@ -16,6 +17,7 @@
 #include <string.h>
 
 #define STRIPS 8
+#define GROUP 64                   // codes that a line is padded to a multiple of
 #define WIDEST 256                 // columns of a strip that a task owns at most
 #define CODES (STRIPS * WIDEST)    // codes of a row that a task owns at most
 #define ROWS 64                    // rows of a task, where tiles do not set them
@@ -23,6 +25,22 @@
 #define LEVELS 127                 // of an int8 code
 #define LARGEST_FLOAT 3.4028235e38f
 #define inlined static inline __attribute__((always_inline))
+
+// Elements of two vectors by their numbers; `numbers` is a vector of integers of their width.
+#ifdef __clang__
+#define SHUFFLED(numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(numbers, a, b, ...) __builtin_shuffle(a, b, (numbers){__VA_ARGS__})
+#endif
+
+#define LANES 8
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t numbers __attribute__((vector_size(4 * LANES)));
+
+// a where the bits of `which` are all set, b where none is.
+inlined floats either(numbers which, floats a, floats b) {
+    return (floats)(((numbers)a & which) | ((numbers)b & ~which));
+}
 
 enum dtype { FLOAT32, BFLOAT16 };
 enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU, HARDSWISH, RELU, RELU6, LEAKY_RELU };
@@ -77,18 +95,28 @@ struct share {
     int64_t strip, first, width, stretches, length;
 };
 
-inlined struct share share_of(int64_t columns, int64_t width, int64_t number) {
-    int64_t strip = columns / STRIPS, first = number * width;
+inlined struct share share_of(int64_t columns, int64_t strips, int64_t width, int64_t number) {
+    int64_t strip = columns / strips, first = number * width;
     width = least(width, strip - first);
     int whole = width == strip;
-    return (struct share){strip, first, width, whole ? 1 : STRIPS, whole ? columns : width};
+    return (struct share){strip, first, width, whole ? 1 : strips, whole ? columns : width};
 }
 
 inlined int64_t column(struct share s, int64_t stretch) { return stretch * s.strip + s.first; }
 
+// `count` codes of a line of packed bytes, from code `from` on.
+void unpack_codes(const uint8_t *line, int64_t strip, int bits, int64_t from, int64_t count,
+                  uint8_t *codes);
+// Packs the codes of a share of one line; those of its strips are `apart` from each other.
+void pack(const uint8_t *codes, int64_t apart, struct share s, int bits, uint8_t *line);
+// Packs codes as one line. Those up to a multiple of GROUP are there, too, and 0.
+void pack_line(const uint8_t *codes, int64_t count, int bits, uint8_t *line, int threads);
+
 // The codes of a share of one row, stretch after stretch; `line` is the row's packed bytes.
-void unpack(const uint8_t *line, struct share s, int bits, uint8_t *codes);
-void pack(const uint8_t *codes, struct share s, int bits, uint8_t *line);
+inlined void unpack(const uint8_t *line, struct share s, int bits, uint8_t *codes) {
+    for (int64_t k = 0; k < s.stretches; k++)
+        unpack_codes(line, s.strip, bits, column(s, k), s.length, codes + k * s.length);
+}
 
 // A copy as ops.quantize makes it; a value is offset + scale * code.
 struct copy {
@@ -100,7 +128,19 @@ struct copy {
 };
 
 inlined const uint8_t *line_of(const struct copy *c, int64_t row) {
-    return c->packed + row * (c->columns / 8 * c->bits);
+    return c->packed + row * (c->columns / STRIPS * c->bits);
+}
+
+// `count` of the packed codes [rows, columns], from column `first` of a row on.
+inlined void codes_at(const uint8_t *packed, int64_t rows, int64_t columns, int bits, int64_t row,
+                      int64_t first, int64_t count, uint8_t *codes) {
+    if (columns % GROUP) {
+        const int64_t strip = parts(rows * columns, GROUP) * (GROUP / STRIPS);
+        unpack_codes(packed, strip, bits, row * columns + first, count, codes);
+    } else {
+        const int64_t strip = columns / STRIPS;
+        unpack_codes(packed + row * strip * bits, strip, bits, first, count, codes);
+    }
 }
 
 // Offset and scale of the columns of a share in one tile, in the order of `unpack`.

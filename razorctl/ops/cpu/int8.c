@@ -158,7 +158,7 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
                   scale + from);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
-        const struct share s = share_of(columns, width, task % shares);
+        const struct share s = share_of(columns, STRIPS, width, task % shares);
         const int64_t start = task / shares * ROWS;
         float offset[CODES], step[CODES], factor[CODES];
         uint8_t codes[CODES];

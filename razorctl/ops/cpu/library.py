@@ -10,13 +10,13 @@ from torch import Tensor
 
 from razorctl.ops.cpu import build
 from razorctl.ops.kernels import wanted
+from razorctl.ops.packing import GROUP, packed_bytes
 
 log = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # enum dtype of common.h
 _NAMES = ("gelu", "gelu-tanh", "silu", "quick-gelu", "hardswish", "relu", "relu6", "leaky-relu")
 FUNCTIONS = {name: number for number, name in enumerate((None, *_NAMES))}  # enum function
-GROUP = 64  # kernels take codes whose rows are packed by themselves
 
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
@@ -49,8 +49,10 @@ class Copy(ctypes.Structure):
 
 _C = ctypes.POINTER(Copy)
 _SIGNATURES = {
-    "quantize": (_P, _I, _L, _P, _P, _L, _L, _L, _I, _F, _F, _P, _L, _P, _P, _P, _I),
+    "quantize": (_P, _I, _L, _P, _P, _L, _L, _L, _I, _F, _F, _P, _L, *(_P,) * 4, _I),
     "dequantize": (_C, _I, _P, _I, _I),
+    "quantize_images": (_P, _I, _L, _L, _L, _P, _P, _L, _L, _I, _F, _F, *(_P,) * 4, _I),
+    "dequantize_images": (_C, _I, _L, _P, _I, _I),
     "activation_grad": (_C, _I, _P, _L, _P, _I, _I),
     "activation_grad_int8": (_C, _I, _P, _L, _I, _P, _P, _P, _I),
     "int8_rows": (_P, _I, _L, _L, _L, _P, _P, _P, _I),
@@ -60,6 +62,11 @@ _SIGNATURES = {
     "int8_operand": (_C, _I, _F, _P, _P, _P, _P, _I),
     "scaled": (_P, _L, _L, _P, _P, _P, _P, _P, _I, _I),
     "norm_grad": (_C, _P, _I, _L, _P, _P, _I, _P, _I, _L, *(_P,) * 6, _I),
+    "batch_norm_grad": (_C, _P, _I, _L, *(_P,) * 5, _I),
+    "slope_bits": (_P, _I, _L, _F, _F, _P, _I),
+    "slope_grad": (_P, _I, _L, _P, _F, _F, _P, _I),
+    "max_pool": (_P, _I, _L, _P, _I, _P, _P, _P, _I),
+    "max_pool_grad": (_P, _I, _L, _P, _P, _I, _P, _I),
     "topk_pack": (_P, _I, _L, _L, _P, _P, _I),
     "topk_unpack": (_P, _P, _L, _I, _P, _I),
 }
@@ -119,5 +126,27 @@ def takes(*tensors: Tensor | None) -> bool:
 
 
 def takes_copy(columns: int, *tensors: Tensor | None) -> bool:
-    """`takes`, for ops that read or write packed codes of so many columns."""
+    """`takes`, for ops that want the codes of a row of so many columns packed by themselves."""
     return columns % GROUP == 0 and takes(*tensors)
+
+
+def empty_copy(
+    x: Tensor, rows: int, columns: int, bits: int, tile_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What kernels fill with a copy as `ops.quantize.quantize` makes it, on the device of `x`."""
+    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
+    zero_point = x.new_empty(-(-rows // tile_rows), columns, dtype=torch.int16)
+    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
+
+
+def line_for(packed: Tensor, rows: int, columns: int, bits: int) -> Tensor | None:
+    """Where kernels keep codes that are packed as one line; None if each row is by itself.
+
+    Codes of 8 bits are kept where they stay.
+    """
+    if columns % GROUP == 0 or bits == 8:
+        return None if columns % GROUP == 0 else packed
+    count = rows * columns
+    line = packed.new_empty(-(-count // GROUP) * GROUP)
+    line[count:] = 0
+    return line

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
-from razorctl.ops.cpu.library import DTYPES, Copy, call, pointer, takes_copy
+from razorctl.ops.cpu.library import DTYPES, Copy, call, pointer, takes, takes_copy
 from razorctl.ops.cpu.quantize import quantize
 from razorctl.ops.int8 import empty_rows
 
@@ -106,8 +106,6 @@ def takes_grad(
     return rstd.dtype == torch.float32 and takes_copy(dy.shape[1], dy, scale, residual)
 
 
-kernels.register(
-    op.norm_quantize, "cpu", norm_quantize, lambda x, *others: takes_copy(x.shape[-1], x)
-)
+kernels.register(op.norm_quantize, "cpu", norm_quantize, lambda x, *others: takes(x))
 kernels.register(op.norm_grad, "cpu", norm_grad, takes_grad)
 kernels.register(op.norm_grad_int8, "cpu", norm_grad_int8, takes_grad)

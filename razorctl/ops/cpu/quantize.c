@@ -1,7 +1,7 @@
 // ops.quantize: few-bit copies with a zero point and a scale for each tile, and their values.
 #include "common.h"
+#include "tiles.h"
 
-#define FURTHEST 4000.0f // codes: the largest distance of a zero point from its codes
 #define IN_CACHE 131072  // elements of a tile that a task keeps in its core's second cache
 #define TASKS 4          // tasks for a thread, so that threads end together
 
@@ -54,8 +54,8 @@ static void ends_of(const struct source *x, struct share s, int64_t start, int64
 }
 
 // Draws the ends in to `reach` standard deviations around the mean.
-static void clip(const struct source *x, struct share s, int64_t start, int64_t end, float reach,
-                 struct range *r) {
+static void draw_in(const struct source *x, struct share s, int64_t start, int64_t end, float reach,
+                    struct range *r) {
     float buffer[CODES], mean[CODES] = {0}, square[CODES] = {0};
     float share = 1.0f / (float)(end - start);
     for (int pass = 0; pass < 2; pass++) {
@@ -70,32 +70,19 @@ static void clip(const struct source *x, struct share s, int64_t start, int64_t 
             }
         for (int64_t j = 0; !pass && j < s.stretches * s.length; j++) mean[j] *= share;
     }
-    for (int64_t j = 0; j < s.stretches * s.length; j++) {
-        float far = reach * sqrtf(square[j] * share);
-        if (isfinite(mean[j] - far)) r->low[j] = higher(r->low[j], mean[j] - far);
-        if (isfinite(mean[j] + far)) r->high[j] = lower(r->high[j], mean[j] + far);
-    }
+    for (int64_t j = 0; j < s.stretches * s.length; j++)
+        clip(mean[j], reach * sqrtf(square[j] * share), r->low + j, r->high + j);
 }
 
 // Zero point and scale of a tile's columns, and the inverse and shift that make codes of values.
 static void scales_of(const struct range *r, struct share s, int bits, float noise,
                       int16_t *zero_point, uint16_t *scale, float *inverse, float *shift) {
-    const float levels = (float)((1 << bits) - 1);
-    for (int64_t k = 0; k < s.stretches; k++) {
-        int64_t to = column(s, k);
-        for (int64_t j = 0; j < s.length; j++) {
-            float low = r->low[k * s.length + j], high = r->high[k * s.length + j];
-            float step = higher(high / levels - low / levels, higher(high, -low) / FURTHEST);
-            uint16_t narrow = narrowed(step * (1 + 0x1p-8f));
-            float one = 1.0f / widened(narrow);
-            one = widened(narrow) > 0 && one <= 3.4028235e38f ? one : 0;
-            float zero = rintf(-low * one * PARTS);
-            scale[to + j] = narrow;
-            zero_point[to + j] = (int16_t)zero;
-            inverse[k * s.length + j] = one;
-            shift[k * s.length + j] = zero / PARTS + noise;
+    for (int64_t k = 0; k < s.stretches; k++)
+        for (int64_t j = 0, i = k * s.length; j < s.length; j++, i++) {
+            const int64_t to = column(s, k) + j;
+            scale_of_tile(r->low[i], r->high[i], bits, noise, zero_point + to, scale + to,
+                          inverse + i, shift + i);
         }
-    }
 }
 
 // ops.random: Murmur3's finalizer for 32 bits.
@@ -129,64 +116,70 @@ static void codes_of(const struct source *x, struct share s, int64_t row, int bi
     }
 }
 
-// The columns of a strip for a task: of whole tiles in cache, and enough tasks for all threads.
-static int64_t width_for(int64_t strip, int64_t tiles, int64_t tile_rows, int threads) {
-    int64_t width = least(WIDEST, strip);
-    while (width > 16 && (width * STRIPS * tile_rows > IN_CACHE ||
+// The columns of each of `strips` strips for a task: of whole tiles in cache, and enough tasks for
+// all threads.
+static int64_t width_for(int64_t strip, int64_t strips, int64_t tiles, int64_t tile_rows,
+                         int threads) {
+    int64_t width = least(CODES / strips, strip);
+    while (width > 16 && (width * strips * tile_rows > IN_CACHE ||
                           tiles * parts(strip, width) < TASKS * threads))
         width = (width / 2 + 15) / 16 * 16;
     return width;
 }
 
+// line: where to keep codes that are packed as one line, up to a multiple of GROUP; NULL if each row
+// is packed by itself.
 int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float *mean,
                       const float *rstd, int64_t rows, int64_t columns, int64_t tile_rows, int bits,
-                      float reach, float limit, const int64_t *seed, int64_t offset,
+                      float reach, float limit, const int64_t *seed, int64_t offset, uint8_t *line,
                       uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
     const struct source from = {x, mean, rstd, row_stride, rows, columns, tile_rows, dtype};
-    const int64_t strip = columns / STRIPS, tiles = parts(rows, tile_rows);
-    const int64_t width = width_for(strip, tiles, tile_rows, threads), shares = parts(strip, width);
+    const int64_t strips = line ? 1 : STRIPS, strip = columns / strips;
+    const int64_t tiles = parts(rows, tile_rows);
+    const int64_t width = width_for(strip, strips, tiles, tile_rows, threads);
+    const int64_t shares = parts(strip, width);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < tiles * shares; task++) {
-        const struct share s = share_of(columns, width, task % shares);
+        const struct share s = share_of(columns, strips, width, task % shares);
         const int64_t tile = task / shares, start = tile * tile_rows;
         const int64_t end = least(rows, start + tile_rows);
         struct range range;
         float inverse[CODES], shift[CODES];
         uint8_t codes[CODES];
         ends_of(&from, s, start, end, limit, &range);
-        if (reach > 0) clip(&from, s, start, end, reach, &range);
+        if (reach > 0) draw_in(&from, s, start, end, reach, &range);
         scales_of(&range, s, bits, seed ? 0 : 0.5f, zero_point + tile * columns,
                   scale + tile * columns, inverse, shift);
         for (int64_t row = start; row < end; row++) {
-            codes_of(&from, s, row, bits, inverse, shift, seed, offset, codes);
-            pack(codes, s, bits, packed + row * strip * bits);
+            uint8_t *to = line ? line + row * columns + s.first : codes;
+            codes_of(&from, s, row, bits, inverse, shift, seed, offset, to);
+            if (!line) pack(codes, s.width, s, bits, packed + row * strip * bits);
         }
     }
+    if (line && line != packed) pack_line(line, rows * columns, bits, packed, threads);
     return 0;
 }
 
 // With a function, its values at those of the copy.
 int razorctl_dequantize(const struct copy *copy, int function, void *values, int dtype,
                          int threads) {
-    const int64_t columns = copy->columns, width = least(WIDEST, columns / STRIPS);
-    const int64_t shares = parts(columns / STRIPS, width), blocks = parts(copy->rows, ROWS);
+    const int64_t columns = copy->columns, width = least(CODES, columns);
+    const int64_t shares = parts(columns, width), blocks = parts(copy->rows, ROWS);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
-        const struct share s = share_of(columns, width, task % shares);
+        const struct share s = share_of(columns, 1, width, task % shares);
         const int64_t start = task / shares * ROWS;
         float offset[CODES], scale[CODES], buffer[CODES];
         uint8_t codes[CODES];
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0)
                 affine(copy, s, row / copy->tile_rows, offset, scale);
-            unpack(line_of(copy, row), s, copy->bits, codes);
-            for (int64_t k = 0; k < s.stretches; k++) {
-                const int64_t at = row * columns + column(s, k), i = k * s.length;
-                float *to = target(values, dtype, at, buffer);
-                values_of(codes + i, offset + i, scale + i, s.length, dtype, to);
-                apply(function, s.length, to);
-                store(values, dtype, at, s.length, to);
-            }
+            const int64_t at = row * columns + s.first;
+            codes_at(copy->packed, copy->rows, columns, copy->bits, row, s.first, s.length, codes);
+            float *to = target(values, dtype, at, buffer);
+            values_of(codes, offset, scale, s.length, dtype, to);
+            apply(function, s.length, to);
+            store(values, dtype, at, s.length, to);
         }
     }
     return 0;

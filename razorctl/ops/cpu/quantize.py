@@ -5,8 +5,16 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
-from razorctl.ops.cpu.library import DTYPES, FUNCTIONS, Copy, call, pointer, takes_copy
-from razorctl.ops.packing import packed_bytes
+from razorctl.ops.cpu.library import (
+    DTYPES,
+    FUNCTIONS,
+    Copy,
+    call,
+    empty_copy,
+    line_for,
+    pointer,
+    takes,
+)
 
 
 def quantize(
@@ -20,22 +28,22 @@ def quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.quantize.quantize`."""
     rows, columns = x.shape
-    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
-    zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
-    scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
+    packed, zero_point, scale = empty_copy(x, rows, columns, bits, tile_rows)
     mean, rstd = (None if t is None else t.float().contiguous() for t in (mean, rstd))
+    line = line_for(packed, rows, columns, bits)
     reach = op.CLIP.get(bits, 0.0) if seed is None else 0.0
     call(
         *("quantize", pointer(x), DTYPES[x.dtype], x.stride(0), pointer(mean), pointer(rstd)),
         *(rows, columns, tile_rows, bits, reach, op.LARGEST * torch.finfo(x.dtype).max),
-        *(pointer(seed), offset, pointer(packed), pointer(zero_point), pointer(scale)),
+        *(pointer(seed), offset, pointer(line)),
+        *(pointer(t) for t in (packed, zero_point, scale)),
     )
     return packed, zero_point, scale
 
 
 def takes_quantize(x: Tensor, *others: object) -> bool:
     """Whether `quantize` takes these arguments."""
-    return takes_copy(x.shape[1], x)
+    return takes(x)
 
 
 def dequantize(
@@ -67,7 +75,7 @@ def takes_dequantize(
     dtype: torch.dtype,
 ) -> bool:
     """Whether `dequantize` takes these arguments."""
-    return rows > 0 and dtype in DTYPES and takes_copy(scale.shape[1], scale)
+    return rows > 0 and dtype in DTYPES and takes(scale)
 
 
 kernels.register(op.quantize, "cpu", quantize, takes_quantize)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import weight_grad as op
-from razorctl.ops.cpu.library import DTYPES, takes_copy
+from razorctl.ops.cpu.library import DTYPES, takes
 from razorctl.ops.cpu.quantize import dequantize
 
 
@@ -28,6 +28,6 @@ kernels.register(
     "cpu",
     linear_weight_grad,
     lambda dy, packed, zero_point, scale, *others: (
-        dy.dtype in DTYPES and len(dy) > 0 and takes_copy(scale.shape[1], scale)
+        dy.dtype in DTYPES and len(dy) > 0 and takes(scale)
     ),
 )

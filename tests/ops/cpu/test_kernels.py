@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
+from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.cpu import library
 from razorctl.ops.gemm import scaled_gemm
+from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
 from razorctl.ops.packing import BITS, unpack
+from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.ops.quantize import dequantize, quantize
+from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.ops.topk import topk_pack, topk_unpack
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=library.state())
@@ -20,6 +24,17 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 # Whole strips, strips in parts, more codes than a task owns; one tile, and a short last one.
 shapes = pytest.mark.parametrize(
     ("rows", "columns", "tile_rows"), [(70, 128, 70), (150, 1536, 64), (33, 4416, 16)]
+)
+
+# The same, and rows that are packed as one line: of few columns, and of more than a task owns.
+widths = pytest.mark.parametrize(
+    ("rows", "columns", "tile_rows"),
+    [(70, 128, 70), (150, 1536, 64), (33, 4416, 16), (70, 3, 16), (50, 2100, 20)],
+)
+# One channel, whole strips and one line; tiles within an image and across several.
+images = pytest.mark.parametrize(
+    ("shape", "tile_rows"),
+    [((3, 1, 5, 5), 16), ((2, 64, 17, 9), 256), ((7, 320, 3, 5), 40), ((2, 300, 9, 4), 50)],
 )
 
 
@@ -42,7 +57,7 @@ def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)[:, :columns]
 
 
-@shapes
+@widths
 @dtypes
 @pytest.mark.parametrize("bits", BITS)
 def test_quantize(bits, dtype, rows, columns, tile_rows):
@@ -82,7 +97,7 @@ def test_no_value_is_beyond_a_kernel(bits):
     assert torch.equal(codes[finite], want[0][finite])
 
 
-@shapes
+@widths
 @dtypes
 @pytest.mark.parametrize("bits", BITS)
 def test_dequantize(bits, dtype, rows, columns, tile_rows):
@@ -191,6 +206,71 @@ def test_int8_heads(dtype):
         got, want = int8_heads(q, k, v), int8_rows(adjoined(q, k, v))
         torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
         torch.testing.assert_close(got[2], want[2], rtol=1e-4, atol=1e-4)
+
+
+@images
+@dtypes
+@pytest.mark.parametrize("bits", BITS)
+def test_images(bits, dtype, shape, tile_rows):
+    x = (torch.randn(shape) * torch.logspace(-2, 1, shape[1])[:, None, None]).to(dtype)
+    rows, each = x.numel() // shape[1], torch.rand(2, shape[0], shape[1]) + 0.5
+    for statistics in ((), (each[0, :1], each[1, :1]), tuple(each)):
+        got = quantize_images(x, bits, tile_rows, *statistics)
+        # The body rounds what it normalizes to the dtype of x.
+        want = body(quantize_images)(x.float(), bits, tile_rows, *statistics)
+        codes = [unpack(t[0], bits, rows, shape[1]).int() for t in (got, want)]
+        assert (codes[0] - codes[1]).abs().max() <= 1
+        assert (codes[0] != codes[1]).float().mean() < 1e-3
+        torch.testing.assert_close(got[1], want[1], rtol=0, atol=0 if bits > 2 else 1)
+        torch.testing.assert_close(got[2], want[2])
+    for function in (None, "hardswish"):
+        copy = *got, torch.randn(shape[1]), bits, tile_rows, dtype, function, list(shape)
+        torch.testing.assert_close(dequantize_images(*copy), body(dequantize_images)(*copy))
+
+
+@images
+@dtypes
+def test_batch_norm_grad(dtype, shape, tile_rows):
+    copy, dy = quantize_images(torch.randn(shape), 4, tile_rows), torch.randn(shape).to(dtype)
+    for weight in (None, torch.randn(shape[1])):
+        arguments = dy, *copy, 4, tile_rows, weight, torch.rand(shape[1])
+        got, want = batch_norm_grad(*arguments), body(batch_norm_grad)(*arguments)
+        torch.testing.assert_close(
+            got[0], want[0], rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-5
+        )
+        torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-3)
+
+
+def test_no_value_of_images_is_beyond_a_kernel():
+    x = torch.randn(2, 6, 4, 4)
+    x[0, 0, 0, 0], x[0, 1, 1, 1], x[1, 2, 2, 2], x[:, 3], x[:, 4] = (
+        *(math.nan, math.inf, -math.inf, 0, 3e-40),
+    )
+    for bits in (2, 4):
+        got, want = quantize_images(x, bits, 32), body(quantize_images)(x, bits, 32)
+        torch.testing.assert_close(got[1:], want[1:])
+
+
+@dtypes
+@pytest.mark.parametrize("count", [1, 70, 9001])
+def test_slopes(count, dtype):
+    x, dy = (4 * torch.randn(2, count)).to(dtype)
+    for low, high, inside, outside in [(0.0, math.inf, 1.0, 0.01), (-3.0, 3.0, 1 / 6, 0.0)]:
+        bits = slope_bits(x, low, high)
+        assert torch.equal(bits, body(slope_bits)(x, low, high))
+        want = body(slope_grad)(dy, bits, inside, outside)
+        torch.testing.assert_close(slope_grad(dy, bits, inside, outside), want, rtol=0, atol=0)
+
+
+@dtypes
+@pytest.mark.parametrize("side", [32, 37])
+def test_max_pool(side, dtype):
+    x, window = torch.randn(3, 5, side, side + 1).to(dtype), ([3, 3, 2, 2, 1, 1, 1, 1], False)
+    got, want = max_pool(x, *window), body(max_pool)(x, *window)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    arguments = torch.randn_like(got[0]), got[1], list(x.shape), *window
+    dx = body(max_pool_grad)(*arguments)
+    torch.testing.assert_close(max_pool_grad(*arguments), dx, rtol=0, atol=0)
 
 
 @dtypes

@@ -1,0 +1,114 @@
+"""Images [batch, channels, ...] as rows [pixels, channels], and few-bit copies of them.
+
+The ops here make a copy of images with channels first, and images of a copy, without rows in
+memory. Their kernels are for CPUs; elsewhere rows are made first, for the ops of `quantize`.
+"""
+
+import torch
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.packing import packed_bytes
+from razorctl.ops.quantize import dequantized, quantized, tiles
+
+
+def pixels(x: Tensor) -> Tensor:
+    """`x` [batch, channels, ...] as rows [pixels, channels]."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def unrolled(rows: Tensor, shape: torch.Size, like: Tensor | None = None) -> Tensor:
+    """The inverse of `pixels`, for an x of `shape`; in the memory format of `like`, if given."""
+    x = rows.view(shape[0], *shape[2:], rows.shape[1]).movedim(-1, 1)
+    return x if like is None else x.contiguous(memory_format=memory_format(like))
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Whether the channels of a batch of images lie last; both may be true of the same memory."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
+
+
+def as_they_lie(device: torch.device, shape: torch.Size, form: torch.memory_format) -> bool:
+    """Whether the ops here are to take images of `shape`; rows of these would be a copy."""
+    first = form is torch.contiguous_format and shape[2:].numel() > 1
+    return first and kernels.on_cpu(device)
+
+
+def normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
+    """(x - mean) * rstd in the dtype of `x`, or x itself without rstd.
+
+    mean, rstd: of each channel, of all images or of each of them, [1 or batch, channels].
+    """
+    if mean is None or rstd is None:
+        return x
+    shape = *mean.shape, *[1] * (x.dim() - 2)
+    return (x - mean.view(shape)).mul_(rstd.view(shape)).to(x.dtype)
+
+
+@torch.library.custom_op("razorctl::quantize_images", mutates_args=())
+def quantize_images(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `quantize` makes of `pixels` of `x` [batch, channels, ...], or of `normalized` x."""
+    return quantized(pixels(normalized(x, mean, rstd)), bits, tile_rows)
+
+
+@quantize_images.register_fake
+def _(
+    x: Tensor,
+    bits: int,
+    tile_rows: int,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, channels = x.shape[0] * x.shape[2:].numel(), x.shape[1]
+    zero_point = x.new_empty(tiles(rows, tile_rows), channels, dtype=torch.int16)
+    packed = x.new_empty(packed_bytes(rows, channels, bits), dtype=torch.uint8)
+    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
+
+
+@torch.library.custom_op("razorctl::dequantize_images", mutates_args=())
+def dequantize_images(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+    function: str | None,
+    shape: list[int],
+) -> Tensor:
+    """f of the images of `shape` whose `pixels` `dequantize` would return, with channels first.
+
+    function: the name of f in `activation.FUNCTIONS`, None for none.
+    """
+    size = torch.Size(shape)
+    rows = size[0] * size[2:].numel()
+    x = dequantized(packed, zero_point, scale, bias, bits, rows, tile_rows, dtype)
+    x = unrolled(x, size).contiguous()
+    return x if function is None else FUNCTIONS[function].forward(x)
+
+
+@dequantize_images.register_fake
+def _(
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+    function: str | None,
+    shape: list[int],
+) -> Tensor:
+    return packed.new_empty(shape, dtype=dtype)
+
+
+kernels.attach(__name__)

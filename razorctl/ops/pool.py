@@ -1,0 +1,106 @@
+"""Maxima of windows of images, with the place of each in its window in a few bits."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops.images import memory_format
+from razorctl.ops.packing import BITS, pack, packed_bytes, unpack
+
+aten = torch.ops.aten
+
+
+def bits_for(geometry: list[int]) -> int:
+    """The bits that a place takes in windows of a `geometry`, as `max_pool` takes it."""
+    return min(bits for bits in BITS if 2**bits >= math.prod(geometry[:2]))
+
+
+def outputs(shape: torch.Size, geometry: list[int], ceil_mode: bool) -> torch.Size:
+    """The shape of the maxima of images of `shape`."""
+    found = []
+    for size, kernel, stride, padding, dilation in zip(shape[2:], *_pairs(geometry), strict=True):
+        room = size + 2 * padding - dilation * (kernel - 1) - 1
+        count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
+        # The last window starts inside the image or the padding before it.
+        last = ceil_mode and (count - 1) * stride >= size + padding
+        found.append(count - 1 if last else count)
+    return torch.Size((*shape[:2], *found))
+
+
+def _starts(index: Tensor, geometry: list[int]) -> tuple[Tensor, Tensor]:
+    """The row [h, 1] and the column [w] of the input where each window starts."""
+    _, _, *stride, top, left, _, _ = geometry
+    height, width = (torch.arange(n, device=index.device) for n in index.shape[2:])
+    return (height * stride[0] - top)[:, None], width * stride[1] - left
+
+
+def _places(index: Tensor, shape: torch.Size, geometry: list[int]) -> Tensor:
+    """Places in windows, row by row, uint8 [planes, outputs]; index: of pixels of the input."""
+    row, column = _starts(index, geometry)
+    row = (index // shape[3] - row) // geometry[6]
+    column = (index % shape[3] - column) // geometry[7]
+    places: Tensor = row * geometry[1] + column
+    return places.to(torch.uint8).flatten(2).flatten(0, 1)
+
+
+def _indices(places: Tensor, shape: list[int], geometry: list[int]) -> Tensor:
+    """The inverse of `_places`, for places of the shape of the output."""
+    places = places.long()
+    row, column = _starts(places, geometry)
+    row = row + places // geometry[1] * geometry[6]
+    column = column + places % geometry[1] * geometry[7]
+    indices: Tensor = row * shape[3] + column
+    return indices
+
+
+@torch.library.custom_op("razorctl::max_pool", mutates_args=())
+def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    """The stock maxima of windows of `x` [batch, channels, height, width], and their places.
+
+    geometry: height and width of the kernel, stride, padding and dilation. A place is the number of
+    a pixel in its window, row by row; those of [batch * channels, outputs] are packed, in
+    `bits_for` bits each.
+    """
+    y, index = aten.max_pool2d_with_indices(x, *_pairs(geometry), ceil_mode)
+    return y, pack(_places(index, x.shape, geometry), bits_for(geometry))
+
+
+@max_pool.register_fake
+def _(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    shape = outputs(x.shape, geometry, ceil_mode)
+    y = x.new_empty(shape).contiguous(memory_format=memory_format(x))
+    size = packed_bytes(shape[0] * shape[1], shape[2] * shape[3], bits_for(geometry))
+    return y, x.new_empty(size, dtype=torch.uint8)
+
+
+@torch.library.custom_op("razorctl::max_pool_grad", mutates_args=())
+def max_pool_grad(
+    dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool
+) -> Tensor:
+    """The gradient of the images of `shape` whose maxima `max_pool` found, in the format of `dy`.
+
+    packed: the places. The other arguments are those of `max_pool`.
+    """
+    planes = shape[0] * shape[1]
+    places = unpack(packed, bits_for(geometry), planes, dy.shape[2] * dy.shape[3]).view(dy.shape)
+    form = memory_format(dy)
+    x = dy.new_empty(shape).contiguous(memory_format=form)  # its shape alone is asked for
+    index = _indices(places, shape, geometry).contiguous(memory_format=form)
+    dx: Tensor = aten.max_pool2d_with_indices_backward(
+        dy.contiguous(memory_format=form), x, *_pairs(geometry), ceil_mode, index
+    )
+    return dx
+
+
+@max_pool_grad.register_fake
+def _(dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool) -> Tensor:
+    return dy.new_empty(shape).contiguous(memory_format=memory_format(dy))
+
+
+def _pairs(geometry: list[int]) -> list[list[int]]:
+    return [geometry[i : i + 2] for i in (0, 2, 4, 6)]
+
+
+kernels.attach(__name__)

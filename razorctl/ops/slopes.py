@@ -1,0 +1,43 @@
+"""Functions with two slopes: one bit for each element tells which, and so the exact gradient."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops.topk import pack_bits, unpack_bits
+
+
+@torch.library.custom_op("razorctl::slope_bits", mutates_args=())
+def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
+    """Which elements of `x` [n] lie between `low` and `high`, as `topk.pack_bits` packs them.
+
+    An infinite `high` bounds nothing.
+    """
+    inside = x > low
+    return pack_bits(inside if high == math.inf else inside & (x < high))
+
+
+@slope_bits.register_fake
+def _(x: Tensor, low: float, high: float) -> Tensor:
+    return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+
+
+@torch.library.custom_op("razorctl::slope_grad", mutates_args=())
+def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
+    """dy [n] times `inside` where a bit of `slope_bits` is set, else times `outside`.
+
+    With 0 for `outside`, even what is not finite becomes 0 there.
+    """
+    first = dy if inside == 1 else dy * inside
+    second = dy * outside if outside else dy.new_zeros(())
+    return torch.where(unpack_bits(bits, dy.numel()), first, second)
+
+
+@slope_grad.register_fake
+def _(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
+    return dy.new_empty(dy.shape)
+
+
+kernels.attach(__name__)
