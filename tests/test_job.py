@@ -30,6 +30,7 @@ def test_given_values_win_over_the_models_and_those_over_ours():
             "metric",
             "patience",
             "save_every",
+            "activation_memory_budget",
             "image_column",
             "text_column",
             "label_column",

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import Result
 from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as profile_view
 from razorctl.methods import DEFAULT_METHOD
+from razorctl.recipe import Recipe
 from tests.cli.commands import razorctl
 
 
@@ -47,7 +49,7 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
     names += [f"{letter}." for letter in "abcdefghijklmnop"] + [""]
     result = {
         "model": "odd",
-        "recipe": {"method": "full", "joint_budget": 1.0},
+        "recipe": asdict(Recipe("full")),
         "batch_size": 1,
         "precision": "bf16",
         "optimizer": "sgd",
