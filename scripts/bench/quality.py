@@ -161,6 +161,47 @@ def accuracies() -> Iterator[str]:
         )
 
 
+def branches() -> Iterator[str]:
+    """What became of runs that drew residual branches in different ways."""
+    if not (RESULTS / "branches_cpu.json").exists():
+        return
+    document = load("branches_cpu")
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in document["rows"]:
+        found.setdefault((row["way"], row["task"]), []).append(row)
+    metrics = {row["task"]: row["metric"] for row in document["rows"]}
+    ways = dict.fromkeys(["full", "razor", *(row["way"] for row in document["rows"])])
+
+    def cells(way: str, task: str) -> Cells:
+        runs = found.get((way, task))
+        if runs is None:
+            return "", ""
+        form = ".2f" if runs[0]["metric"] == "perplexity" else ".4f"
+        seeds = f" ({len(runs)})" if len(runs) > 1 else ""
+        score, loss = (fmean(run[key] for run in runs) for key in ("score", "loss"))
+        return f"{score:{form}}{seeds}", f"{loss:.4f}"
+
+    head = (name for task, metric in metrics.items() for name in (f"{task}, {metric}", "loss"))
+    yield (
+        f"`razor` with a gradient of {document['budget']:g} of the residual branches, in the mean "
+        "over branches and steps, which are drawn in\ndifferent ways: by a bandit that learns "
+        "|f(x)| |dy| of each branch (the default), with equal probabilities, by depth, in a\n"
+        "number that changes over the run, or for each row of a batch by itself; scaled is by "
+        "1 / p. On the test split, means of\n(seeds), at the learning rate of `full`.\n\n"
+        + source("branches_cpu", document)
+        + table(
+            ["branches", *head],
+            [
+                [
+                    "`full`" if way == "full" else "all" if way == "razor" else way,
+                    *(cell for task in metrics for cell in cells(way, task)),
+                ]
+                for way in ways
+            ],
+        )
+    )
+
+
 def papers() -> Iterator[str]:
     """Each table of the papers with what we predict for its rows."""
     document = load("papers")

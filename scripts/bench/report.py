@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, source, table
-from quality import accuracies, finetuning, gradients, papers, way
+from quality import accuracies, branches, finetuning, gradients, papers, way
 from times import frontiers, linear_layers, whole_steps
 
 PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
@@ -287,6 +287,7 @@ def page() -> str:
         "One linear layer": linear_layers(),
         "Gradients": [gradients()],
         "Accuracy": accuracies(),
+        "Residual branches": branches(),
         "Fine-tuning: razor": [finetuning("finetuning_razor")],
         "Fine-tuning: the methods of the papers": [finetuning("finetuning")],
         "Peaks: predicted and measured": planned(),
