@@ -64,6 +64,7 @@ GRIDS = {
         "prebackrazor, scaled by 1 / p": Recipe("prebackrazor", RATIO, unbiased=True),
         "prebackrazor++, joint budget 0.5": Recipe("prebackrazor++", RATIO, joint_budget=0.5),
         "backrazor, mean correction": Recipe("backrazor", RATIO, mean_correction=True),
+        "razor, joint budget 0.5": Recipe("razor", RATIO, joint_budget=0.5),
         "razor, int8 forward": Recipe("razor", RATIO, int8_forward=True),
         "razor, checkpoint": Recipe("razor", RATIO, activation_checkpointing=True),
         "razor, LoRA": Recipe("razor", RATIO, lora=True),
