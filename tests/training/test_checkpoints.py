@@ -50,10 +50,11 @@ def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, mon
     recipe, settings = CASES[case]
     job = replace(JOB, **settings)
     run = begin(tmp_path / "run", job, recipe)
+    killed = (1, 2, 3) if recipe == JOINT else (2,)  # that run has all that a state can hold
     for taken in run:
-        if taken.step < 4:
+        if taken.step in killed:
             shutil.copytree(tmp_path / "run", tmp_path / str(taken.step))
-    for step in (1, 2, 3):
+    for step in killed:
         again = resume(tmp_path / str(step), job, recipe)
         assert [s.step for s in again.history] == list(range(1, step + 1))
         list(again)
