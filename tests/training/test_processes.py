@@ -104,26 +104,28 @@ assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
 
 def train(name, recipe, settings):
     job = replace(tests.JOB, processes=2, **settings)
+    resumes = name != "full ddp"  # which has nothing that the others do not go on with
     run = finetune(job, recipe, out=name, device="cpu")
     next(run), run.save()
-    if first:
+    if first and resumes:
         shutil.copytree(name, f"{name}, stopped")
     next(run), next(run)
     weights = {k: getattr(v, "full_tensor", lambda: v)() for k, v in run.model.state_dict().items()}
     torch.save(weights, f"{name}.{processes.rank()}.pt")
     for _ in run:
         pass
-    resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
-    assert len(resumed.history) == 1
-    for _ in resumed:
-        pass
+    if resumes:
+        resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
+        assert len(resumed.history) == 1
+        for _ in resumed:
+            pass
 
 with registered(shallow=True):
     for name, case in tests.CASES.items():
         train(name, *case)
-sys.argv[1:] = sys.argv[2:]
-print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
-run()  # which leaves
+    sys.argv[1:] = sys.argv[2:]
+    print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
+    run()  # which leaves
 """
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
@@ -152,6 +154,8 @@ def test_two_processes_train_as_one(both, shallow):
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
         assert first
         assert all(torch.equal(first[key], second[key]) for key in first), name
+        if name == "full ddp":
+            continue
         resumed = load_file(tmp_path / f"{name}, stopped/model.safetensors")
         once = load_file(tmp_path / name / "model.safetensors")
         assert resumed.keys() == once.keys()
