@@ -32,7 +32,10 @@ pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
 CASES = {
     "full, SGD": (FULL, {}),
     "full, AdamW, dropout": (FULL, {"optimizer": "adamw"}),
-    "razor, AdamW, two micro-batches": (Recipe("razor"), {"optimizer": "adamw", "accumulate": 2}),
+    "razor, AdamW, two micro-batches": (
+        Recipe("razor", 0.5),
+        {"optimizer": "adamw", "accumulate": 2},
+    ),
     "columns of a bandit, joint budget, dropout": (JOINT, {}),
     "lora": (Recipe("lora"), {"optimizer": "adamw"}),
     "razor, adapters, checkpointing": (

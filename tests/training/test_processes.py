@@ -54,7 +54,7 @@ def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 CASES = {
     "full ddp": (Recipe("full"), {"strategy": "ddp", "accumulate": 2}),
-    "razor fsdp": (Recipe("razor"), {"strategy": "fsdp"}),
+    "razor fsdp": (Recipe("razor", 0.5), {"strategy": "fsdp"}),
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
     "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
 }
@@ -142,7 +142,19 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 def both(tmp_path_factory):
     """A folder where two processes have trained, and how they ended, at last a command."""
     folder = tmp_path_factory.mktemp("processes")
-    command = (*RUN, "--steps", "2", "--batch-size", "128", "--out", "run", "--strategy", "fsdp")
+    command = (
+        *RUN,
+        "--steps",
+        "2",
+        "--batch-size",
+        "128",
+        "--out",
+        "run",
+        "--strategy",
+        "fsdp",
+        "--ratio",
+        "0.5",
+    )
     return folder, ended(start("-c", SCRIPT, str(Path(__file__).parent), *command, folder=folder))
 
 
