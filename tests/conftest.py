@@ -1,3 +1,4 @@
+import gc
 import os
 from types import SimpleNamespace
 
@@ -21,6 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile all that each Triton kernel may be launched as, not only what takes most",
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # or each collection looks through all that was imported
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

@@ -32,8 +32,20 @@ def saved_bytes(
     forward: Forward | None = None,
 ) -> int:
     """As `byte_budget.saved_bytes`, but does not check a byte budget."""
+    return saved_by_copy(*fake_copies(model, inputs), autocast=autocast, forward=forward)
+
+
+def saved_by_copy(
+    mode: FakeTensorMode,
+    model: nn.Module,
+    inputs: Any,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> int:
+    """As `saved_bytes`, of what `fake_copies` returns: it holds the draws of the model."""
     sizes: list[int] = []
-    _trace(*fake_copies(model, inputs), autocast, forward, sizes.append)
+    _trace(mode, model, inputs, autocast, forward, sizes.append)
     return sum(sizes)
 
 

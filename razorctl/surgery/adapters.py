@@ -9,7 +9,7 @@ from torch import nn
 from razorctl.errors import UsageError
 from razorctl.layers.head import heads
 from razorctl.layers.libraries import linear_types
-from razorctl.memory.fake import mode_of
+from razorctl.memory.fake import fake, mode_of
 
 RANK, ALPHA = 8, 16
 MARK = "razor_trainable"
@@ -48,7 +48,10 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     transposed = not any(isinstance(model.get_submodule(name), nn.Linear) for name in adapted)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted, fan_in_fan_out=transposed)
-    inject_adapter_in_model(config, model)
+    mode, device = mode_of(model.parameters()), next(model.parameters()).device
+    inject_adapter_in_model(config, model, low_cpu_mem_usage=mode is not None)
+    if mode is not None:  # then they are on the meta device yet
+        fake(model, mode, device)
     for layer in model.modules():
         if isinstance(layer, LoraLayer):  # autocast does it, without a copy for each adapter
             layer.cast_input_dtype_enabled = False

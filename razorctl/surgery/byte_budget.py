@@ -45,36 +45,31 @@ def sparsify_within(
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    full = saved.saved_bytes(model, inputs, **run)
+    mode, twin, batch = fake.fake_copies(model, inputs)  # one for all tries
+    full = saved.saved_by_copy(mode, twin, batch, **run)
     most = largest("wide" if autocast is None else "narrow")
     plain, ratio = replace(recipe, activation_checkpointing=False), recipe.ratio
     while True:
-        names = swap(model, replace(plain, ratio=ratio))
-        try:
-            now = saved.saved_bytes(model, inputs, **run)
-        except UsageError:  # no rule meets the ratio in 16 bits
-            restore(model)
-            raise
+        swap(twin, replace(plain, ratio=ratio))
+        now = saved.saved_by_copy(mode, twin, batch, **run)
         if now <= (1 - recipe.ratio) * full:
-            if recipe.activation_checkpointing:
-                restore(model)
-                names = swap(model, replace(recipe, ratio=ratio))
-                _check_checkpointed(model, recipe, saved.saved_bytes(model, inputs, **run), full)
-            setattr(model, RECIPE, recipe)
-            log_stock(model, recipe)
-            return names
-        if ratio >= most:
             break
-        restore(model)
+        if ratio >= most:
+            parts = saved.saved_by_module(twin, batch, **run)
+            stock = stock_parts(twin, parts, full, (1 - recipe.ratio) * full)
+            possible = math.floor(1000 * (1 - now / full)) / 1000
+            raise UsageError(
+                f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
+                f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
+            )
+        restore(twin)
         ratio = min(most, 1 - TIGHTER * (1 - ratio))
-    parts = saved.saved_by_module(model, inputs, **run)
-    stock = stock_parts(model, parts, full, (1 - recipe.ratio) * full)
-    restore(model)
-    possible = math.floor(1000 * (1 - now / full)) / 1000
-    raise UsageError(
-        f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
-        f"{stock and ': ' + stock}; the largest that can is {max(0.0, possible):g}."
-    )
+    names = swap(model, replace(recipe, ratio=ratio))
+    if recipe.activation_checkpointing:
+        _check_checkpointed(model, recipe, saved.saved_bytes(model, inputs, **run), full)
+    setattr(model, RECIPE, recipe)
+    log_stock(model, recipe)
+    return names
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:

@@ -6,7 +6,7 @@ from razorctl.cli.app import app
 
 SMALL = ["vit-micro", "digits", "--batch-size", "1024"]
 PLANNED = [*SMALL, "--max-ratio", "0.5"]
-QUICK = ["--batch-size", "16", "--steps", "3", "--device", "cpu"]
+QUICK = ["--batch-size", "16", "--steps", "3", "--evaluate-every", "3", "--device", "cpu"]
 
 
 def razorctl(*args: str) -> Result:

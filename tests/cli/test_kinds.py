@@ -45,7 +45,8 @@ def test_a_plan_and_a_profile(case, kinds):
     model, dataset, size, _ = CASES[case]
     task = ["--task", "segmentation"] if case == "linear head" else []
     size = ["--input-size", str(size), "--batch-size", "4", *task]
-    planned = done("plan", str(kinds / model), str(kinds / dataset), "--gpu", "t4", *size)
+    few = ["--max-ratio", "0.5"]  # ways to trace
+    planned = done("plan", str(kinds / model), str(kinds / dataset), "--gpu", "t4", *size, *few)
     assert planned["fits"]
     ways = {way["method"] for way in planned["candidates"]}
     assert ways >= {"full", "razor"}

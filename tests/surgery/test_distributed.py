@@ -1,5 +1,7 @@
 """Data-parallel training: gradients are the average of what each process has alone."""
 
+import multiprocessing
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -136,7 +138,8 @@ def ranks(tmp_path_factory):
     by kind, norms.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(process, (str(folder),), nprocs=WORLD)
+    multiprocessing.set_forkserver_preload([__name__])  # imported once for both
+    mp.start_processes(process, (str(folder),), nprocs=WORLD, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

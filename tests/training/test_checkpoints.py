@@ -32,7 +32,10 @@ pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
 CASES = {
     "full, SGD": (FULL, {}),
     "full, AdamW, dropout": (FULL, {"optimizer": "adamw"}),
-    "razor, AdamW, two micro-batches": (Recipe("razor"), {"optimizer": "adamw", "accumulate": 2}),
+    "razor, AdamW, two micro-batches": (
+        Recipe("razor", 0.5),
+        {"optimizer": "adamw", "accumulate": 2},
+    ),
     "columns of a bandit, joint budget, dropout": (JOINT, {}),
     "lora": (Recipe("lora"), {"optimizer": "adamw"}),
     "razor, adapters, checkpointing": (
@@ -50,10 +53,11 @@ def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, mon
     recipe, settings = CASES[case]
     job = replace(JOB, **settings)
     run = begin(tmp_path / "run", job, recipe)
+    killed = (1, 2, 3) if recipe == JOINT else (2,)  # that run has all that a state can hold
     for taken in run:
-        if taken.step < 4:
+        if taken.step in killed:
             shutil.copytree(tmp_path / "run", tmp_path / str(taken.step))
-    for step in (1, 2, 3):
+    for step in killed:
         again = resume(tmp_path / str(step), job, recipe)
         assert [s.step for s in again.history] == list(range(1, step + 1))
         list(again)

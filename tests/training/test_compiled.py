@@ -23,8 +23,9 @@ from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
 from tests.models import bert
 
-JOB = Job("vit-micro", "digits", batch_size=16, steps=JUDGED, evaluate_every=4, learning_rate=0.01)
+JOB = Job("vit-micro", "digits", batch_size=16, steps=JUDGED, evaluate_every=99, learning_rate=0.01)
 COMPILED = replace(JOB, compile=True)
+RAZOR = Recipe("razor", 0.5)
 GRAPHS = replace(COMPILED, cuda_graphs=True)
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -52,7 +53,7 @@ def said(caplog) -> list[str]:
 
 
 def train(job: Job, out) -> Run:
-    run = finetune(job, Recipe("razor", 0.5), out=out, device="cpu")
+    run = finetune(job, RAZOR, out=out, device="cpu")
     list(run)
     return run
 
@@ -136,7 +137,8 @@ def test_what_a_layer_cannot_compile_is_said_in_its_words(no_codegen, caplog):
 
 def test_a_profile_says_whether_steps_were_compiled(no_codegen):
     eager, compiled = (
-        profile("vit-micro", batch_size=4, steps=1, device="cpu", compile=c) for c in (False, True)
+        profile("vit-micro", RAZOR, batch_size=4, steps=1, device="cpu", compile=c)
+        for c in (False, True)
     )
     assert (eager.compiled, compiled.compiled) == (False, True)
     assert compiled.rows == eager.rows
@@ -298,7 +300,7 @@ class TestPayoff:
 
 
 def test_a_resumed_run_is_compiled_again(no_codegen, tmp_path):
-    job = replace(JOB, compile=True, save_every=1, steps=JUDGED + 6)
+    job = replace(JOB, compile=True, save_every=JUDGED, steps=JUDGED + 6)
     run = finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu")
     for _ in range(JUDGED):
         next(run)

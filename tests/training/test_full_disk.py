@@ -111,7 +111,7 @@ def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path,
     assert [s.loss for s in again.history] == [s.loss for s in run.history]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_training_goes_on_where_nothing_can_be_written(code, tmp_path, caplog):
     run = begin(tmp_path / "run", steps=1)
     with pytest.MonkeyPatch.context() as patch:

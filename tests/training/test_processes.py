@@ -54,7 +54,7 @@ def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 CASES = {
     "full ddp": (Recipe("full"), {"strategy": "ddp", "accumulate": 2}),
-    "razor fsdp": (Recipe("razor"), {"strategy": "fsdp"}),
+    "razor fsdp": (Recipe("razor", 0.5), {"strategy": "fsdp"}),
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
     "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
 }
@@ -104,26 +104,28 @@ assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
 
 def train(name, recipe, settings):
     job = replace(tests.JOB, processes=2, **settings)
+    resumes = name != "full ddp"  # which has nothing that the others do not go on with
     run = finetune(job, recipe, out=name, device="cpu")
     next(run), run.save()
-    if first:
+    if first and resumes:
         shutil.copytree(name, f"{name}, stopped")
     next(run), next(run)
     weights = {k: getattr(v, "full_tensor", lambda: v)() for k, v in run.model.state_dict().items()}
     torch.save(weights, f"{name}.{processes.rank()}.pt")
     for _ in run:
         pass
-    resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
-    assert len(resumed.history) == 1
-    for _ in resumed:
-        pass
+    if resumes:
+        resumed = finetune(job, recipe, out=f"{name}, stopped", device="cpu", resume=True)
+        assert len(resumed.history) == 1
+        for _ in resumed:
+            pass
 
 with registered(shallow=True):
     for name, case in tests.CASES.items():
         train(name, *case)
-sys.argv[1:] = sys.argv[2:]
-print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
-run()  # which leaves
+    sys.argv[1:] = sys.argv[2:]
+    print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
+    run()  # which leaves
 """
 RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
@@ -140,7 +142,19 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 def both(tmp_path_factory):
     """A folder where two processes have trained, and how they ended, at last a command."""
     folder = tmp_path_factory.mktemp("processes")
-    command = (*RUN, "--steps", "2", "--batch-size", "128", "--out", "run", "--strategy", "fsdp")
+    command = (
+        *RUN,
+        "--steps",
+        "2",
+        "--batch-size",
+        "128",
+        "--out",
+        "run",
+        "--strategy",
+        "fsdp",
+        "--ratio",
+        "0.5",
+    )
     return folder, ended(start("-c", SCRIPT, str(Path(__file__).parent), *command, folder=folder))
 
 
@@ -152,6 +166,8 @@ def test_two_processes_train_as_one(both, shallow):
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
         assert first
         assert all(torch.equal(first[key], second[key]) for key in first), name
+        if name == "full ddp":
+            continue
         resumed = load_file(tmp_path / f"{name}, stopped/model.safetensors")
         once = load_file(tmp_path / name / "model.safetensors")
         assert resumed.keys() == once.keys()
