@@ -142,19 +142,8 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 def both(tmp_path_factory):
     """A folder where two processes have trained, and how they ended, at last a command."""
     folder = tmp_path_factory.mktemp("processes")
-    command = (
-        *RUN,
-        "--steps",
-        "2",
-        "--batch-size",
-        "128",
-        "--out",
-        "run",
-        "--strategy",
-        "fsdp",
-        "--ratio",
-        "0.5",
-    )
+    command = (*RUN, "--out", "run", "--strategy", "fsdp", "--ratio", "0.5")
+    command += ("--steps", "2", "--batch-size", "128")
     return folder, ended(start("-c", SCRIPT, str(Path(__file__).parent), *command, folder=folder))
 
 
