@@ -234,7 +234,7 @@ def test_a_target_is_reached_where_a_curve_stays(accuracy, values, least, step):
     assert accuracy.reached(curve, 0.85, least) == step
 
 
-def test_the_best_rate_is_that_of_the_best_trial(accuracy):
+def test_the_best_rate_has_the_least_mean_loss(accuracy):
     losses = {3e-5: math.nan, 1e-4: 0.5, 3e-4: 0.7}
     trials = [
         {"case": "full", "seed": 0, "rate": rate, "loss": loss, "error": None}
@@ -243,6 +243,8 @@ def test_the_best_rate_is_that_of_the_best_trial(accuracy):
     trials.append({**trials[1], "rate": 1e-3, "loss": None, "error": "diverged"})
     trials.append({**trials[1], "case": "razor", "rate": 1e-3, "loss": 0.1})
     assert accuracy.best_rate(trials, "full") == 1e-4
+    trials.append({**trials[1], "seed": 1, "loss": 1.0})
+    assert accuracy.best_rate(trials, "full") == 3e-4
 
 
 def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):

@@ -3,11 +3,11 @@
     scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
-with each learning rate of its task, the others with the one whose loss on the validation split was
-least. On a CPU as many runs go on at once as there are cores, each on one of them. Last, steps of
-all methods take turns, each on all cores, for the time of a step. Results are in
-results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one with the same settings
-was interrupted. It needs the `bench` extra, and one to three minutes of a core for each run.
+with each learning rate of its task, the others with the one whose mean loss on the validation split
+is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
+each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
+step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
+with the same settings was interrupted. It needs the `bench` extra, and one to three minutes of a core for each run.
 """
 
 import argparse
@@ -119,14 +119,12 @@ def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
 
 
 def best_rate(runs: Iterable[Row], case: str) -> float:
-    """The rate with which seed 0 has the least loss on the validation split."""
-
-    def loss(row: Row) -> float:
-        return row["loss"] if row["error"] is None and math.isfinite(row["loss"]) else math.inf
-
-    trials = [row for row in runs if row["case"] == case and row["seed"] == 0]
-    rate: float = min(trials, key=loss)["rate"]
-    return rate
+    """The rate with the least loss on the validation split, in the mean of the seeds it has."""
+    losses: dict[float, list[float]] = {}
+    for row in (row for row in runs if row["case"] == case):
+        finite = row["error"] is None and math.isfinite(row["loss"])
+        losses.setdefault(row["rate"], []).append(row["loss"] if finite else math.inf)
+    return min(losses, key=lambda rate: fmean(losses[rate]))
 
 
 def time_steps(name: str, cases: Mapping[str, Recipe], device: str, cache: Path) -> Iterator[Row]:
@@ -336,12 +334,15 @@ def main() -> None:
         job_of(TASKS[name], args.cache)  # writes the files, before processes want them
         trials = [Wanted(name, case, 0, rate) for case in cases for rate in TASKS[name].rates]
         execute(results.left(trials), results, args.device, args.cache)
-        runs = [
-            Wanted(name, case, seed, best_rate(results.document["runs"], case))
-            for seed in range(1, SEEDS)
-            for case in cases
-        ]
-        execute(results.left(runs), results, args.device, args.cache)
+        while True:  # what the other seeds say of a rate can make another one the best
+            runs = [
+                Wanted(name, case, seed, best_rate(results.document["runs"], case))
+                for seed in range(SEEDS)
+                for case in cases
+            ]
+            if not (left := results.left(runs)):
+                break
+            execute(left, results, args.device, args.cache)
         done = {
             row["case"]: GRIDS["full"][row["case"]]
             for row in results.document["rows"]

@@ -146,9 +146,10 @@ def accuracies() -> Iterator[str]:
         yield (
             f"**{document['summary']}**: {full['steps']} steps of AdamW, batch "
             f"{settings['job']['batch_size']}, {settings['seeds']} seeds; the learning rate of "
-            f"{', '.join(f'{rate:g}' for rate in settings['rates'])} that has the\nleast "
-            f"loss on the validation split with seed 0. The target is "
-            f"{settings['target']:.0%} of the best mean of `full` on that split.\n\n"
+            f"{', '.join(f'{rate:g}' for rate in settings['rates'])} that has the\nleast mean "
+            "loss on the validation split; seed 0 runs with each, the others with the best so far. "
+            f"The target is\n{settings['target']:.0%} of the best mean of `full` on that split."
+            "\n\n"
             + source(path.stem, document)
             + table(
                 [
