@@ -7,7 +7,8 @@ with each learning rate of its task, the others with the one whose mean loss on 
 is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
 each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
 step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
-with the same settings was interrupted. It needs the `bench` extra, and one to three minutes of a core for each run.
+with the same settings was interrupted. It needs the `bench` extra, and one to three minutes of a
+core for each run.
 """
 
 import argparse
