@@ -20,24 +20,13 @@ LABELS = {
     "full": "`full`",
     "full-stored": "`full`, stored attention",
     "accumulate 8": "`full`, 8 micro-batches",
-    "backrazor/mean": "`backrazor`, mean correction",
-    "prebackrazor/mean": "`prebackrazor`, mean correction",
-    "prebackrazor/unbiased": "`prebackrazor`, scaled by 1 / p",
-    "prebackrazor++/flash": "`prebackrazor++`, flash",
-    "prebackrazor++/joint": "`prebackrazor++`, joint budget 0.5",
-    "razor/int8-forward": "`razor`, int8 forward",
     "torchao int8": "torchao's int8 mixed precision",
     "torchao int8 mixed precision, compiled": "torchao's int8 mixed precision, compiled",
 }
 # How long a command takes, if its script does not say.
-TAKES = {
-    "step_cpu": "ten minutes",
-    "frontier_cpu": "ten minutes",
-    "finetuning": "hours",
-    "finetuning_razor": "hours",
-}
+TAKES = {"step_cpu": "ten minutes", "frontier_cpu": "ten minutes"}
 # Results that need the extra of that name.
-BENCH = ("step_cpu", "gradients", "finetuning", "finetuning_razor")
+BENCH = ("step_cpu", "gradients")
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
     *("backrazor", "prebackrazor-", "prebackrazor"),
@@ -61,7 +50,7 @@ def label(case: str) -> str:
 def ordered(cases: Iterable[str]) -> list[str]:
     """Each case once: exact methods, then the others, each before its variants."""
     return sorted(
-        dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,/]", case)[0]), len(case))
+        dict.fromkeys(cases), key=lambda case: (ORDER.index(re.split("[ ,]", case)[0]), len(case))
     )
 
 

@@ -1,12 +1,11 @@
-"""The tables of gradients, of fine-tuning and of the papers, for report.py."""
+"""The tables of gradients, of accuracy and of the papers, for report.py."""
 
 from collections.abc import Iterator
 from statistics import fmean
 
-from curves import picture
-from pages import MIB, RESULTS, Cells, Row, label, load, ordered, source, table
+from curves import lines, picture
+from pages import MIB, RESULTS, Cells, Row, label, load, source, table
 
-TASKS = {"fashion": "ViT-S/14, Fashion-MNIST", "r8": "BERT, R8"}
 GRADIENTS = {
     "fashion": "ViT-S/14",
     "r8": "BERT",
@@ -79,41 +78,6 @@ def random_gradients(rows: list[Row]) -> str:
             [f"`{task}`", *(cell(task, *one) for one in ways)]
             for task in dict.fromkeys(row["task"] for row in rows)
         ],
-    )
-
-
-def finetuning(name: str) -> str:
-    document = load(name)
-    rows = document["rows"]
-    seeds = len({row["seed"] for row in rows})
-    one = document["settings"]["fashion"]
-    rates = " and ".join(f"{document['settings'][task]['lr']:g}" for task in TASKS)
-
-    def cells(case: str, task: str) -> Cells:
-        mine = [r for r in rows if (r["case"], r["task"]) == (case, task)]
-        if not mine:
-            return "", ""
-        accuracies = [r["accuracy"] for r in mine]
-        spread = f" ({min(accuracies):.4f} to {max(accuracies):.4f})" if seeds > 1 else ""
-        share = mine[0]["saved_bytes"] / mine[0]["full_saved_bytes"]
-        return f"{fmean(accuracies):.4f}{spread}", f"{share:.0%}"
-
-    diverged = sum(row["diverged"] for row in rows)
-    return (
-        f"Test accuracy after {one['steps']} steps of {one['optimizer']}, batch "
-        f"{one['batch_size']}, ratio {one['ratio']}, one learning rate for\nall methods ({rates}), "
-        + (f"{seeds} seeds: mean (least to most)" if seeds > 1 else "one seed")
-        + f", on {one['test_rows']:,} test examples: ViT-S/14 at {one['pixels']} px, and\nthe BERT "
-        f"at {document['settings']['r8']['tokens']} tokens. "
-        f"{'No loss' if not diverged else f'{diverged} losses'} diverged.\n\n"
-        + source(name, document)
-        + table(
-            ["method", *(text for task in TASKS for text in (TASKS[task], "saved"))],
-            [
-                [label(case), *(cell for task in TASKS for cell in cells(case, task))]
-                for case in ordered(row["case"] for row in rows)
-            ],
-        )
     )
 
 
@@ -235,3 +199,61 @@ def papers() -> Iterator[str]:
                 ["row", "memory, paper", *times, *data, "saved", "peak", "step"], map(line, rows)
             )
         )
+
+
+# Of the figures of Sheared Backpropagation that show measurements: what is there, on which data
+# ours are, and of which two cases.
+FIGURES = {
+    "Fig. 3a, training loss by time, CIFAR-100": (
+        "PreBR++ with JS: like Back Razor, a little less early on",
+        *("fashion", "backrazor", "prebackrazor++, joint budget 0.5"),
+    ),
+    "Fig. 3b, validation accuracy by steps, CIFAR-100": (
+        "PreBR++ with JS: 0.33 and 0.05 points more than Back Razor",
+        *("fashion", "backrazor", "prebackrazor++, joint budget 0.5"),
+    ),
+    "Fig. 4, training loss of BERT, RTE": (
+        "PreBR: falls a little sooner and lower than with Back Razor",
+        *("r8", "backrazor", "prebackrazor++"),
+    ),
+}
+
+
+def paper_figures() -> Iterator[str]:
+    """What the measured figures of Sheared Backpropagation show, beside ours."""
+    rows = [
+        [
+            "Fig. 1, time of a linear layer by ratio",
+            "PreBR, which saves columns: less than Back Razor",
+            "in [the table of one linear layer](#one-linear-layer)",
+            "`scripts/bench/linear.py --device cuda`",
+        ]
+    ]
+    for figure, (paper, task, *pair) in FIGURES.items():
+        document = next(load(p.stem) for p in RESULTS.glob(f"accuracy-{task}-cpu-*.json"))
+        found = {line["case"]: line for line in lines(document)}
+        if not found.keys() >= set(pair):
+            ours = "not run"
+        elif "accuracy" in figure:
+            ours = versus(pair, [found[case]["curve"][-1][1] for case in pair], ".4f")
+        else:
+            half = len(found["full"]["losses"]) // 2
+            ours = "; ".join(
+                f"{name} half of the steps: {versus(pair, losses, '.3f')}"
+                for name, part in (("first", slice(half)), ("second", slice(half, None)))
+                for losses in [[fmean(found[case]["losses"][part]) for case in pair]]
+            )
+        model, dataset = ("vit-b16", "cifar100") if task == "fashion" else ("bert-base", "rte")
+        command = f"`razorctl compare {model} {dataset} --methods backrazor,prebackrazor++`"
+        rows.append([figure, paper, f"{document['summary']}: {ours}", command])
+    yield (
+        "The figures of Sheared Backpropagation that show measurements, on an RTX 4090, beside\n"
+        "[ours on a CPU](#accuracy), at ratio 0.9. Fig. 2 is a drawing. The commands are for a "
+        "machine that reaches the hub.\n\n" + table(["figure", "paper", "ours", "command"], rows)
+    )
+
+
+def versus(cases: list[str], values: list[float], form: str) -> str:
+    """The value of each of these cases."""
+    pairs = zip(cases, values, strict=True)
+    return ", ".join(f"{label(case)} {value:{form}}" for case, value in pairs)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, source, table
-from quality import accuracies, branches, finetuning, gradients, papers, way
+from quality import accuracies, branches, gradients, paper_figures, papers, way
 from times import frontiers, linear_layers, whole_steps
 
 PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
@@ -288,11 +288,10 @@ def page() -> str:
         "Gradients": [gradients()],
         "Accuracy": accuracies(),
         "Residual branches": branches(),
-        "Fine-tuning: razor": [finetuning("finetuning_razor")],
-        "Fine-tuning: the methods of the papers": [finetuning("finetuning")],
         "Peaks: predicted and measured": planned(),
         "Rates: predicted and published": [published()],
         "The papers' tables": papers(),
+        "The papers' figures": paper_figures(),
         "Architectures": [architectures()],
         "Killed runs": [killed()],
         "Checkpoints and loading": [run_costs()],
