@@ -123,7 +123,8 @@ class Candidate:
         """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
-        return bool(recipe.part), 1 - recipe.joint_budget, not (self.exact or recipe.close), ratio
+        far = not (self.exact or recipe.close)
+        return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, ratio
 
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""

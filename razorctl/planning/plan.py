@@ -184,10 +184,11 @@ def plan(
     - `exact` takes the fastest exact way that fits.
     - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time
       and its gradient was measured at a cosine of 0.98 or more.
-    - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`.
-    No preference chooses a joint budget: the time of a step that trains a part of the model cannot
-    be compared with one that trains all of it. For that reason none takes LoRA, either, which is
-    listed beside the ways to train a language model.
+    - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
+      ratio 0.9 it may add what cost no accuracy in fine-tuning (scripts/bench/README.md): the int8
+      forward pass, and for classifiers of texts a joint budget of half of the residual branches.
+    None takes LoRA, which trains another part of the model. It is listed beside the ways to train a
+    language model.
 
     recipe: if given, the only recipe that is tried. report: called with the label of each way
     before it is traced. Raises NoFitError, with the smallest budget that is enough, if nothing

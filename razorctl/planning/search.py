@@ -29,6 +29,10 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "fast": (),
 }
 RATIOS = (0.5, 0.9)  # ratios of razor that are tried beside the largest allowed one
+# What `fast` may add to razor: it cost no accuracy in fine-tuning with this ratio, in the case of
+# branches when texts were classified (scripts/bench/README.md#accuracy).
+INT8 = Recipe(ratio=0.9, int8_forward=True)
+BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
 PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
 ADAPTERS = Recipe("lora")
@@ -38,9 +42,9 @@ SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where noth
 def facts(job: Job) -> dict[str, Any]:
     """What planning needs to know about a job's model and data set.
 
-    Returns `defaults`, the model's settings of a Job, and the numbers of `classes` and
-    `train_examples`. Raises UsageError for unknown names and for a data set the model cannot take,
-    and DataError for a data set that cannot be used.
+    Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
+    `train_examples`, and whether it `classifies_texts`. Raises UsageError for unknown names and for
+    a data set the model cannot take, and DataError for a data set that cannot be used.
     """
     from razorctl import data
 
@@ -49,6 +53,7 @@ def facts(job: Job) -> dict[str, Any]:
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
+        "classifies_texts": (family.modality, family.task) == ("text", "classification"),
     }
 
 
@@ -67,15 +72,8 @@ def traced(
     """
     # Only what changes the trace of a step, so that similar jobs share it.
     step = [
-        *(
-            job.model,
-            job.task,
-            classes,
-            job.input_size,
-            job.micro_batch,
-            job.accumulate,
-            job.buckets,
-        ),
+        *(job.model, job.task, classes, job.input_size, job.micro_batch),
+        *(job.accumulate, job.buckets),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward),
         job.cuda_graphs,  # which keep gradients in memory
@@ -217,11 +215,17 @@ class Search:
         """The recipes of razor whose gradient was measured to be close to the exact one."""
         return [recipe for recipe in self._razor if recipe.close]
 
+    @property
+    def _fast(self) -> list[Recipe]:
+        """The recipes of razor that fine-tuned as accurately as full, or are near to one."""
+        added = [INT8, BRANCHES] if self.known["classifies_texts"] else [INT8]
+        return [*self._razor, *(recipe for recipe in added if recipe.ratio <= self.job.max_ratio)]
+
     def _allowed(self, prefer: Prefer) -> list[Recipe]:
         """The recipes that a preference may take."""
         if self.recipe is not None:
             return [self.recipe]
-        approximate = {"exact": [], "balanced": self._close, "fast": self._razor}
+        approximate = {"exact": [], "balanced": self._close, "fast": self._fast}
         return [*self._exact, *approximate[prefer]]
 
     def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:

@@ -26,7 +26,11 @@ GIB = 2**30
 JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")
 PREFERENCES = get_args(Prefer)
 RATIOS = (0.5, 0.9, largest("narrow"))
-WAYS = (Recipe("full"), Recipe("checkpoint"), *(Recipe(ratio=ratio) for ratio in RATIOS))
+WAYS = (
+    *(Recipe("full"), Recipe("checkpoint")),
+    *(Recipe(ratio=ratio) for ratio in RATIOS),
+    *(search.INT8, search.BRANCHES),
+)
 
 
 class Made(Search):
@@ -38,7 +42,7 @@ class Made(Search):
     def __init__(self, budget: int, ways: dict[Recipe, tuple[float, float]], overhead: float):
         self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
         self.budget, self.ways, self.overhead = budget, ways, overhead
-        self.recipe = None
+        self.recipe, self.known = None, {"classifies_texts": True}
         self.looked_at, self.reasons, self._reasons = {}, {}, []
 
     _exact = WAYS[:2]
@@ -139,6 +143,24 @@ def test_close_are_the_ratios_measured_to_be_close():
                 break
             close = ratio
         assert method.close_up_to == close
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "added"),
+    [
+        ("vit", "cifar100", [search.INT8]),
+        ("bert", "rte", [search.INT8, search.BRANCHES]),
+    ],
+)
+def test_fast_adds_what_cost_no_accuracy(model, dataset, added, cache):
+    def extra(max_ratio: float) -> list[Recipe]:
+        trying = Search(
+            Job(model, dataset, max_ratio=max_ratio), gpus.load("h200"), GIB, None, cache
+        )
+        return [way for way in trying._allowed("fast") if way not in trying._allowed("balanced")]
+
+    assert [way for way in extra(0.95) if way.ratio == 0.9] == added
+    assert extra(0.5) == []
 
 
 def test_rows_that_say_the_same_are_one(cache):
