@@ -83,7 +83,7 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
     """An approximation against an exact row."""
     words = [
         f"{_behind(row, full, least)} {full['label']} {_seeds(row, full)}",
-        f"{100 * row[memory] / full[memory]:.2g} % of its memory",
+        f"{_share(row[memory] / full[memory])} of its memory",
         f"{row['step_seconds'] / full['step_seconds']:.2f} of its step time",
     ]
     if row["time_to_target"] and full["time_to_target"]:
@@ -112,7 +112,7 @@ def _why_exact(
     why = f"no approximation within {within} is {100 * GAIN:g} % {how} {_seeds(chosen, smallest)}"
     if smallest[memory] < chosen[memory]:
         why += (
-            f"; {smallest['label']} takes {100 * smallest[memory] / chosen[memory]:.2g} % of its "
+            f"; {smallest['label']} takes {_share(smallest[memory] / chosen[memory])} of its "
             f"memory in {smallest['step_seconds'] / chosen['step_seconds']:.2f} of its step time"
         )
     return why
@@ -126,6 +126,11 @@ def _behind(row: Row, other: Row, least: bool) -> str:
     if least:
         return f"{abs(lost):.1f} % {'more' if lost > 0 else 'less'} perplexity than"
     return f"{abs(lost):.1f} points {'below' if lost > 0 else 'above'}"
+
+
+def _share(value: float) -> str:
+    """A share in percent, of two digits at least."""
+    return f"{100 * value:{'.0f' if value >= 0.095 else '.2g'}} %"
 
 
 def _seeds(*rows: Row) -> str:

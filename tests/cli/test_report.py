@@ -180,6 +180,21 @@ def test_a_label_is_no_formula_and_no_element():
     assert any(text.startswith(NASTY) for text in found.texts["text"])
 
 
+def test_of_many_points_only_those_on_the_front_and_known_ones_are_named():
+    methods = ["full", "razor", *(f"other {n}" for n in range(plots.NAMED - 2))]
+
+    def named(methods: list[str]) -> set[str]:
+        points = [
+            plots.Point(method, line, float(n), 1.0, method == "other 5")
+            for n, (method, line) in enumerate(zip(methods, plots.lines(methods), strict=True))
+        ]
+        texts = Page(plots.memory_time(points, "step", "saved")).texts["text"]
+        return {text.strip() for text in texts} & set(methods)
+
+    assert named(methods) == set(methods)
+    assert named([*methods, "one more"]) == {"full", "razor", "other 5"}
+
+
 def test_measured_and_traced_memory_have_a_column_each(no_plots):
     words = [str(write("a", peak=4 << 20)), str(write("b", "razor", saved=100))]
     heads = page(*words).texts["button"]

@@ -50,6 +50,16 @@ def advised(*rows: dict[str, Any], metric: str = "accuracy", alike: bool = True)
             "Take razor 0.9: 1.0 points above full (one seed), 12 % of its memory, 0.71 of its "
             "step time.",
         ),
+        (
+            [FULL, RAZOR | {"saved_bytes": 1004}],
+            "Take razor 0.9: 0.2 points below full (2 seeds), 100 % of its memory, 0.71 of its "
+            "step time.",
+        ),
+        (
+            [FULL, RAZOR | {"saved_bytes": 82}],
+            "Take razor 0.9: 0.2 points below full (2 seeds), 8.2 % of its memory, 0.71 of its "
+            "step time.",
+        ),
         (  # at the edge of half a point
             [FULL, RAZOR | {"score": 0.895}],
             "Take razor 0.9: 0.5 points below full (2 seeds), 12 % of its memory, 0.71 of its step "

@@ -34,6 +34,7 @@ PLACES = [
     for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 ]
 NEAR = 8  # of these are next to the point
+NAMED = 12  # points at most that all have a label
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ def lines(methods: Iterable[str]) -> list[Line]:
 
 
 def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
-    """Memory against step time; `time` and `memory` are the names of the axes."""
+    """Memory against step time; `time` and `memory` are the names of the axes.
+
+    Of more points than NAMED, those on the Pareto front and the first two of OF_METHOD have labels.
+    """
     figure, axes = _axes(WIDE, time, memory)
     for point in points:
         color = LINES[point.line.color]
@@ -119,6 +123,8 @@ def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axe
 
 def _label(axes: "Axes", points: Sequence[Point]) -> None:
     """Writes the labels of points, those with the nearest neighbors first: they have least room."""
+    known = [Line(color, 0) for color in OF_METHOD.values()]
+    few = len(points) <= NAMED
     ends = [axes.transData.transform((point.time, point.memory)) for point in points]
     room = [
         min((hypot(*(end - other)) for other in ends if other is not end), default=0.0)
@@ -126,6 +132,8 @@ def _label(axes: "Axes", points: Sequence[Point]) -> None:
     ]
     labels: list[Any] = []
     for _, point in sorted(zip(room, points, strict=True), key=lambda found: found[0]):
+        if not (few or point.front or point.line in known):
+            continue
         others = [_around(axes, other, 9) for other in points if other is not point]
         labels.append(_place(axes, point, [_around(axes, point, 6), *others, *labels]))
 

@@ -53,6 +53,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         advice=sentence(document["take"]),
         **_table(document, of_label),
         memory_time=_memory_time(document, of_label) if runs else None,
+        crowded=len(done) > plots.NAMED,
         curves=_curves(document, done, lines) if runs else [],
         several=any(len(entry.runs) > 1 for entry in done),
         environment=_environment(runs),
