@@ -30,7 +30,7 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
 }
 RATIOS = (0.5, 0.9)  # ratios of razor that are tried beside the largest allowed one
 # What `fast` may add to razor: it cost no accuracy in fine-tuning with this ratio, in the case of
-# branches when texts were classified (scripts/bench/README.md#accuracy).
+# branches when encoders classified texts (scripts/bench/README.md#accuracy).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
@@ -43,17 +43,18 @@ def facts(job: Job) -> dict[str, Any]:
     """What planning needs to know about a job's model and data set.
 
     Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
-    `train_examples`, and whether it `classifies_texts`. Raises UsageError for unknown names and for
-    a data set the model cannot take, and DataError for a data set that cannot be used.
+    `train_examples`, and whether an encoder `classifies_texts`. Raises UsageError for unknown names
+    and for a data set the model cannot take, and DataError for a data set that cannot be used.
     """
-    from razorctl import data
+    from razorctl import data, models
 
     family, source = data.pair(job)
+    encodes = "masked-lm" in models.named(job.model).tasks
     return {
         "defaults": dict(family.defaults),
         "classes": source.classes,
         "train_examples": source.train_examples,
-        "classifies_texts": (family.modality, family.task) == ("text", "classification"),
+        "classifies_texts": encodes and family.task == "classification",
     }
 
 

@@ -150,6 +150,7 @@ def test_close_are_the_ratios_measured_to_be_close():
     [
         ("vit", "cifar100", [search.INT8]),
         ("bert", "rte", [search.INT8, search.BRANCHES]),
+        ("gpt2", "rte", [search.INT8]),
     ],
 )
 def test_fast_adds_what_cost_no_accuracy(model, dataset, added, cache):
