@@ -185,9 +185,9 @@ def plan(
     - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time
       and its gradient was measured at a cosine of 0.98 or more.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
-      ratio 0.9 it may add what cost no accuracy in fine-tuning (scripts/bench/README.md): the int8
-      forward pass, and for encoders that classify texts a gradient of half of the residual branches
-      in a step.
+      ratio 0.9 it may add what cost no more accuracy in fine-tuning than seeds differ by
+      (scripts/bench/README.md): the int8 forward pass, and for encoders that classify texts a
+      gradient of half of the residual branches in a step.
     None takes LoRA, which trains another part of the model. It is listed beside the ways to train a
     language model.
 

@@ -29,8 +29,8 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "fast": (),
 }
 RATIOS = (0.5, 0.9)  # ratios of razor that are tried beside the largest allowed one
-# What `fast` may add to razor: it cost no accuracy in fine-tuning with this ratio, in the case of
-# branches when encoders classified texts (scripts/bench/README.md#accuracy).
+# What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
+# differ by, branches when encoders classified texts (scripts/bench/README.md#accuracy).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
@@ -218,7 +218,7 @@ class Search:
 
     @property
     def _fast(self) -> list[Recipe]:
-        """The recipes of razor that fine-tuned as accurately as full, or are near to one."""
+        """All recipes of razor, and those with what cost no accuracy in fine-tuning."""
         added = [INT8, BRANCHES] if self.known["classifies_texts"] else [INT8]
         return [*self._razor, *(recipe for recipe in added if recipe.ratio <= self.job.max_ratio)]
 
