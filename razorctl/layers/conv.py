@@ -49,16 +49,19 @@ class ConvFunction(torch.autograd.Function):
         layer = ctx.layer
         dx = dw = db = None
         with no_autocast(dy.device):
+            if weight is not None:
+                weight = cast_weight(weight, dy.dtype)
             if ctx.needs_input_grad[1]:
-                product = layer.product(dy, ctx.shape, ctx.memory_format)
+                # On a CPU one call for both gradients is faster; a GPU would hold more at once.
+                with_input = weight if dy.device.type == "cpu" else None
+                product = layer.product(dy, ctx.shape, ctx.memory_format, with_input)
                 dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
-                db = product.bias_grad
+                dx, db = product.image_grad, product.bias_grad
             if not ctx.needs_input_grad[2]:
                 db = None
             elif db is None:
                 db = dy.sum((0, *range(2, dy.dim())))
-            if ctx.needs_input_grad[0]:
-                weight = cast_weight(weight, dy.dtype)
+            if ctx.needs_input_grad[0] and dx is None:
                 like = dy.new_empty(1).expand(ctx.shape)  # its shape alone is asked for
                 mask = [True, False, False]
                 dx, *_ = convolution_backward(dy, like, weight, None, *layer.geometry, mask)
@@ -66,29 +69,39 @@ class ConvFunction(torch.autograd.Function):
 
 
 class Convolved(Product):
-    """The product of a convolution, for an output gradient and images of a shape and format."""
+    """The product of a convolution, for an output gradient and images of a shape and format.
+
+    weight: if given, the product of whole images makes `image_grad` too, in the same call.
+    """
 
     def __init__(
-        self, layer: "Conv", dy: Tensor, shape: torch.Size, form: torch.memory_format
+        self,
+        layer: "Conv",
+        dy: Tensor,
+        shape: torch.Size,
+        form: torch.memory_format,
+        weight: Tensor | None,
     ) -> None:
         super().__init__(self._of_rows)
-        self.layer, self.dy, self.shape, self.form = layer, dy, shape, form
+        self.layer, self.dy, self.shape, self.form, self.weight = layer, dy, shape, form, weight
 
     def _of_rows(self, x: Tensor) -> Tensor:
-        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form), bias=False)
+        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form))
 
     def of_images(self, rule: Rule, packed: Any) -> Tensor:
         images = rule.unpack_images(packed, self.shape, packed.dtype, self.form)
-        return self._of(images, bias=self.layer.bias is not None)
+        return self._of(images, self.weight, bias=self.layer.bias is not None)
 
-    def _of(self, images: Tensor, bias: bool) -> Tensor:
+    def _of(self, images: Tensor, weight: Tensor | None = None, bias: bool = False) -> Tensor:
         layer, dy = self.layer, self.dy
         # The view sets new strides: those of a single channel would always mean channels-last.
         images = images.view(images.shape)
-        like = dy.new_empty(1).expand(layer.weight_shape(images.shape[1]))
-        sizes, mask = [layer.out_channels] if bias else None, [False, True, bias]
-        _, dw, db = convolution_backward(dy, images, like, sizes, *layer.geometry, mask)
-        self.bias_grad = db if bias else None
+        mask = [weight is not None, True, bias]
+        if weight is None:
+            weight = dy.new_empty(1).expand(layer.weight_shape(images.shape[1]))
+        sizes = [layer.out_channels] if bias else None
+        grads = convolution_backward(dy, images, weight, sizes, *layer.geometry, mask)
+        self.image_grad, dw, self.bias_grad = grads
         return layer.unfold(dw)
 
 
@@ -168,12 +181,14 @@ class Conv(WeightLayer):
         """The copy of a batch of images [batch, channels, ...], as rows [pixels, channels]."""
         return copy_of_images(x, self.rules)
 
-    def product(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> Product:
+    def product(
+        self, dy: Tensor, shape: torch.Size, form: torch.memory_format, weight: Tensor | None
+    ) -> Product:
         """The product that maps columns of what `copy` packs to their columns of dW.
 
-        shape, form: of the images which the stock kernel gets.
+        shape, form: of the images which the stock kernel gets. weight: see `Convolved`.
         """
-        return Convolved(self, dy, shape, form)
+        return Convolved(self, dy, shape, form, weight)
 
     def weight_shape(self, columns: int) -> tuple[int, ...]:
         """The shape of the weights of so many input channels."""
@@ -237,11 +252,13 @@ class RazorConv2d(Conv, nn.Conv2d):
         patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
-    def product(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> Product:
+    def product(
+        self, dy: Tensor, shape: torch.Size, form: torch.memory_format, weight: Tensor | None
+    ) -> Product:
         # Where images are taken as they lie, rows of dy would be a copy.
         lie = self.patch is None and as_they_lie(dy.device, shape, form)
         if lie or not _by_patches(self):
-            return super().product(dy, shape, form)
+            return super().product(dy, shape, form, weight)
         outputs = flat(dy.movedim(1, -1))
         return Product(lambda x: outputs.T @ x)
 

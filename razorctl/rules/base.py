@@ -27,10 +27,12 @@ class Product:
     """Maps columns of an activation to their columns of the weight gradient.
 
     [rows, c] becomes [anything, c]. The map is linear, and takes each column by itself. For a
-    linear layer it is x -> dy^T x. bias_grad: the gradient of the bias, where one call makes both.
+    linear layer it is x -> dy^T x. bias_grad, image_grad: the gradients of the bias and of images,
+    where one call makes them too.
     """
 
     bias_grad: Tensor | None = None
+    image_grad: Tensor | None = None
 
     def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:
         self.multiply = multiply
