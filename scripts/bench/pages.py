@@ -30,7 +30,7 @@ BENCH = ("step_cpu", "gradients")
 ORDER = (
     *("full", "accumulate", "checkpoint", "lora", "bias", "head"),
     *("backrazor", "prebackrazor-", "prebackrazor"),
-    *("prebackrazor++", "half", "int8", "int2", "razor", "torchao"),
+    *("prebackrazor++", "half", "int8", "int2", "razor", "torchao", "torchao-int8"),
 )
 
 
