@@ -31,6 +31,7 @@ class Recipe:
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
     joint: what a block is. `weights`: a weight tensor of a pruned layer. `branches`: a residual
         branch, with any method; its whole backward pass is skipped in steps that do not draw it.
+        Half of the branches cost no accuracy in encoders of texts, and much on images.
     attention: `stored` saves q, k, v and the probabilities by the method's rule; `flash` saves
         q, k, v dense; `sparse-flash` saves them by the method's rule and runs attention again in
         the backward pass; `auto` is the method's backend, or the model's if the method has none.
@@ -40,7 +41,7 @@ class Recipe:
     int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
         layers in int8; None is the method's default.
     int8_forward: also run the forward pass of linear layers in int8 in training steps, which makes
-        it approximate.
+        it approximate. It cost no more accuracy than seeds differ by.
     activation_checkpointing: run the model's own activation checkpointing with the method. The byte
         budget of `razor` is met without it too.
     lora: train LoRA adapters and the classifier alone, with a method that trains all weights.
