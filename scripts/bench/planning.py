@@ -130,7 +130,6 @@ class Training:
             Tensor, lambda t: t.to(device), (inputs, torch.zeros(rows, dtype=torch.long))
         )
         sparsify_within(self.model, point.recipe, self.batch[0], autocast=DTYPES[job.precision])
-        gc.collect()  # fake copies, in cycles
         self.updates = build_optimizer(self.model, job)
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
 

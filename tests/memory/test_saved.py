@@ -217,11 +217,6 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     ("model", "wide", "narrow"),
     [
         ("vit", Recipe("full", attention="stored"), Recipe("backrazor", attention="stored")),
-        (
-            "vit",
-            Recipe("full", attention="flash"),
-            Recipe("prebackrazor++", attention="sparse-flash"),
-        ),
         ("vit", Recipe("prebackrazor++"), Recipe("prebackrazor++", joint_budget=0.5)),
         ("bert", Recipe("full"), Recipe("backrazor")),
     ],
