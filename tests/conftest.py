@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 torch.set_num_threads(1)  # tests are small, and processes run them side by side
+os.fsync = lambda _: None  # no test takes the power away
 if not torch.accelerator.is_available():
     # The stock one formats its whole stack for each kind of device, for the day that one is there.
     torch.manual_seed = torch.default_generator.manual_seed
@@ -29,7 +30,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # or each collection looks through all that was imported
-    os.fsync = lambda _: None  # no test takes the power away
 
 
 def pytest_unconfigure() -> None:
