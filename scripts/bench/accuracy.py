@@ -269,7 +269,7 @@ def described(name: str, device: str) -> Row:
 class Results:
     """The results of a task in their file, which is written after each run."""
 
-    def __init__(self, name: str, device: str, cases: Iterable[str], command: str) -> None:
+    def __init__(self, name: str, device: str, cases: Iterable[str]) -> None:
         self.name = name
         common = json.loads(json.dumps(described(name, device)))
         known = sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"))
@@ -281,7 +281,9 @@ class Results:
                 self.path, self.document = path, document
         every = {*self.document["cases"], *cases}
         ordered = [case for case in GRIDS["full"] if case in every]
-        self.document |= {"command": command, **common, "cases": ordered}
+        command = ["scripts/bench/accuracy.sh", "--device", device, "--tasks", name]
+        command += [] if ordered == list(CORE) else ["--cases", *ordered]
+        self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
     def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Those that are not run yet."""
@@ -329,9 +331,8 @@ def main() -> None:
     args = parse()
     transformers.logging.set_verbosity_error()
     cases = {name: GRIDS["full"][name] for name in args.cases or GRIDS[args.grid]}
-    command = shlex.join(["scripts/bench/accuracy.sh", *sys.argv[1:]])
     for name in args.tasks:
-        results = Results(name, args.device, cases, command)
+        results = Results(name, args.device, cases)
         job_of(TASKS[name], args.cache)  # writes the files, before processes want them
         trials = [Wanted(name, case, 0, rate) for case in cases for rate in TASKS[name].rates]
         execute(results.left(trials), results, args.device, args.cache)
