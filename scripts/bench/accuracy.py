@@ -42,7 +42,7 @@ from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
 from razorctl.job import LEAST
 from razorctl.surgery.of_job import OfJob
-from razorctl.training.profiler import Training
+from razorctl.training.profiler import CLASSES, Training
 from razorctl.training.rows import TARGET
 
 RATIO = 0.9
@@ -132,11 +132,11 @@ def time_steps(name: str, cases: Mapping[str, Recipe], device: str, cache: Path)
     """The step of each case in seconds and in that of `full`, medians over turns."""
     place = torch.device(device)
     job = job_of(TASKS[name], cache)
-    family, source = data.pair(job)
+    family, _ = data.pair(job)
     job = job.resolved(family.defaults, sys.maxsize)
     made: dict[str, Training] = {}
     for case, recipe in cases.items():
-        model = family.build(source.classes, job.input_size).to(place)
+        model = family.build(CLASSES, job.input_size).to(place)  # for its labels
         of_job = OfJob(family, job)
         of_job.sparsify(model, recipe, of_job.inputs(model, place))
         made[case] = Training(family, model, job, place)
