@@ -1,7 +1,6 @@
 """The trace of a training step and the cache of traces; both can be imported without torch."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
+LONGEST = 10  # seconds that a process waits for another that writes the cache
 
 
 class Kernel(NamedTuple):
@@ -74,24 +74,30 @@ class Cache:
 
             folder = Path(user_cache_dir("razorctl"))
         self.file = folder / f"traces-{_code()}.json"
-        self.facts: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            self.facts = dict(json.loads(self.file.read_text()))
+        self.facts = self._kept()
 
     def get(self, *name: Any) -> Any:
         """The fact of that name; None if there is none."""
         return self.facts.get(json.dumps(name))
 
     def put(self, fact: Any, *name: Any) -> None:
-        """Stores a fact, which must be a JSON value, under a name."""
+        """Stores a fact, which must be a JSON value, under a name; keeps other processes' facts."""
+        from filelock import FileLock  # imported here: a plan that is cached needs none
+
         self.facts[json.dumps(name)] = fact
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.file.parent, suffix=".partial", delete=False
-            ) as partial:
-                json.dump(self.facts, partial)
-            Path(partial.name).replace(self.file)
+            with FileLock(f"{self.file}.lock", timeout=LONGEST):
+                self.facts = self._kept() | self.facts
+                partial = self.file.with_suffix(".partial")
+                partial.write_text(json.dumps(self.facts))
+                partial.replace(self.file)
+
+    def _kept(self) -> dict[str, Any]:
+        """The facts in the file; none if it cannot be read."""
+        with suppress(OSError, ValueError):
+            return dict(json.loads(self.file.read_text()))
+        return {}
 
 
 def dump(trace: Trace) -> dict[str, Any]:

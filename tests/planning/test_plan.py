@@ -146,6 +146,10 @@ def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
     first.put(dump(trace), "a", 1)
     assert load(Cache(tmp_path).get("a", 1)) == trace
     assert Cache(tmp_path).get("a", 2) is None
+    second = Cache(tmp_path)
+    first.put(2, "b")  # while a second process plans
+    second.put(3, "c")
+    assert {name: Cache(tmp_path).get(name) for name in "bc"} == {"b": 2, "c": 3}
     first.file.write_text("{")
     assert Cache(tmp_path).facts == {}
     (tmp_path / "file").write_text("")
