@@ -21,8 +21,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def roofline(monkeypatch):
-    monkeypatch.syspath_prepend("scripts/bench")
+def roofline():
     import roofline
 
     return roofline
@@ -167,7 +166,6 @@ class TestAllocations:
     @pytest.fixture
     def allocate(self, monkeypatch):
         pytest.importorskip("onnx")
-        monkeypatch.syspath_prepend("scripts/bench")
         import allocate
 
         monkeypatch.setattr(allocate, "KINDS", self.KINDS)
@@ -202,9 +200,8 @@ class TestAllocations:
         assert smooth["norm", "6-bit"] < smooth["norm", "5-bit"] < smooth["norm", "3-bit"]
 
 
-def test_weights_in_a_pickle_are_arrays_or_nothing(monkeypatch):
+def test_weights_in_a_pickle_are_arrays_or_nothing():
     pytest.importorskip("onnx")
-    monkeypatch.syspath_prepend("scripts/bench")
     import convnets
 
     with pytest.raises(pickle.UnpicklingError, match="is no array"):
@@ -212,9 +209,8 @@ def test_weights_in_a_pickle_are_arrays_or_nothing(monkeypatch):
 
 
 @pytest.fixture
-def accuracy(monkeypatch):
+def accuracy():
     pytest.importorskip("onnx")
-    monkeypatch.syspath_prepend("scripts/bench")
     import accuracy
 
     return accuracy

@@ -15,9 +15,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def module(monkeypatch):
+def module():
     """Imports a script of scripts/bench."""
-    monkeypatch.syspath_prepend("scripts/bench")
     return importlib.import_module
 
 

@@ -50,8 +50,9 @@ def scaled_gemm(
     """a_scale (a b^T) b_scale + left right^T in `dtype` [m, n], for int8 a [m, k] and b [n, k].
 
     a_scale: [m, 1], None for 1. b_scale: [n]. left, right: [m] and [n], both None for nothing. The
-    int8 product is exact: `torch._int_mm` computes it on devices with int8 GEMMs, and single
-    precision on others, in parts of k that are short enough for exact sums.
+    int8 product is exact: `torch._int_mm` computes it on devices with int8 GEMMs, a C kernel on
+    CPUs that have AVX2 alone, and single precision on others, in parts of k that are short enough
+    for exact sums.
     """
     gemm = cublas_gemm if has_int8_gemm(a.device) else exact_gemm
     return in_parts(gemm, a, b, a_scale, b_scale, dtype, left, right)

@@ -27,6 +27,7 @@ from razorctl import hub
 from razorctl.job import settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
+from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
@@ -97,6 +98,8 @@ def _cpu() -> Iterator[Check]:
     yield Check("cpu", "cores", "ok", f"{cores} of {platform.machine()}")
     if torch.cpu._is_vnni_supported():
         yield Check("cpu", "int8 GEMMs", "ok", "by VNNI")
+    elif makes_products():
+        yield Check("cpu", "int8 GEMMs", "ok", "by AVX2, not as fast as by VNNI")
     else:
         yield Check("cpu", "int8 GEMMs", "note", "no VNNI: they run in single precision")
     if not kernels.wanted():

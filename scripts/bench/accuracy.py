@@ -16,7 +16,6 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import shlex
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 import transformers
 from files import TASKS, Task
+from machine import device_name
 from pages import LOSS_EVERY, RESULTS
 from pretrained import CACHE
 from rich.console import Console
@@ -251,10 +251,9 @@ def figures(outcome: Outcome, full: Outcome) -> Row:
 
 def described(name: str, device: str) -> Row:
     """The settings of a task that all its runs share."""
-    cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     job = {k: v for k, v in asdict(TASKS[name].job).items() if v not in (None, "", False)}
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "device": device_name(device),
         "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
         "summary": TASKS[name].summary,
         "settings": {

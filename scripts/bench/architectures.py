@@ -14,8 +14,6 @@ core.
 import argparse
 import json
 import multiprocessing
-import os
-import platform
 import sys
 import time
 from collections import Counter
@@ -29,6 +27,7 @@ from typing import Any
 
 import timm
 import torch
+from machine import device_name
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -305,7 +304,7 @@ def main() -> None:
     document = {
         "command": "scripts/bench/architectures.py",
         "date": date.today().isoformat(),
-        "device": f"1 of {os.cpu_count()} CPU cores, {platform.machine()}",
+        "device": f"1 of {device_name()}",
         "versions": {name: version(name) for name in ("razorctl", "torch", "timm")},
         "recipe": {"method": RECIPE.method, "ratio": RECIPE.ratio},
         "cosine_at_least": COSINE,

@@ -10,8 +10,6 @@ and writes results/branches_cpu.json. A run takes one to five minutes of a core.
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +24,7 @@ import torch
 import transformers
 from accuracy import job_of
 from files import EVALUATIONS, TASKS
+from machine import device_name
 from pages import RESULTS
 from pretrained import CACHE
 from torch import Tensor
@@ -209,7 +208,7 @@ def main() -> None:
                 document = {
                     "command": "scripts/bench/branches.py",
                     "date": date.today().isoformat(),
-                    "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+                    "device": device_name(),
                     "versions": {n: version(n) for n in ("razorctl", "torch", "timm")},
                     "budget": BUDGET,
                     "rows": rows,

@@ -15,7 +15,6 @@ import datetime
 import json
 import mmap
 import os
-import platform
 import random
 import shlex
 import signal
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import device_name
 from safetensors.torch import load_file
 
 import razorctl
@@ -184,7 +184,7 @@ def main() -> None:
         )
     draw, job = random.Random(args.seed), replace(JOB, steps=args.steps)
     document = {
-        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "device": device_name(),
         "command": shlex.join(["scripts/bench/crash.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},

@@ -17,8 +17,6 @@ import argparse
 import itertools
 import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +32,7 @@ import pretrained
 import torch
 import torch.nn.functional as F
 import transformers
+from machine import device_name
 from pretrained import CACHE, Rows, Task, loss, take
 from rich.console import Console
 from rich.table import Table
@@ -241,7 +240,7 @@ def describe() -> dict[str, Any]:
     return {
         "command": "scripts/bench/gradients.py",
         "date": date.today().isoformat(),
-        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "device": device_name(),
         "versions": {name: version(name) for name in ("razorctl", "torch", "timm", "transformers")},
         "tasks": {task.name: {"summary": task.summary, **task.length} for task in TASKS.values()},
         "batch_size": BATCH,

@@ -18,8 +18,6 @@ import argparse
 import datetime
 import json
 import math
-import os
-import platform
 import shlex
 import sys
 import time
@@ -32,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machine import device_name
 from torch import Tensor, nn
 
 import razorctl
@@ -261,11 +260,10 @@ def main() -> None:
     out = args.out or RESULTS / f"linear_{args.device}.json"
     device = torch.device(args.device)
     bench, groups = Bench(workload, device), runs(workload)
-    cpu = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     document = {
         "command": shlex.join(["scripts/bench/linear.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
+        "device": device_name(args.device),
         "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
         "kernels": kernels.state(device),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

@@ -10,8 +10,6 @@ over a minute.
 import argparse
 import datetime
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
 
+from machine import device_name
 from rich.console import Console
 from rich.table import Table
 
@@ -87,7 +86,7 @@ def main() -> None:
     document = {
         "command": "scripts/bench/main_job.py",
         "date": datetime.date.today().isoformat(),
-        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "device": device_name(),
         "versions": {name: version(name) for name in ("razorctl", "torch", "timm")},
         "seeds": args.seeds,
         "bars": {"accuracy_min": BARS, "wall_seconds_max": SECONDS, "missed": missed},

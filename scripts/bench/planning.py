@@ -15,7 +15,6 @@ import argparse
 import datetime
 import gc
 import json
-import platform
 import shlex
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import timm
 import torch
 import transformers
+from machine import device_name
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -210,6 +210,7 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     for op in (topk.topk_pack, topk.topk_unpack):
         assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
     assign(gemm, "has_int8_gemm", lambda device: True)
+    assign(gemm, "cpu_gemm", gemm.cublas_gemm)
 
 
 def preset() -> gpus.Gpu:
@@ -238,7 +239,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "command": shlex.join(["scripts/bench/planning.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "device": device_name(args.device),
         "versions": {library.__name__: library.__version__ for library in libraries},
         "preset": gpu and gpu.name,
     }

@@ -21,7 +21,6 @@ import datetime
 import itertools
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ import numpy as np
 import timm
 import torch
 import transformers
+from machine import device_name
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -310,7 +310,7 @@ def main() -> None:
     libraries = (razorctl, torch, timm, transformers)
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     document: dict[str, Any] = known | {
-        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "device": device_name(),
         "command": "scripts/bench/run_costs.py",
         "date": datetime.date.today().isoformat(),
         "versions": {library.__name__: library.__version__ for library in libraries},

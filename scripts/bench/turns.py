@@ -3,8 +3,6 @@
 import argparse
 import datetime
 import json
-import os
-import platform
 import shlex
 import sys
 import time
@@ -20,6 +18,7 @@ import timm
 import torch
 import transformers
 from case import Bench, Case, Run, Workload
+from machine import device_name
 from torch import Tensor
 
 import razorctl
@@ -168,11 +167,11 @@ def main(
     workload, device = workloads[args.device], torch.device(args.device)
     workload = replace(workload, **SMOKE) if args.smoke else workload
     bench = Bench(workload, device)
-    file, cpu = f"scripts/bench/{script}.py", f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    file = f"scripts/bench/{script}.py"
     document = {
         "command": "scripts/bench/gpu.sh" if args.include else shlex.join([file, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(device),
+        "device": device_name(args.device),
         "versions": versions(),
         "kernels": kernels.state(device),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

@@ -10,7 +10,7 @@ from razorctl.ops.gemm import (
 )
 from razorctl.ops.int8 import int8_columns, int8_rows
 
-SIZES = [(1, 1, 1), (17, 8, 8), (5, 33, 17), (40, 16, 24), (33, 2100, 9)]
+SIZES = [(1, 1, 1), (17, 8, 8), (5, 33, 17), (40, 16, 24), (33, 2100, 9), (205, 555, 120)]
 
 
 def codes(*shape: int, device: torch.device) -> torch.Tensor:
@@ -30,8 +30,11 @@ def test_chunks_change_nothing(device, monkeypatch):
             )
 
 
+@pytest.mark.parametrize("vnni", [True, False])
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
-def test_both_gemms_are_exact(m, k, n, device):
+def test_every_gemm_is_exact(m, k, n, vnni, device, monkeypatch):
+    if not vnni:
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     a, b = codes(m, k, device=device), codes(n, k, device=device)
     b[:, 0] = a[:, 0] = -128  # the largest products
     want = (a.double() @ b.double().t()).to(torch.int32)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 # What a run imports is imported once, before its processes are forked, and its model is small.
 SCRIPT = """
 import datasets, timm, torch._dynamo, torchmetrics
-from scripts.bench import crash
+import crash
 from tests.models import registered
 
 with registered(shallow=True):
@@ -24,7 +24,7 @@ def test_killed_runs_end_with_the_weights_of_one_that_was_not(tmp_path):
     command = [sys.executable, "-c", SCRIPT, "--kills", "5", "--steps", "12"]
     found = subprocess.run(
         [*command, "--methods", "prebackrazor++, joint budget 0.5", "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts/bench'}"},
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""Kernel of ops.gemm; the int8 products are torch's."""
+"""Kernel of ops.gemm; the int8 products are torch's where the CPU has VNNI."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.cpu.library import DTYPES, call, pointer, takes
+from razorctl.ops.cpu.library import DTYPES, Codes, call, library, pointer, takes
 
 
 def scaled_gemm(
@@ -18,10 +18,15 @@ def scaled_gemm(
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> Tensor:
-    """See `ops.gemm.scaled_gemm`; the product becomes the result in its own memory."""
-    scales = (None if t is None else t.float().contiguous() for t in (a_scale, left, right))
-    by, plus, along = scales
+    """See `ops.gemm.scaled_gemm`; a product of torch's becomes the result in its own memory."""
+    given = a_scale, left, right
+    by, plus, along = (None if t is None else t.float().contiguous() for t in given)
     columns = b_scale.float().contiguous()
+    if makes_products():
+        made = a.new_empty(len(a), len(b), dtype=dtype)
+        to = (pointer(t) for t in (by, columns, plus, along, made))
+        call("int8_gemm", Codes(a), Codes(b), *to, DTYPES[dtype])
+        return made
     whole = dtype == torch.float32
     out = None if whole else a.new_empty(len(a), len(b), dtype=dtype)
     size = len(a) if whole else max(17, ELEMENTS // len(b))
@@ -39,6 +44,12 @@ def scaled_gemm(
             return into
     assert out is not None
     return out
+
+
+def makes_products() -> bool:
+    """Whether the kernel makes int8 products itself: with AVX2, where torch finds no VNNI."""
+    found = None if torch.cpu._is_vnni_supported() else library()
+    return found is not None and bool(found.razorctl_has_int8_gemm())
 
 
 def takes_gemm(

@@ -1,4 +1,4 @@
-// ops.int8 and ops.int8_operand: int8 copies for GEMMs, and what a GEMM's int32 product is worth.
+// ops.int8 and ops.int8_operand: int8 copies for GEMMs.
 #include "common.h"
 
 #define STRETCH 64 // columns of a task, where it owns all rows
@@ -183,25 +183,5 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
         }
     }
     for (int64_t j = 0; j < columns; j++) scale[j] = scale[j] / LEVELS * most;
-    return 0;
-}
-
-// ops.int8.scaled_gemm after its product, which may lie where `out` does: a_scale product b_scale +
-// left right^T. a_scale, left and right may be missing.
-int razorctl_scaled(const int32_t *product, int64_t rows, int64_t columns, const float *a_scale,
-                    const float *b_scale, const float *left, const float *right, void *out,
-                    int dtype, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t from = 0; from < columns; from += CODES) {
-            const int64_t count = least(CODES, columns - from), at = row * columns + from;
-            const float by = a_scale ? a_scale[row] : 1, plus = left ? left[row] : 0;
-            const float *b = b_scale + from, *r = left ? right + from : b;
-            const int32_t *p = product + at;
-            float buffer[CODES], *to = target(out, dtype, at, buffer);
-#pragma omp simd
-            for (int64_t j = 0; j < count; j++) to[j] = (float)p[j] * b[j] * by + plus * r[j];
-            store(out, dtype, at, count, to);
-        }
     return 0;
 }

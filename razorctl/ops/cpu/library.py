@@ -47,7 +47,18 @@ class Copy(ctypes.Structure):
         super().__init__(*at, rows, scale.shape[1], tile_rows, bits)
 
 
-_C = ctypes.POINTER(Copy)
+class Codes(ctypes.Structure):
+    """struct codes of gemm.c for a matrix of int8, which it keeps."""
+
+    _fields_ = [("at", _P), *((name, _L) for name in ("rows", "row", "terms", "term"))]
+
+    def __init__(self, codes: Tensor) -> None:
+        self.tensor = codes if 1 in codes.stride() else codes.contiguous()
+        (rows, terms), (row, term) = self.tensor.shape, self.tensor.stride()
+        super().__init__(pointer(self.tensor), rows, row, terms, term)
+
+
+_C, _M = ctypes.POINTER(Copy), ctypes.POINTER(Codes)
 _SIGNATURES = {
     "quantize": (_P, _I, _L, _P, _P, _L, _L, _L, _I, _F, _F, _P, _L, *(_P,) * 4, _I),
     "dequantize": (_C, _I, _P, _I, _I),
@@ -59,6 +70,8 @@ _SIGNATURES = {
     "int8_heads": (_P, _P, _P, _I, *(_L,) * 7, _P, _P, _P, _I),
     "int8_columns": (_P, _I, _L, _L, _L, _P, _P, _I),
     "balance": (_P, _P, _L, _L, _P, _P, _I),
+    "has_int8_gemm": (),
+    "int8_gemm": (_M, _M, _P, _P, _P, _P, _P, _I, _I),
     "int8_operand": (_C, _I, _F, _P, _P, _P, _P, _I),
     "scaled": (_P, _L, _L, _P, _P, _P, _P, _P, _I, _I),
     "norm_grad": (_C, _P, _I, _L, _P, _P, _I, _P, _I, _L, *(_P,) * 6, _I),

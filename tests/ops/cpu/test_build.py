@@ -56,6 +56,11 @@ def test_what_a_library_depends_on_names_it(change, tmp_path, monkeypatch):
     assert build._digest("cc 1") != before
 
 
+def test_clang_is_given_no_flag_that_it_refuses():
+    assert set(build.GCC_FLAGS) <= set(build.flags("cc (Debian 12.2.0-14) 12.2.0"))
+    assert not set(build.GCC_FLAGS) & set(build.flags("Debian clang version 14.0.6"))
+
+
 def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
     code = (
         "import sys; from razorctl.ops.cpu import build; build.start(); found = build.built();"
