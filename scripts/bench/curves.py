@@ -11,14 +11,16 @@ import argparse
 import hashlib
 import json
 import sys
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pages import LOSS_EVERY, RESULTS, ROOT, Row, load
 
-SIZE = (10, 3.4)  # inches
-COLORS = {"full": "#1f2328", "razor": "#cf222e"}  # of the cases in every picture; others take turns
+SIZE = (10, 3.8)  # inches
+COLORS = {"full": "#1f2328", "razor": "#cf222e"}  # of the cases in every picture
+OTHERS = ("C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9")  # none is as red as razor's
 
 
 def picture(name: str) -> Path:
@@ -69,10 +71,11 @@ def draw(name: str) -> None:
     document = load(name)
     metric = document["rows"][0]["metric"].replace("_", " ")
     figure, (loss, by_step, by_time) = plt.subplots(1, 3, figsize=SIZE, layout="constrained")
+    others = cycle(OTHERS)
     for line in lines(document):
         case, time = line["case"], line["time"]
         style: dict[str, Any] = {"linewidth": 2 if case == "razor" else 1, "label": case}
-        style |= {"color": COLORS[case]} if case in COLORS else {}
+        style["color"] = COLORS.get(case) or next(others)
         steps, values = zip(*line["curve"], strict=True)
         mark = {**style, "marker": ".", "markersize": 4}
         by_step.plot(steps, values, **mark)
@@ -89,7 +92,9 @@ def draw(name: str) -> None:
         axes.set_ylabel(y)
         axes.grid(color="#d1d9e0", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    by_step.legend(frameon=False)
+    figure.legend(
+        *by_step.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
+    )
     about = {"Date": None, "Title": document["summary"], "Description": words(document)}
     figure.savefig(picture(name), metadata=about)
     plt.close(figure)
