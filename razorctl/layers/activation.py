@@ -198,21 +198,26 @@ class TwoSlopesFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layer: "TwoSlopes") -> Tensor:
         ctx.slopes, ctx.form = layer.slopes(), memory_format(x)
         with packing():
-            save(ctx, slope_bits(_in_line(x, ctx.form), *layer.between))
+            save(ctx, slope_bits(_as_rows(x, ctx.form).reshape(-1), *layer.between))
         return _run(ctx, x, layer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = saved(ctx)
-        dx = slope_grad(_in_line(dy, ctx.form), bits, *ctx.slopes)
+        dx = slope_grad(_as_rows(dy, ctx.form), bits, *ctx.slopes)
         last = ctx.form is torch.channels_last
-        return (unrolled(dx.view(-1, dy.shape[1]), dy.shape) if last else dx.view(dy.shape)), None
+        return (unrolled(dx, dy.shape) if last else dx.view(dy.shape)), None
 
 
-def _in_line(x: Tensor, form: torch.memory_format) -> Tensor:
-    """The elements of `x` in one line, as they lie in a memory format."""
-    return (pixels(x) if form is torch.channels_last else x).reshape(-1)
+def _as_rows(x: Tensor, form: torch.memory_format) -> Tensor:
+    """The elements of `x` in the order of a memory format, as rows: pixels, or else whole images.
+
+    That is a view of some of the channels too, where `x` is a part of a concatenation.
+    """
+    if form is torch.channels_last:
+        return pixels(x)
+    return x.flatten(1) if x.dim() > 1 else x.reshape(1, -1)
 
 
 class TwoSlopes(Activation):

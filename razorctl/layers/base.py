@@ -137,7 +137,7 @@ class WeightLayer(RazorLayer):
         return weight, p, copy
 
     def weight_grad(self, rule: Rule, product: Product, packed: Packed, p: float) -> Tensor:
-        """The gradient of the weight, [anything, columns]; the draw of blocks learns its norm."""
+        """The gradient of the weight, [..., columns]; the draw of blocks learns its norm."""
         if self.memo is not None:
             self.memo.clear()  # a later forward pass packs again, even the same tensor
         grad = rule.weight_grad(product, packed)

@@ -82,11 +82,12 @@ class Convolved(Product):
         form: torch.memory_format,
         weight: Tensor | None,
     ) -> None:
-        super().__init__(self._of_rows)
+        # `multiply` is no method of this object: by that cycle dy would outlive the backward.
         self.layer, self.dy, self.shape, self.form, self.weight = layer, dy, shape, form, weight
 
-    def _of_rows(self, x: Tensor) -> Tensor:
-        return self._of(unrolled(x, self.shape).contiguous(memory_format=self.form))
+    def __call__(self, x: Tensor) -> Tensor:
+        images = unrolled(x, self.shape).contiguous(memory_format=self.form)
+        return self._of(images).flatten(0, -2)
 
     def of_images(self, rule: Rule, packed: Any) -> Tensor:
         images = rule.unpack_images(packed, self.shape, packed.dtype, self.form)
@@ -196,8 +197,8 @@ class Conv(WeightLayer):
         return out, columns // self.groups, *size
 
     def unfold(self, dw: Tensor) -> Tensor:
-        """A gradient of the weights of some channels as [anything, channels]."""
-        return dw.movedim(1, -1).flatten(0, -2)
+        """A gradient of the weights of some channels with these as its last axis, a view."""
+        return dw.movedim(1, -1)
 
     def fold(self, dw: Tensor) -> Tensor:
         """dW as `product` returns it, in the shape of the weight."""

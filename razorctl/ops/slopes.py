@@ -26,13 +26,14 @@ def _(x: Tensor, low: float, high: float) -> Tensor:
 
 @torch.library.custom_op("razorctl::slope_grad", mutates_args=())
 def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
-    """dy [n] times `inside` where a bit of `slope_bits` is set, else times `outside`.
+    """dy [n] or [rows, columns] times `inside` where a bit of `slope_bits` is set, else `outside`.
 
-    With 0 for `outside`, even what is not finite becomes 0 there.
+    Rows of dy may lie apart, as in a part of a concatenation; the result is dense. With 0 for
+    `outside`, even what is not finite becomes 0 there.
     """
     first = dy if inside == 1 else dy * inside
     second = dy * outside if outside else dy.new_zeros(())
-    return torch.where(unpack_bits(bits, dy.numel()), first, second)
+    return torch.where(unpack_bits(bits, dy.numel()).view(dy.shape), first, second)
 
 
 @slope_grad.register_fake

@@ -49,7 +49,7 @@ class Product:
         return None
 
     def of_images(self, rule: "Rule", packed: Any) -> Tensor | None:
-        """The product of what `rule` packed of images; None if it takes rows of pixels."""
+        """The product [..., c] of what `rule` packed of images; None if it takes rows of pixels."""
         return None
 
 
@@ -89,7 +89,7 @@ class Rule(ABC):
         return x.contiguous(memory_format=form)
 
     def weight_grad(self, product: Product, packed: Any) -> Tensor:
-        """dW = product(unpack(packed)), [anything, columns]."""
+        """dW = product(unpack(packed)), [anything, columns], or [..., columns] of images."""
         grad = product.of_images(self, packed)
         return product(self.unpack(packed)) if grad is None else grad
 

@@ -95,7 +95,8 @@ class Centered(Rule):
 
     def weight_grad(self, product: Product, packed: PackedCentered) -> Tensor:
         grad = self.rule.weight_grad(product, packed.rest)
-        return grad.addcmul(product.of_ones(packed.mean, packed.shape[0]), packed.mean)
+        ones = product.of_ones(packed.mean, packed.shape[0])
+        return grad.addcmul(ones.view(*grad.shape[:-1], 1), packed.mean)
 
 
 def _column_norms(x: Tensor) -> Tensor:

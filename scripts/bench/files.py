@@ -311,7 +311,7 @@ TASKS = {
         "MobileNetV2 0.5 with a linear head, garments on a background",
         backbone,
         scenes,
-        job("segmentation", 8, 480, ENLARGED),
+        job("segmentation", 8, 960, ENLARGED),
         (3e-3, 1e-2, 3e-2),  # most of its layers have never met a background
     ),
 }

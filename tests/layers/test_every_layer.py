@@ -1,6 +1,7 @@
 """What holds for every layer with every rule it takes; what each computes is in its own file."""
 
 import copy
+import gc
 import pickle
 import weakref
 
@@ -126,6 +127,24 @@ def test_degenerate_inputs_give_finite_gradients(case, rule, value, device):
     x = torch.full(CASES[case].shapes[0], value, device=device)
     for got in (run(layer, x), run(layer, x)):  # the second with what the first has taught
         assert all(t.isfinite().all() for t in got) or (value == 1e30 and case in NOT_FINITE)
+
+
+@every_pair
+def test_no_tensor_of_a_pass_waits_for_the_garbage_collector(case, rule):
+    layer, x = CASES[case].layer(rule), torch.randn(CASES[case].shapes[0])
+    gc.freeze()
+    gc.disable()
+    try:
+        run(layer, x)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [found for found in gc.garbage if isinstance(found, Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.unfreeze()
+    assert not left
 
 
 @every_kind

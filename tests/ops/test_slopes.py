@@ -28,6 +28,17 @@ def test_gradients_are_those_of_the_slopes(count, high, outside, dtype, device):
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns", "all_columns"), [(3, 77, 100), (2, 4099, 8198)])
+def test_rows_may_lie_apart(rows, columns, all_columns, dtype, device):
+    x = torch.randn(rows * columns, device=device)
+    bits = slope_bits(x, 0.0, math.inf)
+    dy = torch.randn(rows, all_columns, device=device).to(dtype)[:, -columns:]
+    got = slope_grad(dy, bits, 0.5, 0.25)
+    assert torch.equal(got, slope_grad(dy.reshape(-1), bits, 0.5, 0.25).view(dy.shape))
+    assert got.is_contiguous()
+
+
 def test_registration():
     x = torch.randn(13)
     torch.library.opcheck(slope_bits, (x, -3.0, 3.0))

@@ -77,7 +77,7 @@ _SIGNATURES = {
     "norm_grad": (_C, _P, _I, _L, _P, _P, _I, _P, _I, _L, *(_P,) * 6, _I),
     "batch_norm_grad": (_C, _P, _I, _L, *(_P,) * 5, _I),
     "slope_bits": (_P, _I, _L, _F, _F, _P, _I),
-    "slope_grad": (_P, _I, _L, _P, _F, _F, _P, _I),
+    "slope_grad": (_P, _I, _L, _L, _L, _P, _F, _F, _P, _I),
     "max_pool": (_P, _I, _L, _P, _I, _P, _P, _P, _I),
     "max_pool_grad": (_P, _I, _L, _P, _P, _I, _P, _I),
     "topk_pack": (_P, _I, _L, _L, _P, _P, _I),

@@ -27,20 +27,26 @@ int razorctl_slope_bits(const void *x, int dtype, int64_t n, float low, float hi
     return 0;
 }
 
-int razorctl_slope_grad(const void *dy, int dtype, int64_t n, const uint8_t *bits, float inside,
-                        float outside, void *dx, int threads) {
+// Rows of dy begin every `row` elements; bits and dx are dense.
+int razorctl_slope_grad(const void *dy, int dtype, int64_t rows, int64_t columns, int64_t row,
+                        const uint8_t *bits, float inside, float outside, void *dx, int threads) {
     const numbers each = {1, 2, 4, 8, 16, 32, 64, 128};
     const floats zero = {0};
+    const int64_t chunks = parts(columns, CHUNK);
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t chunk = 0; chunk < parts(n, CHUNK); chunk++)
-        for (int64_t at = chunk * CHUNK; at < least(n, (chunk + 1) * CHUNK); at += PART) {
-            const int64_t count = least(PART, n - at);
-            float from[PART], to[PART];
-            const float *restrict g = loaded(dy, dtype, at, count, from);
-            float *restrict d = target(dx, dtype, at, to);
+    for (int64_t task = 0; task < rows * chunks; task++) {
+        const int64_t r = task / chunks, first = task % chunks * CHUNK;
+        for (int64_t at = first; at < least(columns, first + CHUNK); at += PART) {
+            const int64_t count = least(PART, columns - at), to = r * columns + at;
+            float buffer[PART], made[PART];
+            const float *restrict g = loaded(dy, dtype, r * row + at, count, buffer);
+            float *restrict d = target(dx, dtype, to, made);
+            const uint8_t *b = bits + to / 8;
+            const int shift = to % 8; // within a byte, where a row begins
             int64_t j = 0;
-            for (; j + 8 <= count; j += 8) {
-                const numbers set = (bits[(at + j) / 8] & each) == each;
+            for (; j + 8 <= count; j += 8, b++) {
+                const int eight = shift ? (b[0] | b[1] << 8) >> shift : b[0];
+                const numbers set = (eight & each) == each;
                 floats v;
                 memcpy(&v, g + j, sizeof v);
                 v = either(set, v * inside, outside == 0 ? zero : v * outside);
@@ -48,9 +54,10 @@ int razorctl_slope_grad(const void *dy, int dtype, int64_t n, const uint8_t *bit
             }
             for (; j < count; j++) {
                 const float flat = outside == 0 ? 0 : g[j] * outside;
-                d[j] = bits[(at + j) / 8] >> (j & 7) & 1 ? g[j] * inside : flat;
+                d[j] = bits[(to + j) / 8] >> ((to + j) & 7) & 1 ? g[j] * inside : flat;
             }
-            store(dx, dtype, at, count, d);
+            store(dx, dtype, to, count, d);
         }
+    }
     return 0;
 }

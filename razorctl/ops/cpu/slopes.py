@@ -17,9 +17,10 @@ def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
 
 def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
     """See `ops.slopes.slope_grad`."""
-    dx, bits = torch.empty_like(dy), bits.contiguous()
+    dx, bits = dy.new_empty(dy.shape), bits.contiguous()
+    shape = (1, dy.numel(), 0) if dy.is_contiguous() else (*dy.shape, dy.stride(0))
     call(
-        *("slope_grad", pointer(dy), DTYPES[dy.dtype], dy.numel(), pointer(bits)),
+        *("slope_grad", pointer(dy), DTYPES[dy.dtype], *shape, pointer(bits)),
         *(inside, outside, pointer(dx)),
     )
     return dx
