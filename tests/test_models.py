@@ -12,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm import create_model
+from timm.models import save_for_hf
 from timm.models.vision_transformer import VisionTransformer
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertForSequenceClassification
@@ -68,6 +70,17 @@ def test_feeds_and_trains(entry):
     assert logits.shape == (4, 7)
     logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_folder_of_timm_whose_config_names_no_classifier(tmp_path):
+    stock = create_model("test_vit", num_classes=7)
+    save_for_hf(stock, tmp_path, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["pretrained_cfg"]["classifier"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = find(str(tmp_path)).build(3)
+    assert model.head.out_features == 3
+    assert torch.equal(model.patch_embed.proj.weight, stock.patch_embed.proj.weight)
 
 
 # Run where razorctl cannot be imported: loads each folder by its own library alone.

@@ -64,7 +64,12 @@ class Place:
         if self.folder is not None:
             with hub.reading(self.name, self.folder, "name another folder"):
                 return self._created(
-                    input_size, create_model, self.source, pretrained=True, **wanted
+                    input_size,
+                    create_model,
+                    self.source,
+                    pretrained=True,
+                    pretrained_cfg_overlay=self._classifier(),
+                    **wanted,
                 )
         file = "model.safetensors"
         folder = hub.fetch(self.name, f"timm/{self.tagged}", (file,), "model")
@@ -95,11 +100,20 @@ class Place:
             ) from None
         return model
 
+    def _classifier(self) -> dict[str, Any]:
+        """The name of the classifier, which is left out for other classes; empty if unknown."""
+        from timm.models import get_pretrained_cfg
+
+        known: Any = get_pretrained_cfg(self.architecture.split(".")[0])
+        missing = "classifier" not in self.config and known is not None
+        return {"classifier": known.classifier} if missing else {}
+
     @property
     def config(self) -> dict[str, Any]:
         """timm's settings of the pretrained weights; empty if it has none."""
         if self.folder is not None:
-            return dict(json.loads((self.folder / "config.json").read_text())["pretrained_cfg"])
+            config = json.loads((self.folder / "config.json").read_text())
+            return dict(config.get("pretrained_cfg", config))  # timm once wrote both as one
         from timm.models import get_pretrained_cfg
 
         known: Any = get_pretrained_cfg(self.architecture)
