@@ -100,7 +100,9 @@ def _vit(classes: int, input_size: int | None = None) -> nn.Module:
 
 
 def entry(name: str, **changes: Any) -> Named:
-    """A vit or a bert of two blocks as the registry has them; `changes` are of BERT's config."""
+    """A small vit, resnet or bert as the registry has them; `changes` are of BERT's config."""
+    if name == "resnet":
+        return Named.single(timm.from_hub(name, "small", "test_resnet", {}).of("classification"))
     if name == "vit":
         found = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
         return Named.single(replace(found.of("classification"), bare=_vit))

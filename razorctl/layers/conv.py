@@ -82,7 +82,7 @@ class Convolved(Product):
         form: torch.memory_format,
         weight: Tensor | None,
     ) -> None:
-        # `multiply` is no method of this object: by that cycle dy would outlive the backward.
+        # No method is kept as `multiply`: by that cycle dy would wait for the garbage collector.
         self.layer, self.dy, self.shape, self.form, self.weight = layer, dy, shape, form, weight
 
     def __call__(self, x: Tensor) -> Tensor:

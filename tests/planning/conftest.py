@@ -16,8 +16,8 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small():
-    """vit-micro of two blocks, and beside it `vit` and `bert`."""
-    with registered(entry("vit"), entry("bert"), shallow=True):
+    """vit-micro of two blocks, and beside it `vit`, `resnet` and `bert`."""
+    with registered(*map(entry, ("vit", "resnet", "bert")), shallow=True):
         yield
 
 

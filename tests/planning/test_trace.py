@@ -33,6 +33,8 @@ GRID = [
     ("vit", "razor", "bf16", "sgd", 2, 1, 32),
     ("vit", "razor activation_checkpointing", "fp32", "sgd", 4, 1, 32),
     ("vit", "torchao-int8", "fp32", "sgd", 4, 1, 32),
+    ("resnet", "razor", "fp32", "adamw", 4, 2, 64),
+    ("resnet", "backrazor", "fp32", "sgd", 4, 1, 64),
     ("bert", "checkpoint", "bf16", "sgd", 4, 1, 16),
     ("bert", "backrazor", "fp32", "sgd", 3, 2, 16),
     ("bert", "int8", "fp32", "sgd", 4, 1, 16),
