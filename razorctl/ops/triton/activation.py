@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from razorctl.ops import kernels
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import int8, quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
-from razorctl.ops.triton.launch import all_registers, launchable
+from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
@@ -98,7 +97,7 @@ def _held(
     columns: int, dtype: torch.dtype, bits: int, function: str
 ) -> tuple[int, int, int | None]:
     """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
-    held = triton.next_power_of_2(columns)
+    held = next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
     spills = dtype == torch.float32 or (function == "gelu-tanh" and bits == 6)  # without a limit
     return held, warps, all_registers(warps) if spills else None
@@ -121,7 +120,7 @@ def activation_grad_int8(
         )
     codes = dy.new_empty(rows, columns, dtype=torch.int8)
     each = dy.new_empty(rows, 1, dtype=torch.float32)
-    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    programs = len(scale) * cdiv(tile_rows, ROWS)
     sums = each.new_empty(1, programs, columns)
     held, warps, most = _held(columns, dy.dtype, bits, function)
     activation_grad_int8_kernel[(programs,)](

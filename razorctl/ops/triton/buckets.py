@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from razorctl.ops import buckets as op
 from razorctl.ops import kernels
 from razorctl.ops.packing import GROUP, packed_bytes
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.packing import (
     STRIPS,
     first_width,
@@ -79,7 +78,7 @@ def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     count = x.numel()
     packed = x.new_empty(packed_bytes(1, count, bits), dtype=torch.uint8)
     ends = _rounded(op.table(function, bits)[0], x.dtype)
-    to_buckets_kernel[(triton.cdiv(_line(count) // 8, SPAN),)](
+    to_buckets_kernel[(cdiv(_line(count) // 8, SPAN),)](
         x.contiguous(), packed, count, _line(count),
         ENDS=ends, BITS=bits, U=SPAN, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
@@ -91,7 +90,7 @@ def from_buckets(
 ) -> Tensor:
     """See `op.from_buckets`."""
     y = packed.new_empty(shape, dtype=dtype)
-    from_buckets_kernel[(triton.cdiv(y.numel(), RESTORED),)](
+    from_buckets_kernel[(cdiv(y.numel(), RESTORED),)](
         packed, y, y.numel(), _line(y.numel()),
         STAND_INS=_rounded(op.table(function, bits)[1], dtype), BITS=bits, C=RESTORED,
         V=VECTOR // dtype.itemsize, num_warps=WARPS, num_stages=1,

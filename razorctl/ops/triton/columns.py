@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from razorctl.ops import columns as op
 from razorctl.ops import kernels
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
 TILE = {"ROWS": 16, "COLUMNS": 128}
@@ -37,7 +36,7 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
     if not out.numel():
         return out
     integers = INTEGERS[x.element_size()]
-    grid = (triton.cdiv(len(x), TILE["ROWS"]), triton.cdiv(len(index), TILE["COLUMNS"]))
+    grid = (cdiv(len(x), TILE["ROWS"]), cdiv(len(index), TILE["COLUMNS"]))
     gather_kernel[grid](
         x.view(integers), index, out.view(integers), *out.shape, x.stride(0), x.stride(1),
         **TILE, num_warps=WARPS, num_stages=STAGES,

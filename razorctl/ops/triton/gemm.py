@@ -20,7 +20,7 @@ from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.gemm import cublas_gemm, part_rows
 from razorctl.ops.triton import tuning
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 MOST_TERMS = 2**17 - 64  # products of int8 whose sum is sure to fit in int32; keeps alignment
@@ -253,7 +253,7 @@ def run_tile(
 ) -> None:
     """Fills `out` by one launch of `scaled_gemm_kernel`."""
     (m, k), n = a.shape, len(b)
-    grid = (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns),)
+    grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns),)
     scaled_gemm_kernel[grid](
         a, b, a_scale, b_scale, left, right, out, m, n, k, a.stride(0), b.stride(0),
         **tile.constants, num_warps=tile.warps, num_stages=tile.stages,
@@ -275,7 +275,7 @@ def run_cublas(
     for start in range(0, m, most):
         rows = slice(start, start + most)
         part, product = out[rows], cublas_gemm(a[rows], b)
-        grid = (triton.cdiv(len(part), EPILOGUE["BM"]), triton.cdiv(n, EPILOGUE["BN"]))
+        grid = (cdiv(len(part), EPILOGUE["BM"]), cdiv(n, EPILOGUE["BN"]))
         epilogue_kernel[grid](
             product, part, None if a_scale is None else a_scale[rows], b_scale,
             None if left is None else left[rows], right, len(part), n, product.stride(0),

@@ -10,7 +10,7 @@ from triton.language import constexpr
 
 from razorctl.ops import int8 as op
 from razorctl.ops import kernels
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse, nearest
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
@@ -171,8 +171,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     codes = x.new_empty(rows, columns, dtype=torch.int8)
     scale = x.new_empty(rows, 1, dtype=torch.float32)
-    sums = x.new_empty(1, triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
-    held = triton.next_power_of_2(columns)
+    sums = x.new_empty(1, cdiv(rows, ROWS), columns, dtype=torch.float32)
+    held = next_power_of_2(columns)
     int8_rows_kernel[(sums.shape[1],)](
         x, codes, scale, sums, rows, columns, x.stride(0),
         ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
@@ -186,8 +186,8 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     rows, columns = batch * tokens, heads * width
     codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
     scale = q.new_empty(rows, 1, dtype=torch.float32)
-    sums = q.new_empty(1, triton.cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
-    held = triton.next_power_of_2(3 * columns)
+    sums = q.new_empty(1, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
+    held = next_power_of_2(3 * columns)
     int8_heads_kernel[(sums.shape[1],)](
         q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
         ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
@@ -210,7 +210,7 @@ def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _programs(rows: int, columns: int) -> tuple[int]:
-    return (triton.cdiv(rows, TILE["R"]) * triton.cdiv(columns, TILE["C"]),)
+    return (cdiv(rows, TILE["R"]) * cdiv(columns, TILE["C"]),)
 
 
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     shape = rows, columns, x.stride(0)
     codes = x.new_empty(columns, rows, dtype=torch.int8)
     scale = x.new_empty(columns, dtype=torch.float32)
-    partial = scale.new_empty(triton.cdiv(rows, TILE["R"]), columns)
+    partial = scale.new_empty(cdiv(rows, TILE["R"]), columns)
     grid, options = _programs(rows, columns), {"num_warps": TILE_WARPS, "num_stages": 1}
     largest_kernel[grid](x, partial, *shape, **TILE, **options)
     int8_columns_kernel[grid](x, partial, codes, scale, *shape, **TILE, **options)

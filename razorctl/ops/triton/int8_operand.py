@@ -14,7 +14,7 @@ from razorctl.ops import kernels
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.int8 import LEVELS as CODES
 from razorctl.ops.packing import BITS, GROUP
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import activated, inverse, nearest
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
@@ -138,7 +138,7 @@ def int8_operand(
     fold = row_scale.new_empty(1)
     codes = packed.new_empty(columns, rows, dtype=torch.int8)
     lowest = None if function is None else FUNCTIONS[function].lowest
-    bounds_kernel[(triton.cdiv(columns, BOUNDS["C"]),)](
+    bounds_kernel[(cdiv(columns, BOUNDS["C"]),)](
         zero_point, scale, bias, row_scale, column_scale, center, factor, fold,
         tiles, rows, columns, BITS=bits, FUNCTION=function, LOWEST=lowest, **BOUNDS,
         num_warps=4, num_stages=1,

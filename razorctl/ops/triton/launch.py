@@ -1,23 +1,72 @@
-"""What every launch of a kernel asks of Triton's compiler, whose own defaults change."""
+"""Launches of kernels, and what each asks of Triton's compiler, whose own defaults change."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 # a * b + c is rounded once, as by torch.addcmul in the PyTorch bodies, and by the C kernels.
 OPTIONS = {"enable_fp_fusion": True}
 # Of a multiprocessor, and the most of a thread; all cards since sm_70 have as many.
 REGISTERS, MOST_REGISTERS = 2**16, 255
 WARP = 32
+ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
+MOST_PLANS = 4096  # of a kernel, all forgotten then: texts may have new sizes in each step
+
+
+class Kernel(JITFunction[Any]):  # type: ignore[misc]
+    """A jitted function whose launches go through `launch`.
+
+    plans: what launches it again, and its constants, by all that it was compiled for and the grid.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        super().__init__(function)
+        self.plans: dict[tuple[Any, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(launch, self, grid)
 
 
 def launchable(function: Callable[..., None]) -> Any:
     """`triton.jit` for a kernel that is launched, rather than called by others."""
-    kernel = triton.jit(function)
-    kernel.run = partial(kernel.run, **OPTIONS)
-    return kernel
+    return triton.jit(function) if triton.knobs.runtime.interpret else Kernel(function)
+
+
+def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
+    """Launches a kernel. All kernels of this package are launched here.
+
+    args: the kernel's arguments but its constants; the first is a tensor. settings: its constants,
+    and options of Triton's compiler. The first launch of a kind goes through Triton, which compiles
+    the kernel. Later ones give the arguments to what it compiled: Triton would look at each of them
+    and at all settings again, which takes several times as long.
+    """
+    kinds = [(a.dtype, a.data_ptr() % ALIGNED) if isinstance(a, Tensor) else a for a in args]
+    key = args[0].get_device(), grid, *kinds, *settings, *settings.values()
+    plan = kernel.plans.get(key)
+    if plan is not None:
+        again, constants = plan
+        again(*args, *constants)
+        return
+    compiled = kernel.run(*args, grid=grid, warmup=False, **settings, **OPTIONS)
+    if compiled is not None:
+        if len(kernel.plans) >= MOST_PLANS:
+            kernel.plans.clear()
+        constants = tuple(settings[name] for name in kernel.arg_names[len(args) :])
+        kernel.plans[key] = compiled[grid], constants
+
+
+def cdiv(count: int, size: int) -> int:
+    """count / size, rounded up; Triton's own takes the host a microsecond."""
+    return -(-count // size)
+
+
+def next_power_of_2(size: int) -> int:
+    """The least power of 2 that is not below a size."""
+    return 1 << (size - 1).bit_length()
 
 
 def all_registers(warps: int) -> int:

@@ -9,7 +9,6 @@ batch, too few to fill a card.
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from razorctl.ops import norm as op
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
@@ -140,7 +139,7 @@ def norm_grad_kernel(
 
 def _added(columns: int) -> tuple[dict[str, int], int]:
     """The sizes of a program of `residual_add`, and its warps."""
-    held = triton.next_power_of_2(columns)
+    held = next_power_of_2(columns)
     rows = max(1, ADDED // max(held, ADDED // 8))
     return {"R": rows, "C": held}, 8 if held > ADDED else 4
 
@@ -153,7 +152,7 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     rstd = x.new_empty(rows, 1, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centers else None
     sizes, warps = _added(columns)
-    residual_add_kernel[(triton.cdiv(rows, sizes["R"]),)](
+    residual_add_kernel[(cdiv(rows, sizes["R"]),)](
         x, f, y, mean, rstd, rows, columns, x.stride(0), f.stride(0), eps,
         **sizes, num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -188,7 +187,7 @@ def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Te
     rows, columns = x.shape
     rstd = x.new_empty(rows, 1, dtype=torch.float32)
     mean = torch.empty_like(rstd) if centers else None
-    statistics_kernel[(triton.cdiv(rows, STATISTICS["R"]),)](
+    statistics_kernel[(cdiv(rows, STATISTICS["R"]),)](
         x, mean, rstd, rows, columns, x.stride(0), eps, **STATISTICS, num_warps=4, num_stages=1
     )
     return mean, rstd
@@ -196,7 +195,7 @@ def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Te
 
 def _held(columns: int) -> tuple[int, int]:
     """The columns that a program of `norm_grad` has place for, and its warps."""
-    held = triton.next_power_of_2(columns)
+    held = next_power_of_2(columns)
     return held, min(16, max(4, held // 256))
 
 
@@ -220,7 +219,7 @@ def _grad(
     """
     rows, columns = dy.shape
     dx = rstd.new_empty(rows, columns)
-    programs = len(scale) * triton.cdiv(tile_rows, ROWS)
+    programs = len(scale) * cdiv(tile_rows, ROWS)
     kinds = 2 if codes is None else 3
     sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
     held, warps = _held(columns)

@@ -13,7 +13,7 @@ from triton.language import constexpr
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
 from razorctl.ops.packing import BITS, GROUP, packed_bytes
-from razorctl.ops.triton.launch import all_registers, launchable
+from razorctl.ops.triton.launch import all_registers, cdiv, launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import STRIPS, first_width, in_byte, placed, store_others, unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
@@ -287,7 +287,7 @@ def run(
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
     chosen = x.dtype, tile_rows, bits, rstd is not None, function, seed is not None
     kernel, sizes, warps, most = config(*chosen)
-    kernel[(len(zero_point) * triton.cdiv(columns // 8, sizes["U"]),)](
+    kernel[(len(zero_point) * cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,

@@ -1,11 +1,10 @@
 """Sums of partial sums, which several kernels leave for each of their programs."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
 ROWS, COLUMNS, WARPS = 64, 32, 4
@@ -31,7 +30,7 @@ def column_sums(partial: Tensor) -> Tensor:
     """The sums over rows of float32 matrices [matrices, rows, columns], [matrices, columns]."""
     matrices, rows, columns = partial.shape
     total = torch.empty(matrices, columns, dtype=torch.float32, device=partial.device)
-    column_sums_kernel[(matrices * triton.cdiv(columns, COLUMNS),)](
+    column_sums_kernel[(matrices * cdiv(columns, COLUMNS),)](
         partial, total, rows, columns, R=ROWS, C=COLUMNS, num_warps=WARPS, num_stages=1
     )
     return total

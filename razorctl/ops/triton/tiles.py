@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language import constexpr
 
 from razorctl.ops import quantize as op
+from razorctl.ops.triton.launch import cdiv
 
 PARTS = constexpr(op.PARTS)
 ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program that works on elements
@@ -24,8 +25,8 @@ def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
 
 def blocks(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
     """How many blocks `block_of_tile` numbers."""
-    tile_blocks = triton.cdiv(tile_rows, sizes["R"])
-    return int(op.tiles(rows, tile_rows) * tile_blocks * triton.cdiv(columns, sizes["C"]))
+    tile_blocks = cdiv(tile_rows, sizes["R"])
+    return op.tiles(rows, tile_rows) * tile_blocks * cdiv(columns, sizes["C"])
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import topk as op
-from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
 PROGRAMS = constexpr(1024)
@@ -176,7 +176,7 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     histograms = x.new_zeros(digits * int(BINS), dtype=torch.int32)
     counts = x.new_empty(2 * int(PROGRAMS), dtype=torch.int32)
     stretch = _stretch(n)
-    grid = (triton.cdiv(n, stretch),)
+    grid = (cdiv(n, stretch),)
     options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
     for found in range(digits):
         histogram_kernel[grid](x, histograms, n, k, stretch, found, digits, **options)
@@ -193,7 +193,7 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
         return dense
     counts = bitmap.new_empty(int(PROGRAMS), dtype=torch.int32)
     stretch = _stretch(n)
-    grid = (triton.cdiv(n, stretch),)
+    grid = (cdiv(n, stretch),)
     options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
     count_bits_kernel[grid](bitmap, counts, n, stretch, **options)
     unpack_kernel[grid](

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from triton.compiler import ASTSource
 
-from razorctl.ops.triton.launch import OPTIONS
+from razorctl.ops.triton.launch import ALIGNED, OPTIONS
 
-ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
 # The dtypes of activations that kernels take, by their names in signatures.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
