@@ -13,6 +13,7 @@ import torch
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
+    ("folders",),
     ("errors", "methods", "ops", "spans"),
     ("config", "hub", "processes", "sampling"),
     ("devices", "job", "rules"),

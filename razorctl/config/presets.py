@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from platformdirs import user_config_dir
+from razorctl import folders
 
 _PACKAGE = Path(__file__).parents[1]
 # The presets are inside the package in a wheel, and beside it in a checkout.
@@ -15,7 +15,7 @@ def files(kind: str) -> dict[str, Path]:
     A user's own preset replaces a shipped one of the same name.
     """
     found: dict[str, Path] = {}
-    for folder in (Path(user_config_dir("razorctl")), SHIPPED):
+    for folder in (folders.config(), SHIPPED):
         for file in sorted((folder / kind).glob("*.toml")):
             found.setdefault(file.stem, file)
     return found

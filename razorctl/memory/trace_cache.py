@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from razorctl import folders
+
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 LONGEST = 10  # seconds that a process waits for another that writes the cache
 
@@ -69,11 +71,7 @@ class Cache:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        if folder is None:
-            from platformdirs import user_cache_dir  # not needed on machines that only train
-
-            folder = Path(user_cache_dir("razorctl"))
-        self.file = folder / f"traces-{_code()}.json"
+        self.file = (folder or folders.cache()) / f"traces-{_code()}.json"
         self.facts = self._kept()
 
     def get(self, *name: Any) -> Any:

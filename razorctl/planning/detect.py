@@ -7,7 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import pynvml
+try:
+    import pynvml
+except ModuleNotFoundError:  # a GPU machine with torch and little else
+    pynvml = None
 
 from razorctl.config import presets
 from razorctl.errors import UsageError
@@ -42,12 +45,14 @@ class Detected:
 
 
 def detect() -> tuple[Detected, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES allows; empty without a driver. Never raises.
+    """The GPUs that CUDA_VISIBLE_DEVICES allows. Never raises.
 
-    Indices are those of nvidia-smi, which CUDA also uses with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    MIG instances are left out, and so are cards that the driver cannot describe: lost cards,
-    forbidden ones and those without their own memory.
+    Empty without a driver, or without nvidia-ml-py. Indices are those of nvidia-smi, which CUDA
+    also uses with CUDA_DEVICE_ORDER=PCI_BUS_ID. MIG instances are left out, and so are cards that
+    the driver cannot describe: lost cards, forbidden ones and those without their own memory.
     """
+    if pynvml is None:
+        return ()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -64,7 +69,9 @@ def detect() -> tuple[Detected, ...]:
 
 
 def driver() -> str:
-    """The version of the driver; empty without one. Never raises."""
+    """The version of the driver; empty without one or nvidia-ml-py. Never raises."""
+    if pynvml is None:
+        return ""
     try:
         pynvml.nvmlInit()
         return _text(pynvml.nvmlSystemGetDriverVersion())

@@ -8,7 +8,7 @@ and the bytes of the card in use beside these. On a CPU, the bytes that the allo
 measured; razorctl's ops work in the parts that a GPU takes, and batches are small. The script
 writes results/planning_DEVICE.json. It exits with 1 if a prediction is below what was measured (on
 a CPU, by over 5 %), or if predictions are over 5 % above it in the mean. Beside torch, timm and
-transformers it needs nvidia-ml-py and platformdirs.
+transformers it needs nvidia-ml-py.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 import pytest
 
-from razorctl.config import presets
+from razorctl import folders
 from razorctl.memory.trace_cache import Cache
 from tests.models import entry, registered
 
@@ -8,7 +8,7 @@ from tests.models import entry, registered
 @pytest.fixture(autouse=True)
 def own(tmp_path, monkeypatch):
     """The folder of the user's own presets, empty at first."""
-    monkeypatch.setattr(presets, "user_config_dir", lambda app: str(tmp_path / app))
+    monkeypatch.setattr(folders, "config", lambda: tmp_path / "razorctl")
     folder = tmp_path / "razorctl" / "gpus"
     folder.mkdir(parents=True)
     return folder

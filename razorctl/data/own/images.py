@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from razorctl import folders
 from razorctl.data.own.raw import OUTSIDE, Raw
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import stamp
@@ -167,8 +168,6 @@ def undecodable(image: Any, see: Callable[[Any], str | None] = lambda _: None) -
 
 def _verdicts(raw: Raw, known: Faults, columns: tuple[str, ...]) -> Path | None:
     """The file of what was found in these very images; None if they cannot be told from others."""
-    from platformdirs import user_cache_dir
-
     files: list[Iterator[Any]] = []
     for split, rows in raw.splits.items():
         first: Any = next((images for _, images in _items(raw, split, columns)), (b"",))
@@ -182,4 +181,4 @@ def _verdicts(raw: Raw, known: Faults, columns: tuple[str, ...]) -> Path | None:
     sizes: Mapping[str, int] = {split: len(rows) for split, rows in raw.splits.items()}
     bad = {split: sorted(rows) for split, rows in known.items()}
     digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root), *columns])
-    return Path(user_cache_dir("razorctl")) / "images" / f"{digest}.json"
+    return folders.cache() / "images" / f"{digest}.json"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import platformdirs
+from razorctl import folders
 
 SOURCES = Path(__file__).parent
 # NaN and infinity keep their meaning: scales depend on it. -O2 takes 0.4 s less to compile than -O3
@@ -84,7 +84,7 @@ def build() -> Built:
     try:
         version = _run([*command, "--version"]).splitlines()[0]
         name = f"kernels-{_digest(version)}.so"
-        path = Path(platformdirs.user_cache_dir("razorctl")) / name
+        path = folders.cache() / name
         folder = None
         if not path.exists():
             path, folder = _compiled([*command, *flags(version)], path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from razorctl import folders
 from razorctl.ops.cpu import build, library
 
 COMPILER = """#!/bin/sh
@@ -20,7 +21,7 @@ sleep 0.1
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """The folder of compiled libraries, empty."""
-    monkeypatch.setattr(build.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(folders, "cache", lambda: tmp_path / "razorctl")
     return tmp_path / "razorctl"
 
 
