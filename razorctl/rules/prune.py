@@ -20,8 +20,6 @@ class TopK(Rule):
         self.density = density
 
     def pack(self, x: Tensor) -> PackedElements:
-        if x.numel() == 0:
-            return PackedElements(x.shape, x.dtype, x, x.new_empty(0, dtype=torch.uint8))
         values, bitmap = topk_pack(x, survivors(x.numel(), self.density))
         return PackedElements(x.shape, x.dtype, values, bitmap)
 

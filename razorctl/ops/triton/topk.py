@@ -172,6 +172,8 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     dtype, n = x.dtype, x.numel()
     x = x.reshape(-1).view(INTEGERS[x.element_size()])
     values, bitmap = x.new_empty(k), x.new_empty((n + 7) // 8, dtype=torch.uint8)
+    if not n:
+        return values.view(dtype), bitmap
     digits = x.element_size()
     histograms = x.new_zeros(digits * int(BINS), dtype=torch.int32)
     counts = x.new_empty(2 * int(PROGRAMS), dtype=torch.int32)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from razorctl.ops import topk as op
 from razorctl.ops.topk import topk_pack_reference, topk_unpack_reference
 from razorctl.ops.triton import topk
 
@@ -35,7 +36,16 @@ def test_shapes_and_layouts(small):
     values, bitmap = topk.topk_pack(x, 50)
     dense = topk.topk_unpack(values, bitmap, list(x.shape))
     assert torch.equal(dense, topk_unpack_reference(*topk_pack_reference(x, 50), [40, 7]))
-    assert topk.topk_unpack(values[:0], bitmap[:0], [0, 3]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("pack", [topk.topk_pack, op.topk_pack._init_fn, op.on_cpu, op.topk_pack])
+def test_nothing_is_packed_of_nothing(pack, small):
+    """By the kernel, its body, the body on a CPU, and what runs there."""
+    values, bitmap = pack(torch.empty(0, 3, dtype=torch.bfloat16), 0)
+    assert (values.shape, values.dtype) == ((0,), torch.bfloat16)
+    assert (bitmap.shape, bitmap.dtype) == ((0,), torch.uint8)
+    for unpack in (topk.topk_unpack, op.topk_unpack._init_fn, op.topk_unpack):
+        assert unpack(values, bitmap, [0, 3]).shape == (0, 3)
 
 
 def test_stretches_are_whole_blocks_and_few():
