@@ -8,6 +8,9 @@ import copy
 import os
 import platform
 import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import razorctl
-from razorctl import hub
+from razorctl import folders, hub
 from razorctl.job import settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
@@ -133,6 +135,8 @@ def _gpus() -> Iterator[Check]:
         else:
             yield Check("gpu", f"card {number}", "ok", found)
     yield _cuda(len(cards))
+    if kernels.wanted():
+        yield _launcher()
 
 
 def _cuda(cards: int) -> Check:
@@ -149,12 +153,40 @@ def _cuda(cards: int) -> Check:
     return Check("gpu", "CUDA", "ok", f"{torch.version.cuda}, computes on {cards}")
 
 
+def _launcher() -> Check:
+    """Whether Triton can compile what launches its kernels: a module of Python, in C."""
+    name = "Triton's launcher"
+    if find_spec("triton") is None:
+        found = "no Triton, so PyTorch operations run, slower"
+        return Check("gpu", name, "note", found, "install triton")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        mend = "install gcc or clang, or name a compiler with CC"
+        return Check("gpu", name, "problem", "no C compiler, so no kernel can be launched", mend)
+    # As Triton looks for them: Debian has a scheme of its own, where they are not.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = sysconfig.get_paths(scheme)["include"]
+    command = [compiler, "-x", "c", "-fsyntax-only", f"-I{headers}", "-"]
+    code = "#include <stdlib.h>\n#include <Python.h>\n"
+    try:
+        subprocess.run(command, input=code, capture_output=True, text=True, check=True)
+    except OSError as error:
+        mend = "name a compiler with CC, without options"
+        return Check("gpu", name, "problem", f"{compiler} cannot be run: {error.strerror}", mend)
+    except subprocess.CalledProcessError as error:
+        why = next((line for line in error.stderr.splitlines() if "error:" in line), "no reason")
+        minor = "{}.{}".format(*sys.version_info)
+        mend = f"install the headers of Python {minor} and of C (python{minor}-dev and libc6-dev)"
+        return Check("gpu", name, "problem", f"{compiler} failed: {why}", mend)
+    return Check("gpu", name, "ok", f"compiled by {compiler}")
+
+
 def _files() -> Iterator[Check]:
     from huggingface_hub import constants
 
     places = {
         "model cache": Path(constants.HF_HUB_CACHE),
-        "kernel cache": Path(platformdirs.user_cache_dir("razorctl")),
+        "kernel cache": folders.cache(),
         "this directory": Path.cwd(),
     }
     for name, folder in places.items():

@@ -1,12 +1,13 @@
 """What doctor finds, on machines that are well and on others that a fake stands in for."""
 
 import json
+import sys
 from pathlib import Path
 
-import platformdirs
 import pytest
 import torch
 
+from razorctl import folders
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
 from razorctl.planning import detect
@@ -22,7 +23,7 @@ def machine(tmp_path, monkeypatch, hub):
     """One without cards, whose kernels have not run, with a cache of its own."""
     monkeypatch.setattr(detect, "detect", lambda: ())
     monkeypatch.setattr(kernels, "_ran", set())
-    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda app: str(tmp_path / app))
+    monkeypatch.setattr(folders, "cache", lambda: tmp_path / "razorctl")
     monkeypatch.chdir(tmp_path)
 
 
@@ -101,6 +102,32 @@ def test_folders_and_switches(monkeypatch, tmp_path):
     assert (check.state, str(Path.cwd()) in check.found) == ("problem", True)
     assert "RAZORCTL_KERNELS=torch" in found("cpu", "kernels").found
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("without", "state", "found", "mend"),
+    [
+        (None, "ok", "compiled by ", None),
+        ("triton", "note", "no Triton, so PyTorch operations run", "install triton"),
+        ("compiler", "problem", "no C compiler", "install gcc or clang"),
+        ("CC", "problem", "no-such-cc cannot be run", "name a compiler with CC"),
+        ("headers", "problem", "Python.h: No such file", f"(python3.{sys.version_info[1]}-dev"),
+    ],
+)
+def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkeypatch, tmp_path):
+    if build.compiler() is None:
+        pytest.skip("needs a C compiler")
+    monkeypatch.setattr(detect, "detect", lambda: (CARD,))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if without == "triton" else name)
+    monkeypatch.setenv("CC", "no-such-cc" if without == "CC" else "")
+    if without == "compiler":
+        monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    if without == "headers":
+        monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda scheme: {"include": tmp_path})
+    check = next(c for c in doctor._gpus() if c.name == "Triton's launcher")
+    assert check.state == state
+    assert found in check.found
+    assert check.mend is None if mend is None else mend in check.mend
 
 
 def test_without_a_compiler(monkeypatch):
