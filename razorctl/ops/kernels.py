@@ -1,7 +1,8 @@
 """Which kernels the ops run: fused ones where a device has them, else their PyTorch bodies.
 
 RAZORCTL_KERNELS=torch turns fused kernels off. A kernel that fails is not tried again in the
-process: its op runs the PyTorch body from then on, after one warning.
+process: its op runs the PyTorch body from then on, after one warning. No error is passed over that
+leaves the card unusable, or for which memory is too short: bodies could not run either.
 """
 
 import logging
@@ -24,6 +25,7 @@ CHOICES = ("auto", "torch")
 
 _ran: set[tuple[str, str]] = set()  # (op, kind of device), as below
 _failed: dict[tuple[str, str], str] = {}
+_failed_ways: dict[tuple[str, str], str] = {}  # ("op by way", kind of device), as below
 
 
 def _read() -> bool:
@@ -100,14 +102,72 @@ def on_cpu(device: torch.device) -> bool:
 
 
 def failures() -> dict[tuple[str, str], str]:
-    """(Op, device) -> why its kernel is not tried again in this process."""
+    """(Op, device) -> why its kernel is not tried again in this process.
+
+    Of an op that has several ways to the same result, those that failed are named as "op by way".
+    """
+    return _failed | _failed_ways
+
+
+def replaced() -> dict[tuple[str, str], str]:
+    """`failures`, but only of ops that run as PyTorch operations for it."""
     return dict(_failed)
 
 
 def outcomes(device: torch.device) -> dict[str, str | None]:
-    """Op whose kernel was called in this process -> why it failed, or None."""
-    called = sorted(op for op, where in {*_ran, *_failed} if where == device.type)
-    return {op: _failed.get((op, device.type)) for op in called}
+    """Op whose kernel was called in this process -> why it failed, or None; and failed ways."""
+    failed = failures()
+    called = sorted(op for op, where in {*_ran, *failed} if where == device.type)
+    return {op: failed.get((op, device.type)) for op in called}
+
+
+def note_failed_way(op: str, way: str, error: Exception) -> None:
+    """Names one of several ways to compute an op on CUDA, which is not chosen since it fails."""
+    why = f"{type(error).__name__}: {error}"
+    if (key := (f"{op} by {way}", "cuda")) not in _failed_ways:
+        log.warning("%s fails here, so another way is taken: %s", key[0], why.splitlines()[0])
+    _failed_ways[key] = why
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory was too short, as torch, Triton's launcher and cuBLAS say it."""
+    words = ("out of memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
+def fatal(error: Exception, x: Any) -> Exception | None:
+    """What says that the card of `x` can run nothing any more; None if it can.
+
+    torch says so itself in an error of its own; after any other, of Triton for instance, the card
+    is asked, unless a CUDA graph is being captured, which that would break.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return error
+    if getattr(x, "is_cuda", False):
+        try:
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(x.device)
+        except torch.AcceleratorError as found:
+            return found
+    return None
+
+
+def _told(op: str, error: Exception, x: Any) -> Exception | None:
+    """What a user is told in place of an error after which the body of `op` would fail too."""
+    if out_of_memory(error):
+        return torch.OutOfMemoryError(f"the kernel of {op}: {error}")
+    dead = fatal(error, x)
+    if dead is None:
+        return None
+    return torch.AcceleratorError(
+        f"the kernel of {op}, or one before it, left the card unusable "
+        f"({_line(dead)}); run again with {SETTING}=torch, which runs PyTorch operations instead"
+    )
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def state(device: torch.device) -> str:
@@ -153,6 +213,8 @@ def register(
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
+                if told := _told(op._name, error, args[0]):
+                    raise told from error
                 _failed[key] = f"{type(error).__name__}: {error}"
                 log.warning(
                     "the kernel of %s failed, so it runs as PyTorch operations, slower: %s",

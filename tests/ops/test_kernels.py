@@ -1,6 +1,6 @@
 """Which kernel an op runs, and on which device."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +30,64 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
         kernels.register(op, device, lambda x, y: events.append("ran"))
         found[device](torch.tensor(3), 4)
     assert events == [3, "ran", "left", "ran"]
+
+
+def registered(kernel, device="cuda"):
+    """What an op runs on a kind of device, whose body returns "body"."""
+    found = {}
+    op = SimpleNamespace(
+        _name="op",
+        _init_fn=lambda x: "body",
+        register_kernel=lambda device: lambda run: found.update({device: run}),
+    )
+    kernels.register(op, device, kernel)
+    return found[device]
+
+
+def failing(error):
+    def kernel(x):
+        raise error
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), torch.OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), torch.AcceleratorError),
+    ],
+)
+def test_no_body_runs_where_it_would_fail_too(error, kind):
+    with pytest.raises(kind) as raised:
+        registered(failing(error))(torch.ones(1))
+    assert raised.value is error or "the kernel of op" in str(raised.value)
+    assert not kernels.failures()
+
+
+def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
+    """Triton's errors do not say whether anything can run after them."""
+
+    def synchronize(device):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    card = SimpleNamespace(is_cuda=True, device="cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    run = registered(failing(RuntimeError("Triton Error [CUDA]: misaligned address")))
+    with pytest.raises(torch.AcceleratorError) as raised:
+        run(card)
+    assert str(raised.value) == (
+        "the kernel of op, or one before it, left the card unusable (CUDA error: an illegal memory "
+        "access was encountered); run again with RAZORCTL_KERNELS=torch, which runs PyTorch "
+        "operations instead"
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert run(card) == "body"
+    assert list(kernels.replaced()) == [("op", "cuda")]
+    kernels._failed.clear()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -11,11 +12,17 @@ from typing import Any
 
 import torch
 import triton
-from triton.errors import TritonError
+
+from razorctl import folders
+from razorctl.ops import kernels
 
 WARM_UPS = 2  # the first compiles
 ROUNDS, CALLS = 3, 5
 AHEAD = 2_000_000  # cycles that the card waits, so that launching takes none of the time
+LONGEST = 32_000_000  # the most of them, for a way that takes many launches
+TRIES = 3  # timings that run out of memory before the process keeps what it found
+
+_short: Counter[tuple[str, str]] = Counter()  # (card, key) -> how often memory did not suffice
 
 
 def fastest(
@@ -23,8 +30,11 @@ def fastest(
 ) -> Callable[..., None]:
     """Which of the `ways` takes least time on `work`, whose first entry says on which card.
 
-    Times them all when it sees `key` for the first time on this kind of card, unless a CUDA graph
-    is being captured, which gets the first of them. All must leave the same behind.
+    Times them all when it sees `key`, whose first word names the op, for the first time on this
+    kind of card, unless a CUDA graph is being captured, which gets the first of them. All must
+    leave the same behind. Where memory does not suffice for one of them, nothing is kept, so that
+    the next call times them again; after TRIES of that the process, but not the disk, keeps the
+    best of the others. Raises what a way raises if all do, or if the card can run nothing after it.
     """
     if len(ways) == 1:
         return next(iter(ways.values()))
@@ -33,28 +43,60 @@ def fastest(
     if chosen.get(key) not in ways:
         if torch.cuda.is_current_stream_capturing():
             return next(iter(ways.values()))
-        times = {name: _milliseconds(way, work) for name, way in ways.items()}
-        chosen[key] = min(times, key=times.__getitem__)
-        _keep(card, key, chosen[key])
+        times, short = _times(ways, work, key.split()[0])
+        best = min(times, key=times.__getitem__)
+        _short[card, key] += short
+        if short and _short[card, key] < TRIES:
+            return ways[best]
+        chosen[key] = best
+        if not short:
+            _keep(card, key, best)
     return ways[chosen[key]]
 
 
+def _times(
+    ways: Mapping[str, Callable[..., None]], work: tuple[Any, ...], op: str
+) -> tuple[dict[str, float], bool]:
+    """Way -> milliseconds, without those that fail, and whether one failed for lack of memory."""
+    times: dict[str, float] = {}
+    errors: list[Exception] = []
+    short = False
+    for name, way in ways.items():
+        try:
+            times[name] = _milliseconds(way, work)
+        except Exception as error:
+            errors.append(error)
+            if kernels.out_of_memory(error):
+                short = True
+            elif kernels.fatal(error, work[0]) is not None:
+                raise
+            else:
+                kernels.note_failed_way(op, name, error)
+    if not times:
+        raise next(filter(kernels.out_of_memory, errors), errors[0])
+    return times, short
+
+
 def _milliseconds(way: Callable[..., None], work: tuple[Any, ...]) -> float:
-    """The least time of a few calls; infinite for a way that this card cannot go."""
-    best = float("inf")
-    with suppress(RuntimeError, TritonError):
-        for _ in range(WARM_UPS):
+    """The least time of a few calls; raises what the way raises."""
+    for _ in range(WARM_UPS):
+        way(*work)
+    found: list[float] = []
+    ahead = AHEAD
+    while len(found) < ROUNDS:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(ahead)
+        start.record()
+        for _ in range(CALLS):
             way(*work)
-        for _ in range(ROUNDS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD)
-            start.record()
-            for _ in range(CALLS):
-                way(*work)
-            end.record()
-            end.synchronize()
-            best = min(best, start.elapsed_time(end) / CALLS)
-    return best
+        overtaken = start.query()  # the card had begun before all was launched
+        end.record()
+        end.synchronize()
+        if overtaken and ahead < LONGEST:
+            ahead = min(4 * ahead, LONGEST)
+        else:
+            found.append(start.elapsed_time(end) / CALLS)
+    return min(found)
 
 
 @cache
@@ -64,9 +106,7 @@ def _card(device: torch.device) -> str:
 
 
 def _file() -> Path:
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("razorctl")) / "kernels.json"
+    return folders.cache() / "kernels.json"
 
 
 @cache
