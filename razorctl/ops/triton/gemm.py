@@ -125,7 +125,7 @@ def scaled_gemm_kernel(
             rest = k - start - dot * BK
             a_part = tl.load(a_at + dot * BK, mask=terms[None, :] < rest, other=0)
             b_part = tl.load(b_at + dot * BK, mask=terms[:, None] < rest, other=0)
-            product = tl.dot(a_part, b_part, product)
+            product = tl.dot(a_part, b_part, product, out_dtype=tl.int32)
         a_at += BK * DOTS
         b_at += BK * DOTS
 

@@ -24,6 +24,7 @@ WIDEST_HEADS = 8192  # columns of all heads of q, k and v, whose places it holds
 ROWS = 32  # that a program of `int8_rows` copies one after the other
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
+COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spill
 
 
 @triton.jit
@@ -222,6 +223,7 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     partial = scale.new_empty(cdiv(rows, TILE["R"]), columns)
     grid, options = _programs(rows, columns), {"num_warps": TILE_WARPS, "num_stages": 1}
     largest_kernel[grid](x, partial, *shape, **TILE, **options)
+    options["maxnreg"] = COLUMNS_REGISTERS
     int8_columns_kernel[grid](x, partial, codes, scale, *shape, **TILE, **options)
     return codes, scale
 
@@ -269,7 +271,10 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         signature = {**x, "partial": "*fp32", **shape}
         yield Variant(largest_kernel, signature, TILE, TILE_WARPS, 1, f"largest {dtype}")
         signature = {**x, "partial": "*fp32", **result, **shape}
-        yield Variant(int8_columns_kernel, signature, TILE, TILE_WARPS, 1, f"int8_columns {dtype}")
+        yield Variant(
+            int8_columns_kernel, signature, TILE, TILE_WARPS, 1, f"int8_columns {dtype}",
+            most_registers=COLUMNS_REGISTERS,
+        )  # fmt: skip
     pointers = {"codes": "*i8", "scale": "*fp32", "most": "*fp32", "balanced": "*i8"}
     signature = {**pointers, "shared": "*fp32", "rows": "i32", "columns": "i32"}
     yield Variant(balance_kernel, signature, TILE, TILE_WARPS, 1, "balance")

@@ -70,18 +70,13 @@ def _values(x, first, row, column, wide, stride, mean, rstd):
 
 
 @triton.jit
-def _of_rows(statistic, first, row):
-    """What there is for the rows, or None."""
-    if statistic is None:
-        return None
-    else:
-        return tl.load(statistic + first + row)
-
-
-@triton.jit
 def _part(x, first, row, column, wide, stride, mean, rstd):
     """The same, from pointers to the statistics."""
-    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
+    centers, factors = mean, rstd  # None stays None
+    if mean is not None:
+        centers = tl.load(mean + first + row)
+    if rstd is not None:
+        factors = tl.load(rstd + first + row)
     return _values(x, first, row, column, wide, stride, centers, factors)
 
 
@@ -130,7 +125,11 @@ def quantize_tile(
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
     to = local[:, None] * (strip * BITS) + u[None, :]
     packed += first * (strip * BITS)
-    centers, factors = _of_rows(mean, first, row), _of_rows(rstd, first, row)
+    centers, factors = mean, rstd  # None stays None; no helper returns it: Triton 3.6 cannot
+    if mean is not None:
+        centers = tl.load(mean + first + row)
+    if rstd is not None:
+        factors = tl.load(rstd + first + row)
     word = tl.zeros((R, U), tl.int32)
     # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
     for plane in range(first_width(BITS)):
