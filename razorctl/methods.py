@@ -1,7 +1,7 @@
 """Methods by name: a rule for each layer kind, and the defaults of a recipe's settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
@@ -10,6 +10,7 @@ WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget dra
 # in bits, and heads compute the gradient of their logits in the forward pass.
 EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 HEAD = {"head": "dense"}
+CLOSE = 0.98  # least cosine to the exact gradient of one that is called close to it
 Part = Literal["", "adapters", "bias", "head"]
 
 
@@ -32,8 +33,10 @@ class Method:
     ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
         which `rules.allocation` chooses the other rules; or `nothing`.
     skip_last_linear: whether the last linear layer, a classifier, stays stock.
-    close_up_to: the largest ratio at which the whole gradient has a measured cosine of 0.98 or
-        more to the exact one, on five tasks; see scripts/bench/gradients.py.
+    cosines: width of activations, as `rules.allocation.width` names it -> ratio -> the cosine of
+        the whole gradient to the exact one of single precision: the least of five tasks, by
+        scripts/bench/gradients.py. A method that ignores the ratio has it at 1; one that is close
+        at no ratio has none.
     """
 
     name: str
@@ -48,7 +51,7 @@ class Method:
     torchao: bool = False
     ratio: Literal["pruned", "bytes", "nothing"] = "pruned"
     skip_last_linear: bool = False
-    close_up_to: float = -1.0
+    cosines: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     @property
     def prunes(self) -> bool:
@@ -59,6 +62,12 @@ class Method:
     def approximates(self) -> bool:
         """Whether some layer kinds save or compute an approximation."""
         return self.prunes or self.torchao
+
+    def close_up_to(self, width: str) -> float:
+        """The ratio up to which each one measured has a cosine of at least CLOSE; 0 if none has."""
+        measured = self.cosines.get(width, {})
+        far = min((ratio for ratio, cosine in measured.items() if cosine < CLOSE), default=2.0)
+        return max((ratio for ratio in measured if ratio < far), default=0.0)
 
     @property
     def has_ratio(self) -> bool:
@@ -161,7 +170,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             ratio="nothing",
             skip_last_linear=True,
-            close_up_to=1.0,
+            cosines={"wide": {1: 1.0}},
         ),
         Method(
             "int8",
@@ -172,7 +181,7 @@ METHODS: dict[str, Method] = {
             int8=True,
             ratio="nothing",
             skip_last_linear=True,
-            close_up_to=1.0,
+            cosines={"wide": {1: 0.9991}},
         ),
         Method(
             "int2",
@@ -192,7 +201,10 @@ METHODS: dict[str, Method] = {
             int8=True,
             ratio="bytes",
             skip_last_linear=True,
-            close_up_to=0.9,
+            cosines={
+                "wide": {0.5: 0.9991, 0.75: 0.9991, 0.9: 0.9872},
+                "narrow": {0.85: 0.993, 0.88: 0.978, 0.9: 0.944},
+            },
         ),
     )
 }

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
-from razorctl.methods import DEFAULT_METHOD, EXACT, HEAD, METHODS, WEIGHTS, Attention, Part
-from razorctl.rules.allocation import allocate
+from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, HEAD, METHODS, WEIGHTS, Attention, Part
+from razorctl.rules.allocation import allocate, width
 
 Joint = Literal["weights", "branches"]
 
@@ -123,11 +123,23 @@ class Recipe:
         pruned = self.has_effect and method.approximates
         return pruned or bool(self.part) or self.joint_budget < 1
 
-    @property
-    def close(self) -> bool:
-        """Whether the gradient was measured to be close to the exact one."""
-        exact_forward = self.joint_budget == 1 and not self.int8_forward
-        return exact_forward and self.ratio <= METHODS[self.method].close_up_to
+    def cosine(self, precision: str) -> float | None:
+        """The measured cosine of the whole gradient to the exact one, at a precision of `Job`.
+
+        It is the least of the measured models, at the nearest measured ratio that is not smaller;
+        1 if the method is exact, None if it was not measured or the method is close at no ratio.
+        """
+        if not self.approximates and not self.int8_forward:
+            return 1.0
+        if self.part or self.joint_budget < 1 or self.int8_forward:
+            return None
+        measured = METHODS[self.method].cosines.get(width(precision), {})
+        return measured.get(min((r for r in measured if r >= self.ratio), default=-1.0))
+
+    def close(self, precision: str) -> bool:
+        """Whether the gradient is exact, or was measured to be close to it at a precision."""
+        cosine = self.cosine(precision)
+        return cosine is not None and cosine >= CLOSE
 
     @property
     def rules(self) -> Mapping[str, str]:

@@ -1,11 +1,14 @@
 import importlib
+import json
+from pathlib import Path
 
 import pytest
 
 from razorctl.errors import UsageError
 from razorctl.layers.libraries import LIBRARIES, swaps
-from razorctl.methods import DEFAULT_METHOD, EXACT, METHODS, WEIGHTS
+from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, METHODS, WEIGHTS
 from razorctl.recipe import Recipe
+from razorctl.rules.allocation import width
 from razorctl.rules.registry import RULES
 
 for library in LIBRARIES:  # so that `swaps` has all that it may have
@@ -125,8 +128,51 @@ def test_ratio_zero_has_no_rules_and_leaves_attention_alone():
 def test_a_forward_pass_in_int8_is_asked_for_and_its_gradient_is_not_called_close():
     assert Recipe().int8 == (True, True, False)
     assert Recipe(int8_forward=True).int8 == (True, True, True)
-    assert Recipe().close
-    assert not Recipe(int8_forward=True).close
+    assert Recipe().close("fp32")
+    assert not Recipe(int8_forward=True).close("fp32")
+
+
+def test_cosines_are_the_least_of_the_measured_ones():
+    """Of five tasks, all of which have to be measured."""
+    results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
+    measured: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for row in results["rows"]:
+        if not row["int8_forward"] and row["method"] != "full":
+            ratio = 1.0 if row["ratio"] is None else row["ratio"]
+            of_method = measured.setdefault((row["method"], width(row["precision"])), {})
+            of_method.setdefault(ratio, []).append(row["closeness"]["all"]["cosine"])
+    for name, method in METHODS.items():
+        for size in ("wide",):
+            found = measured.get((name, size), {})
+            least = {ratio: min(cosines) for ratio, cosines in found.items()}
+            close = max(least.values(), default=0) >= CLOSE
+            assert method.cosines.get(size, {}) == pytest.approx(least if close else {}, abs=5e-5)
+
+
+def test_the_cosine_is_that_of_the_precision_and_of_the_next_measured_ratio():
+    measured = METHODS["razor"].cosines
+    assert Recipe(ratio=0.9).cosine("fp32") == measured["wide"][0.9]
+    assert Recipe(ratio=0.9).cosine("bf16") == measured["narrow"][0.9]
+    assert Recipe(ratio=0.9).cosine("fp16") == measured["narrow"][0.9]
+    assert Recipe(ratio=0.89).cosine("bf16") == measured["narrow"][0.9]
+    assert Recipe(ratio=0.92).cosine("bf16") is None
+    assert Recipe(ratio=0.9).close("fp32")
+    assert not Recipe(ratio=0.9).close("bf16")
+
+
+@pytest.mark.parametrize("recipe", [Recipe("full"), Recipe("checkpoint"), Recipe("razor", 0)])
+def test_an_exact_gradient_has_cosine_1(recipe):
+    assert recipe.cosine("bf16") == 1
+    assert recipe.close("bf16")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe("lora"), Recipe("razor", joint_budget=0.5), Recipe("full", int8_forward=True)],
+)
+def test_what_was_not_measured_has_no_cosine(recipe):
+    assert recipe.cosine("bf16") is None
+    assert not recipe.close("bf16")
 
 
 def test_a_joint_budget_draws_the_weights_of_methods_that_prune_nothing():

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from razorctl.memory.trace_cache import Trace
-from razorctl.methods import METHODS
+from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
 from razorctl.recipe import Recipe
 
@@ -97,11 +97,15 @@ def seconds(trace: Trace, gpu: Gpu) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run a job: a recipe, and the number of micro-batches in a step."""
+    """A way to run a job: a recipe, and the number of micro-batches in a step.
+
+    cosine: of its gradient to the exact one at the job's precision, as `Recipe.cosine`.
+    """
 
     recipe: Recipe
     accumulate: int
     predicted: Predicted
+    cosine: float | None
 
     @property
     def exact(self) -> bool:
@@ -123,7 +127,7 @@ class Candidate:
         """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
-        far = not (self.exact or recipe.close)
+        far = self.cosine is None or self.cosine < CLOSE
         return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, ratio
 
     def fits(self, budget: int) -> bool:

@@ -11,6 +11,7 @@ from razorctl.errors import UsageError
 from razorctl.job import LANGUAGE, Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
+from razorctl.methods import DEFAULT_METHOD, METHODS
 from razorctl.planning.candidates import (
     CONTEXT,
     FRAGMENTATION,
@@ -20,7 +21,7 @@ from razorctl.planning.candidates import (
 )
 from razorctl.planning.gpus import Gpu
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest
+from razorctl.rules.allocation import largest, width
 
 Prefer = Literal["balanced", "exact", "fast"]
 WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
@@ -28,7 +29,8 @@ WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
     "balanced": ("fast",),
     "fast": (),
 }
-RATIOS = (0.5, 0.9)  # ratios of razor that are tried beside the largest allowed one
+# Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
+RATIOS = (0.5, 0.9)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
 # differ by, branches when encoders classified texts (scripts/bench/README.md#accuracy).
 INT8 = Recipe(ratio=0.9, int8_forward=True)
@@ -143,7 +145,8 @@ class Search:
             self.report(label(recipe, accumulate))
             full = self._trace(Recipe("full"), 1)
             predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu, full, self._shards)
-            self.looked_at[key] = Candidate(recipe, accumulate, predicted)
+            cosine = recipe.cosine(self.job.precision)
+            self.looked_at[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.looked_at[key]
 
     @property
@@ -205,16 +208,16 @@ class Search:
     @cached_property
     def _razor(self) -> list[Recipe]:
         """razor at the allowed ratios: close recipes first, larger ratios before smaller ones."""
-        width = "wide" if self.job.precision == "fp32" else "narrow"
-        most = min(self.job.max_ratio, largest(width))
-        ratios = [*(ratio for ratio in RATIOS if ratio < most), most]
-        recipes = [Recipe(ratio=ratio) for ratio in ratios]
-        return sorted(recipes, key=lambda recipe: (not recipe.close, -recipe.ratio))
+        precision = self.job.precision
+        most = min(self.job.max_ratio, largest(width(precision)))
+        tried = {*RATIOS, METHODS[DEFAULT_METHOD].close_up_to(width(precision))}
+        recipes = [Recipe(ratio=ratio) for ratio in (*(r for r in tried if r < most), most)]
+        return sorted(recipes, key=lambda recipe: (not recipe.close(precision), -recipe.ratio))
 
     @property
     def _close(self) -> list[Recipe]:
         """The recipes of razor whose gradient was measured to be close to the exact one."""
-        return [recipe for recipe in self._razor if recipe.close]
+        return [recipe for recipe in self._razor if recipe.close(self.job.precision)]
 
     @property
     def _fast(self) -> list[Recipe]:

@@ -20,6 +20,11 @@ from razorctl.errors import UsageError
 RESERVE = {"wide": 0.1, "narrow": 0.0}
 
 
+def width(precision: str) -> str:
+    """The width of the activations of a precision of `Job`, a key of RESERVE."""
+    return "wide" if precision == "fp32" else "narrow"
+
+
 @cache
 def _choices() -> Mapping[str, list[dict[str, Any]]]:
     text = files("razorctl.rules").joinpath("allocations.json").read_text()

@@ -12,7 +12,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
-from razorctl.rules.allocation import largest
+from razorctl.rules.allocation import largest, width
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _ratios(job: Job, recipe: Recipe) -> list[float]:
         return []
     most = job.max_ratio
     if recipe.has_byte_budget:
-        most = min(most, largest("wide" if job.precision == "fp32" else "narrow"))
+        most = min(most, largest(width(job.precision)))
     return [ratio for ratio in sorted({*RATIOS, most}) if recipe.ratio < ratio <= most]
 
 

@@ -1,14 +1,16 @@
 """Fine-tunes the tasks of files.py with every method: the accuracy, and the time to reach full's.
 
-    scripts/bench/accuracy.sh [--device cuda] [--grid full] [--tasks TASK ...]
+    scripts/bench/accuracy.sh [--device cuda] [--precision bf16] [--grid full] [--tasks TASK ...]
 
 Each run is one of `razorctl.finetune`, from reading files to the test at the end. Seed 0 is run
 with each learning rate of its task, the others with the one whose mean loss on the validation split
 is the least, until that one has all seeds. On a CPU as many runs go on at once as there are cores,
 each on one of them. Last, steps of all methods take turns, each on all cores, for the time of a
 step. Results are in results/accuracy-TASK-DEVICE-DATE.json; a call goes on where an earlier one
-with the same settings was interrupted. It needs the `bench` extra, and one to three minutes of a
-core for each run.
+with the same settings was interrupted. With --precision bf16 runs are under autocast, as GPUs
+train, and their results in results/accuracy-TASK-bf16-DEVICE-DATE.json; each case then has the
+learning rate that results in fp32 found for it or its method, if there are any. It needs the
+`bench` extra, and one to three minutes of a core for each run.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from rich.table import Table
 
 from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
-from razorctl.job import LEAST
+from razorctl.job import LEAST, Precision
 from razorctl.surgery.of_job import OfJob
 from razorctl.training.profiler import CLASSES, Training
 from razorctl.training.rows import TARGET
@@ -60,6 +62,7 @@ GRIDS = {
     "full": {
         **CORE,
         **{f"{m} at {r}": Recipe(m, r) for m in ("backrazor", "razor") for r in (0.5, 0.75)},
+        "razor at 0.85": Recipe("razor", 0.85),  # in bf16 its gradient is close
         **{name: Recipe(name) for name in ("bias", "head", "half", "int8", "int2")},
         "prebackrazor": Recipe("prebackrazor", RATIO),
         "prebackrazor, scaled by 1 / p": Recipe("prebackrazor", RATIO, unbiased=True),
@@ -87,16 +90,18 @@ class Wanted:
     rate: float
 
 
-def job_of(task: Task, cache: Path) -> Job:
-    return replace(task.job, model=str(task.model(cache)), dataset=str(task.data(cache)))
+def job_of(task: Task, precision: Precision, cache: Path) -> Job:
+    folders = {"model": str(task.model(cache)), "dataset": str(task.data(cache))}
+    return replace(task.job, precision=precision, **folders)
 
 
-def run(wanted: Wanted, device: str, cache: Path, threads: int) -> Row:
+def run(wanted: Wanted, precision: Precision, device: str, cache: Path, threads: int) -> Row:
     """Fine-tunes from files to the result; a row of `runs`."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    job = replace(job_of(TASKS[wanted.task], cache), seed=wanted.seed, learning_rate=wanted.rate)
+    job = job_of(TASKS[wanted.task], precision, cache)
+    job = replace(job, seed=wanted.seed, learning_rate=wanted.rate)
     recipe = replace(GRIDS["full"][wanted.case], seed=wanted.seed)
     row: Row = asdict(wanted)
     with tempfile.TemporaryDirectory() as out:
@@ -128,10 +133,12 @@ def best_rate(runs: Iterable[Row], case: str) -> float:
     return min(losses, key=lambda rate: fmean(losses[rate]))
 
 
-def time_steps(name: str, cases: Mapping[str, Recipe], device: str, cache: Path) -> Iterator[Row]:
+def time_steps(
+    name: str, cases: Mapping[str, Recipe], precision: Precision, device: str, cache: Path
+) -> Iterator[Row]:
     """The step of each case in seconds and in that of `full`, medians over turns."""
     place = torch.device(device)
-    job = job_of(TASKS[name], cache)
+    job = job_of(TASKS[name], precision, cache)
     family, _ = data.pair(job)
     job = job.resolved(family.defaults, sys.maxsize)
     made: dict[str, Training] = {}
@@ -249,9 +256,10 @@ def figures(outcome: Outcome, full: Outcome) -> Row:
     }
 
 
-def described(name: str, device: str) -> Row:
+def described(name: str, precision: Precision, device: str) -> Row:
     """The settings of a task that all its runs share."""
-    job = {k: v for k, v in asdict(TASKS[name].job).items() if v not in (None, "", False)}
+    job = asdict(replace(TASKS[name].job, precision=precision))
+    job = {k: v for k, v in job.items() if v not in (None, "", False)}
     return {
         "device": device_name(device),
         "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
@@ -268,11 +276,12 @@ def described(name: str, device: str) -> Row:
 class Results:
     """The results of a task in their file, which is written after each run."""
 
-    def __init__(self, name: str, device: str, cases: Iterable[str]) -> None:
+    def __init__(self, name: str, precision: Precision, device: str, cases: Iterable[str]) -> None:
         self.name = name
-        common = json.loads(json.dumps(described(name, device)))
-        known = sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json"))
-        self.path = RESULTS / f"accuracy-{name}-{device}-{date.today().isoformat()}.json"
+        common = json.loads(json.dumps(described(name, precision, device)))
+        stem = f"accuracy-{name}{'' if precision == 'fp32' else f'-{precision}'}-{device}"
+        known = sorted(RESULTS.glob(f"{stem}-*.json"))
+        self.path = RESULTS / f"{stem}-{date.today().isoformat()}.json"
         self.document: Row = {"runs": [], "times": [], "cases": []}
         for path in known:
             document = json.loads(path.read_text())
@@ -281,6 +290,7 @@ class Results:
         every = {*self.document["cases"], *cases}
         ordered = [case for case in GRIDS["full"] if case in every]
         command = ["scripts/bench/accuracy.sh", "--device", device, "--tasks", name]
+        command += [] if precision == "fp32" else ["--precision", precision]
         command += [] if ordered == list(CORE) else ["--cases", *ordered]
         self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
@@ -298,13 +308,26 @@ class Results:
         partial_file.replace(self.path)
 
 
-def execute(wanted: list[Wanted], results: Results, device: str, cache: Path) -> None:
+def found_rates(name: str, case: str, precision: Precision, device: str) -> tuple[float, ...]:
+    """The learning rates to try for a case: all of the task, or the one that was found in fp32."""
+    if precision != "fp32":
+        for path in sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json")):
+            rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
+            for known in (case, GRIDS["full"][case].method):
+                if known in rows and not rows[known]["error"]:
+                    return (rows[known]["learning_rate"],)
+    return TASKS[name].rates
+
+
+def execute(
+    wanted: list[Wanted], results: Results, precision: Precision, device: str, cache: Path
+) -> None:
     """Runs, on a CPU one for each core at once."""
     workers = (os.cpu_count() or 1) if device == "cpu" else 1
     threads = 1 if device == "cpu" else torch.get_num_threads()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        one = partial(run, device=device, cache=cache, threads=threads)
+        one = partial(run, precision=precision, device=device, cache=cache, threads=threads)
         for future in as_completed([pool.submit(one, each) for each in wanted]):
             row = future.result()
             results.document["runs"].append(row)
@@ -318,6 +341,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--grid", choices=list(GRIDS), default="core")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--cases", nargs="+", choices=list(GRIDS["full"]), help="of the grid")
@@ -330,11 +354,17 @@ def main() -> None:
     args = parse()
     transformers.logging.set_verbosity_error()
     cases = {name: GRIDS["full"][name] for name in args.cases or GRIDS[args.grid]}
+    where = args.precision, args.device
     for name in args.tasks:
-        results = Results(name, args.device, cases)
-        job_of(TASKS[name], args.cache)  # writes the files, before processes want them
-        trials = [Wanted(name, case, 0, rate) for case in cases for rate in TASKS[name].rates]
-        execute(results.left(trials), results, args.device, args.cache)
+        results = Results(name, *where, cases)
+        # Writes the files, before processes want them.
+        job_of(TASKS[name], args.precision, args.cache)
+        trials = [
+            Wanted(name, case, 0, rate)
+            for case in cases
+            for rate in found_rates(name, case, *where)
+        ]
+        execute(results.left(trials), results, *where, args.cache)
         while True:  # what the other seeds say of a rate can make another one the best
             runs = [
                 Wanted(name, case, seed, best_rate(results.document["runs"], case))
@@ -343,7 +373,7 @@ def main() -> None:
             ]
             if not (left := results.left(runs)):
                 break
-            execute(left, results, args.device, args.cache)
+            execute(left, results, *where, args.cache)
         done = {
             row["case"]: GRIDS["full"][row["case"]]
             for row in results.document["rows"]
@@ -351,7 +381,7 @@ def main() -> None:
         }
         timed = {row["case"] for row in results.document["times"]}
         if not args.no_times and not timed.issuperset(done):
-            results.document["times"] = list(time_steps(name, done, args.device, args.cache))
+            results.document["times"] = list(time_steps(name, done, *where, args.cache))
             results.write()
         Console().print(report(results.document["rows"]))
 

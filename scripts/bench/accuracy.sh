@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Accuracy and time to target of every method on real tasks; see accuracy.py, which has the options.
 #
-#     scripts/bench/accuracy.sh [--device cuda] [--grid core|full] [--tasks TASK ...]
+#     scripts/bench/accuracy.sh [--device cuda] [--precision bf16] [--grid core|full] [--tasks TASK ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

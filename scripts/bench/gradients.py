@@ -3,14 +3,17 @@
     .venv/bin/python scripts/bench/gradients.py
 
 The script sums the gradient of a fine-tuning loss over the first batches of tasks on real data, in
-double precision, with every method at every ratio, and without a method. A method whose backward
-GEMMs run in int8 is also measured with an int8 forward pass. The script writes
-results/gradients.json: the cosine and the relative error of the weight gradients of each layer
-kind, of the gradient of the embedding's output, and of the whole gradient, with the bytes that a
-step saves. Dropout is off, so that pruning is the only difference. Rows of listed models with
-random weights and random images stand apart, since their gradients are not those of fine-tuning.
-With --tasks or --methods the rows that are not asked for stay. The script needs the `bench` extra
-and takes some twenty-five minutes, and seven more where convnets.py and decoder.py train first.
+double precision, with every method at every ratio, and without a method: in fp32, and under bf16
+autocast as GPUs train. The exact gradient is always that of `full` in fp32, so the row of `full` in
+bf16 says what rounding alone costs. A method whose backward GEMMs run in int8 is also measured with
+an int8 forward pass. The script writes results/gradients.json: the cosine and the relative error of
+the weight gradients of each layer kind, of the gradient of the embedding's output, and of the whole
+gradient, with the bytes that a step saves. Dropout is off, so that rounding and pruning are the
+only differences. Rows of listed models with random weights and random images stand apart, since
+their gradients are not those of fine-tuning. Rows that are not asked for stay, and with --missing
+those that are there, so that a call goes on where an earlier one was interrupted. The script needs
+the `bench` extra and takes an hour, and seven minutes more where convnets.py and decoder.py train
+first.
 """
 
 import argparse
@@ -18,7 +21,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -48,6 +51,7 @@ from razorctl.planning.candidates import label
 from razorctl.surgery.byte_budget import sparsify_within
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
+MORE = (0.8, 0.85, 0.88)  # for byte budgets, which leave few bits at a precision of 16
 BATCHES = 8
 BATCH = 16
 TASKS = {**pretrained.TASKS, **convnets.TASKS, **decoder.TASKS}
@@ -55,7 +59,8 @@ TASKS = {**pretrained.TASKS, **convnets.TASKS, **decoder.TASKS}
 RANDOM = {"resnet50": 96, "mobilenetv2": 96, "convnext-t": 64, "swin-t": 64, "segformer-b0": 96}
 RANDOM_BATCH = 4
 RANDOM_BATCHES = 2
-FEW = ("backrazor", "int8", "razor")  # methods on random weights
+FEW = ("full", "backrazor", "int8", "razor")  # methods on random weights
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 RESULT = Path(__file__).parent / "results" / "gradients.json"
 
 
@@ -67,14 +72,20 @@ class Closeness:
     relative_error: float
 
 
-def recipes() -> list[Recipe]:
-    """The recipes of every method that is not exact, at every ratio that it can meet."""
-    found = []
+def recipes(precision: str) -> list[Recipe]:
+    """The recipes of every method that is not exact, at every ratio that it can meet.
+
+    `full` is not exact either where the precision rounds.
+    """
+    found = [] if PRECISIONS[precision] is None else [Recipe("full")]
     for name, method in METHODS.items():
         if method.prunes:
             ratios = RATIOS if method.ratio != "nothing" else (Recipe.ratio,)
             forwards = (False, True) if method.int8 else (False,)
-            for int8_forward, ratio in itertools.product(forwards, ratios):
+            every = list(itertools.product(ratios, forwards))
+            if method.ratio == "bytes":
+                every += [(ratio, False) for ratio in MORE]
+            for ratio, int8_forward in every:
                 with suppress(UsageError):
                     found.append(Recipe(name, ratio, int8_forward=int8_forward))
     return found
@@ -136,23 +147,28 @@ class Subject:
         taken = [take(rows, torch.arange(i * size, (i + 1) * size)) for i in range(batches)]
         self.batches = [(task.inputs(batch), batch["labels"]) for batch in taken]
 
-    def saved(self) -> int:
+    def saved(self, autocast: torch.dtype | None) -> int:
         """The bytes that a step on the first batch saves, traced."""
-        return saved_bytes(self.model, self.batches[0], forward=forward)
+        return saved_bytes(self.model, self.batches[0], autocast=autocast, forward=forward)
 
-    def sparsify(self, recipe: Recipe) -> None:
+    def sparsify(self, recipe: Recipe, autocast: torch.dtype | None) -> None:
         """Sparsifies the model so that a step meets a byte budget, as the command line does."""
-        sparsify_within(self.model, recipe, self.batches[0], forward=forward)
+        sparsify_within(self.model, recipe, self.batches[0], autocast=autocast, forward=forward)
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Layer kind -> its weight gradients, summed over batches; "embedding" and "all" too."""
+    def gradients(self, autocast: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Layer kind -> its weight gradients, summed over batches; "embedding" and "all" too.
+
+        autocast: the dtype of a mixed-precision step, None for none.
+        """
         at_embedding: list[Tensor] = []
         total: dict[int, Tensor] = {}
         with self._watching(at_embedding.append):
             for number, (inputs, labels) in enumerate(self.batches):
                 torch.manual_seed(number)
                 self.model.zero_grad()
-                loss(self.model, inputs, labels).backward()  # type: ignore[no-untyped-call]
+                with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+                    value = loss(self.model, inputs, labels)
+                value.backward()  # type: ignore[no-untyped-call]
                 for parameter in self.model.parameters():
                     grad = parameter.new_zeros(parameter.shape, dtype=torch.float64)
                     grad = grad if parameter.grad is None else parameter.grad.double()
@@ -196,19 +212,28 @@ def compare(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, Close
     }
 
 
+def named(task: str, precision: str, recipe: Recipe) -> dict[str, Any]:
+    """What a row is of."""
+    return {
+        "task": task,
+        "precision": precision,
+        "method": recipe.method,
+        "ratio": recipe.ratio if METHODS[recipe.method].has_ratio else None,
+        "int8_forward": recipe.int8_forward,
+    }
+
+
 def measure(
-    subject: Subject, recipe: Recipe, exact: dict[str, Tensor], full: int
+    subject: Subject, recipe: Recipe, precision: str, exact: dict[str, Tensor], full: int
 ) -> dict[str, Any]:
     """A row of the result."""
-    subject.sparsify(recipe)
-    closeness = compare(subject.gradients(), exact)
-    saved = subject.saved()
+    autocast = PRECISIONS[precision]
+    subject.sparsify(recipe, autocast)
+    closeness = compare(subject.gradients(autocast), exact)
+    saved = subject.saved(autocast)
     restore(subject.model)
     return {
-        "task": subject.name,
-        "method": recipe.method,
-        "ratio": recipe.ratio if METHODS[recipe.method].ratio != "nothing" else None,
-        "int8_forward": recipe.int8_forward,
+        **named(subject.name, precision, recipe),
         "saved_bytes": saved,
         "full_saved_bytes": full,
         "closeness": {kind: asdict(value) for kind, value in closeness.items()},
@@ -218,11 +243,12 @@ def measure(
 def report(rows: list[dict[str, Any]]) -> Table:
     """The rows as a table of cosines."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row["closeness"]))
-    table = Table("task", "method", "ratio", "saved", "of full", *kinds)
+    table = Table("task", "precision", "method", "ratio", "saved", "of full", *kinds)
     for row in rows:
         cosines = (row["closeness"].get(kind) for kind in kinds)
         table.add_row(
             row["task"],
+            row["precision"],
             row["method"] + (", int8 forward" if row["int8_forward"] else ""),
             "" if row["ratio"] is None else f"{row['ratio']:g}",
             size(row["saved_bytes"]),
@@ -250,21 +276,39 @@ def describe() -> dict[str, Any]:
     }
 
 
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row is of, in the order of rows: task, precision, method, forward pass, ratio."""
+    return (
+        [*TASKS, *RANDOM].index(row["task"]),
+        list(PRECISIONS).index(row["precision"]),
+        list(METHODS).index(row["method"]),
+        row["int8_forward"],
+        row["ratio"] or 0,
+    )
+
+
 def measured(
-    task: Task, methods: Container[str], cache: Path, batches: int, size: int
+    task: Task,
+    wanted: list[tuple[str, Recipe]],
+    cache: Path,
+    batches: int,
+    size: int,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a task; a ratio that the model cannot meet has none."""
+    """The rows of a task, of these precisions and recipes.
+
+    A ratio that the model cannot meet has none.
+    """
     subject = Subject(task, task.load(cache)[0], cache, batches, size)
-    exact, full = subject.gradients(), subject.saved()
-    for recipe in recipes():
-        if recipe.method not in methods:
-            continue
+    exact = subject.gradients()
+    sizes = {precision: subject.saved(PRECISIONS[precision]) for precision in dict(wanted)}
+    for precision, recipe in wanted:
+        words = f"{task.name} {precision} {label(recipe, 1)}"
         try:
-            row = measure(subject, recipe, exact, full)
+            row = measure(subject, recipe, precision, exact, sizes[precision])
         except UsageError as error:
-            print(f"{task.name} {label(recipe, 1)}: {error}", file=sys.stderr)
+            print(f"{words}: {error}", file=sys.stderr)
             continue
-        print(f"{task.name} {label(recipe, 1)}: {row['closeness']['all']['cosine']:.4f}")
+        print(f"{words}: {row['closeness']['all']['cosine']:.4f}", flush=True)
         yield row
 
 
@@ -275,36 +319,43 @@ def main() -> None:
     every = [*TASKS, *RANDOM]
     parser.add_argument("--tasks", nargs="+", choices=every, default=every, metavar="TASK")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument(
+        "--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS)
+    )
+    parser.add_argument("--missing", action="store_true", help="only rows that the file lacks")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    known = json.loads(args.out.read_text()) if args.out.exists() else {}
-    rows, random = known.get("rows", []), known.get("random_rows", [])
+    document = json.loads(args.out.read_text()) if args.out.exists() else {}
+    document = {"rows": [], "random_rows": []} | document | describe()
     for name in args.tasks:
+        part = "rows" if name in TASKS else "random_rows"
+        known = {key(row): row for row in document[part]}
+        wanted = [
+            (precision, recipe)
+            for precision in args.precisions
+            for recipe in recipes(precision)
+            if recipe.method in args.methods
+            and (name in TASKS or recipe.method in FEW)
+            and not (args.missing and key(named(name, precision, recipe)) in known)
+        ]
+        if not wanted:
+            continue
         if name in TASKS:
-            found = measured(TASKS[name], args.methods, args.cache, BATCHES, BATCH)
-            rows = replaced(rows, name, args.methods, found)
+            found = measured(TASKS[name], wanted, args.cache, BATCHES, BATCH)
         else:
-            methods = [method for method in FEW if method in args.methods]
             task = random_task(name, RANDOM[name])
-            found = measured(task, methods, args.cache, RANDOM_BATCHES, RANDOM_BATCH)
-            random = replaced(random, name, methods, found)
-        document = {**describe(), "rows": rows, "random_rows": random}
-        args.out.write_text(json.dumps(document, indent=2) + "\n")
-    Console().print(report([*rows, *random]))
-
-
-def replaced(
-    rows: list[dict[str, Any]], task: str, methods: Container[str], found: Iterable[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The rows with those of a task and methods anew, in the order of tasks and methods."""
-    stay = [row for row in rows if row["task"] != task or row["method"] not in methods]
-    order, names = [*TASKS, *RANDOM], list(METHODS)
-    return sorted(
-        [*stay, *found], key=lambda row: (order.index(row["task"]), names.index(row["method"]))
-    )
+            found = measured(task, wanted, args.cache, RANDOM_BATCHES, RANDOM_BATCH)
+        if not args.missing:  # a ratio that can no longer be met loses its row
+            for precision, recipe in wanted:
+                known.pop(key(named(name, precision, recipe)), None)
+        for row in found:
+            known[key(row)] = row
+            document[part] = [known[one] for one in sorted(known)]
+            args.out.write_text(json.dumps(document, indent=2) + "\n")
+    Console().print(report([*document["rows"], *document["random_rows"]]))
 
 
 if __name__ == "__main__":

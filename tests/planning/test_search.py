@@ -1,11 +1,9 @@
 """The search: which way a preference takes, and what is said where none fits."""
 
-import json
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -25,7 +23,8 @@ from razorctl.rules.allocation import largest
 GIB = 2**30
 JOB = Job("vit-micro", "cifar100", batch_size=3, steps=10, precision="fp32")
 PREFERENCES = get_args(Prefer)
-RATIOS = (0.5, 0.9, largest("narrow"))
+CLOSE = METHODS["razor"].close_up_to("narrow")
+RATIOS = (0.5, CLOSE, 0.9, largest("narrow"))
 WAYS = (
     *(Recipe("full"), Recipe("checkpoint")),
     *(Recipe(ratio=ratio) for ratio in RATIOS),
@@ -53,7 +52,8 @@ class Made(Search):
         reserve = CONTEXT + math.ceil(FRAGMENTATION * peak)
         predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, seconds, 1, 1.0)
         return self.looked_at.setdefault(
-            (recipe, accumulate), Candidate(recipe, accumulate, predicted)
+            (recipe, accumulate),
+            Candidate(recipe, accumulate, predicted, recipe.cosine(self.job.precision)),
         )
 
     def all_that_fit(self, recipes) -> list[Candidate]:
@@ -105,7 +105,7 @@ def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets)
             assert prefer == "exact" or close > 0.95 * exact
         else:
             assert prefer == "balanced"
-            assert chosen.recipe.close
+            assert chosen.recipe.close("bf16")
             assert chosen.seconds == close < exact
 
 
@@ -127,22 +127,12 @@ def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, pre
     assert min(times) >= ALIKE * max(times)
 
 
-def test_close_are_the_ratios_measured_to_be_close():
-    results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
-    measured: dict[str, dict[float, float]] = {}
-    for row in results["rows"]:
-        if row.get("int8_forward"):
-            continue
-        cosines = measured.setdefault(row["method"], {})
-        ratio = 1.0 if row["ratio"] is None else row["ratio"]
-        cosines[ratio] = min(row["closeness"]["all"]["cosine"], cosines.get(ratio, 1.0))
-    for name, method in METHODS.items():
-        close = -1.0
-        for ratio, cosine in sorted(measured.get(name, {}).items()):
-            if cosine < 0.98:
-                break
-            close = ratio
-        assert method.close_up_to == close
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 0.9), ("bf16", CLOSE)])
+def test_the_largest_close_ratio_of_a_precision_is_tried(precision, close, cache):
+    job = replace(JOB, precision=precision)
+    trying = Search(job, gpus.load("h200"), GIB, None, cache)
+    assert {recipe.ratio for recipe in trying._close} == {0.5, close}
+    assert {0.5, close, 0.9} < {recipe.ratio for recipe in trying._razor}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +150,7 @@ def test_fast_adds_what_cost_no_accuracy(model, dataset, added, cache):
         )
         return [way for way in trying._allowed("fast") if way not in trying._allowed("balanced")]
 
-    assert [way for way in extra(0.95) if way.ratio == 0.9] == added
+    assert [way for way in extra(0.95) if way.ratio == 0.9 and way != Recipe()] == added
     assert extra(0.5) == []
 
 
