@@ -10,11 +10,11 @@ LEVELS = 127
 
 
 def _scale(x: Tensor, dim: int) -> Tensor:
-    """The scale of each slice of `x` along `dim`, whose size becomes 1."""
+    """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for one with a NaN."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     limit = torch.finfo(dtype).max
     largest = torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
-    return largest.to(dtype).nan_to_num(0, limit) / LEVELS
+    return largest.to(dtype).clamp(max=limit) / LEVELS
 
 
 def inverse(scale: Tensor) -> Tensor:
@@ -27,12 +27,12 @@ def transposed(codes: Tensor) -> Tensor:
 
     GPUs want both operands contiguous along the dimension that a GEMM contracts.
     """
-    return codes.t() if codes.device.type == "cpu" else codes.t().contiguous()
+    return codes.t() if kernels.on_cpu(codes.device) else codes.t().contiguous()
 
 
 def empty_transposed(x: Tensor) -> Tensor:
     """The result of `transposed` for int8 codes of `x`, without values."""
-    if x.device.type == "cpu":
+    if kernels.on_cpu(x.device):
         return x.new_empty(x.shape, dtype=torch.int8).t()
     return x.new_empty(x.shape[1], x.shape[0], dtype=torch.int8)
 
@@ -48,9 +48,9 @@ def int8_rows_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each row, and the sum of the rows.
 
-    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. Returns
-    codes in -127 to 127, scales [rows, 1] and the sum of x over its rows [columns], both in single
-    precision at least.
+    x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
+    of a row with a NaN is NaN, so that no product hides it. Returns codes in -127 to 127, scales
+    [rows, 1] and the sum of x over its rows [columns], both in single precision at least.
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -126,15 +126,20 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return empty_transposed(x), scale
 
 
-def _shares(scale: Tensor) -> Tensor:
-    """The square roots of the scales [rows, 1] over the largest of them, in (0, 1]."""
-    return (scale * inverse(scale.max())).sqrt_()
+def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The square roots of the scales [rows, 1] over the largest of them, in [0, 1], and that one.
+
+    NaN counts as 0: the sums of rows bring it to the gradients of the outputs that it is in.
+    """
+    known = scale.nan_to_num(0)
+    most = known.max()
+    return (known * inverse(most)).sqrt_(), most
 
 
 def balance_reference(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """See `balance`."""
-    share = _shares(scale)
-    return (codes * share).round().to(torch.int8).t(), share * scale.max()
+    share, most = _shares(scale)
+    return (codes * share).round().to(torch.int8).t(), share * most
 
 
 @torch.library.custom_op("razorctl::balance", mutates_args=())
@@ -144,15 +149,16 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     codes: int8 [rows, columns]. scale: [rows, 1]. A GEMM that contracts rows must fold their scales
     into its other operand, where a row of a small scale would round to nothing. Returns int8 codes
     [columns, rows], laid out as `transposed` says, and scales [rows, 1], whose ratio to the largest
-    is the square root of what it was; their products are as before, to half a scale.
+    is the square root of what it was; their products are as before, to half a scale. Rows whose
+    scale is NaN have codes and a scale of 0.
     """
     balanced = torch.empty_like(codes)
     if not codes.numel():
         return transposed(balanced), scale.clone()
-    share = _shares(scale)
+    share, most = _shares(scale)
     for rows in chunks(codes):
         balanced[rows] = codes[rows].to(share.dtype).mul_(share[rows]).round_()
-    return transposed(balanced), share * scale.max()
+    return transposed(balanced), share * most
 
 
 @balance.register_fake
@@ -163,5 +169,5 @@ def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 kernels.describe(int8_rows, launches=lambda *args: 2)
 kernels.describe(int8_heads, launches=lambda *args: 2)
 kernels.describe(int8_columns, launches=lambda *args: 2, again=lambda x: x.nbytes)
-kernels.describe(balance, launches=lambda *args: 2)
+kernels.describe(balance, launches=lambda *args: 3)
 kernels.attach(__name__)

@@ -340,3 +340,18 @@ class TestInt8:
             assert net[0].int8_weight_grad == (weight is not False)
             assert net[0].int8_input_grad == (inputs is not False)
             assert type(net[1]) is nn.Linear  # the classifier
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_nan_in_the_gradient_reaches_that_of_the_input_of_a_frozen_layer(fused, monkeypatch):
+    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    monkeypatch.setattr("razorctl.ops.kernels._wanted", fused)
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).train()
+    sparsify(net, Recipe(ratio=0.5))
+    net[1].requires_grad_(False)
+    y = net[0](torch.randn(8, 64)).detach().requires_grad_()
+    cotangent = torch.ones(8, 64)
+    cotangent[3, 7] = torch.nan
+    net[1](y).backward(cotangent)
+    assert y.grad.isnan().all(1).nonzero().tolist() == [[3]]
+    assert y.grad[:3].isfinite().all()

@@ -80,6 +80,21 @@ def test_balance_halves_the_spread_of_the_rows(device, monkeypatch):
     assert balance(empty, none[:0])[0].shape == (3, 0)
 
 
+def test_a_row_with_a_nan_has_a_scale_of_nan(device):
+    x = torch.randn(20, 64, device=device)
+    x[3, 5] = torch.nan
+    codes, scale, total = int8_rows(x)
+    assert scale.isnan().nonzero().tolist() == [[3, 0]]
+    assert total.isnan().nonzero().tolist() == [[5]]
+    assert int8_columns(x)[1].isnan().nonzero().tolist() == [[5]]
+    codes, balanced = balance(codes, scale)
+    assert not codes[:, 3].any()
+    known = torch.arange(20, device=device) != 3
+    want = balance(int8_rows(x[known])[0], scale[known])
+    assert torch.equal(codes[:, known], want[0])
+    assert torch.equal(balanced, torch.zeros_like(scale).masked_scatter_(known[:, None], want[1]))
+
+
 def test_registration():
     x = torch.randn(20, 16)
     torch.library.opcheck(int8_rows, (x,))

@@ -169,9 +169,9 @@ inlined float inverse(float scale) {
     return scale > 0 && one <= LARGEST_FLOAT ? one : 0;
 }
 
-// The scale for a largest magnitude, whose bits are given; 0 for NaN.
+// The scale for a largest magnitude, whose bits are given; NaN for NaN.
 inlined float scale_of(uint32_t largest) {
-    if (largest > 0x7F800000) return 0;
+    if (largest > 0x7F800000) return NAN;
     return lower(float_of(largest), LARGEST_FLOAT) / LEVELS;
 }
 

@@ -80,6 +80,7 @@ int razorctl_int8_columns(const void *x, int dtype, int64_t row_stride, int64_t 
     return 0;
 }
 
+// NaN counts as 0.
 inlined float greatest(const float *v, int64_t count) {
     float most = 0;
 #pragma omp simd reduction(max : most)
@@ -92,7 +93,7 @@ int razorctl_balance(const int8_t *codes, const float *scale, int64_t rows, int6
     const float most = greatest(scale, rows), by = inverse(most);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        const float share = sqrtf(scale[row] * by);
+        const float share = scale[row] > 0 ? sqrtf(scale[row] * by) : 0;
         const int8_t *restrict from = codes + row * columns;
         int8_t *restrict to = balanced + row * columns;
         for (int64_t j = 0; j < columns; j++) to[j] = (int8_t)(int)rintf((float)from[j] * share);

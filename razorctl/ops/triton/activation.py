@@ -129,7 +129,8 @@ def activation_grad_int8(
         FUNCTION=function, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1, maxnreg=most,
     )  # fmt: skip
-    return codes, each, column_sums(sums)[0]
+    (total,) = column_sums(sums)
+    return codes, each, total
 
 
 def activation_quantize(

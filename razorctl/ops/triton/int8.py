@@ -35,11 +35,10 @@ def _scale(largest):
 
 @triton.jit
 def row_scale(x):
-    """The scale of each row of `x`, which lies along the last axis; 0 for one with a NaN."""
+    """The scale of each row of `x`, which lies along the last axis; NaN for one with a NaN."""
     # These bits order as magnitudes do, with NaN above infinity.
     most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, len(x.shape) - 1)
-    most = tl.where(most > 0x7F800000, 0, most)
-    return _scale(most.to(tl.float32, bitcast=True))
+    return tl.where(most > 0x7F800000, float("nan"), _scale(most.to(tl.float32, bitcast=True)))
 
 
 @triton.jit
@@ -149,11 +148,12 @@ def balance_kernel(
 ):
     """A program rounds R rows of C columns again, and stores their codes transposed.
 
-    most: a pointer to the largest scale.
+    most: a pointer to the largest scale. A scale that is NaN counts as 0.
     """
     row, column, inside = _tile(rows, columns, R, C)
     largest, there = tl.load(most), row < rows
-    share = tl.sqrt_rn(tl.load(scale + row, mask=there, other=0.0) * inverse(largest))
+    each = tl.load(scale + row, mask=there, other=0.0)
+    share = tl.sqrt_rn(tl.where(each > 0, each, 0.0) * inverse(largest))
     if tl.program_id(0) % tl.cdiv(columns, C) == 0:
         tl.store(shared + row, share * largest, mask=there)
     src = codes + row[:, None] * columns + column[None, :]
@@ -178,7 +178,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, codes, scale, sums, rows, columns, x.stride(0),
         ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
     )  # fmt: skip
-    return codes, scale, column_sums(sums)[0]
+    (total,) = column_sums(sums)
+    return codes, scale, total
 
 
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,7 +194,8 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
         q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
         ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
     )  # fmt: skip
-    return codes, scale, column_sums(sums)[0]
+    (total,) = column_sums(sums)
+    return codes, scale, total
 
 
 def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -234,7 +236,7 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     balanced = codes.new_empty(columns, rows)
     shared = torch.empty_like(scale)
     balance_kernel[_programs(rows, columns)](
-        codes, scale, scale.max(), balanced, shared, rows, columns,
+        codes, scale, scale.nan_to_num(0).max(), balanced, shared, rows, columns,
         **TILE, num_warps=TILE_WARPS, num_stages=1,
     )  # fmt: skip
     return balanced, shared

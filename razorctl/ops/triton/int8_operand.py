@@ -134,7 +134,7 @@ def int8_operand(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.int8_operand`."""
     rows, (tiles, columns) = len(row_scale), scale.shape
-    column_scale, center, factor = row_scale.new_empty(3, columns).unbind()
+    column_scale, center, factor = (row_scale.new_empty(columns) for _ in range(3))
     fold = row_scale.new_empty(1)
     codes = packed.new_empty(columns, rows, dtype=torch.int8)
     lowest = None if function is None else FUNCTIONS[function].lowest

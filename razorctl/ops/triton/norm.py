@@ -212,8 +212,8 @@ def _grad(
     residual: Tensor | None,
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """dx; and the sums for weight and bias, and of dx if there are `codes`, [2 or 3, columns].
+) -> tuple[Tensor, ...]:
+    """dx; and the sums for weight and bias, and of dx if there are `codes`, each [columns].
 
     Fills codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
     """
@@ -229,7 +229,7 @@ def _grad(
         CENTERS=centers, BITS=bits, ROWS=ROWS, C=held, V=VECTOR // dy.dtype.itemsize,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return dx, column_sums(sums)
+    return dx, *column_sums(sums)
 
 
 def norm_grad(
@@ -246,8 +246,7 @@ def norm_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.norm_grad`."""
     copy = packed, zero_point, scale, bits, tile_rows
-    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual)
-    dweight, dbias = sums.unbind()
+    dx, dweight, dbias = _grad(dy, *copy, weight, rstd, centers, residual)
     return dx, dweight, dbias
 
 
@@ -266,8 +265,8 @@ def norm_grad_int8(
     """See `op.norm_grad_int8`."""
     copy = packed, zero_point, scale, bits, tile_rows
     codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(len(dy), 1)
-    dx, sums = _grad(dy, *copy, weight, rstd, centers, residual, codes, each)
-    dweight, dbias, total = sums.unbind()
+    int8 = codes, each
+    dx, dweight, dbias, total = _grad(dy, *copy, weight, rstd, centers, residual, *int8)
     return dx, dweight, dbias, codes, each, total
 
 

@@ -1,6 +1,5 @@
 """Sums of partial sums, which several kernels leave for each of their programs."""
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -11,33 +10,48 @@ ROWS, COLUMNS, WARPS = 64, 32, 4
 
 
 @launchable
-def column_sums_kernel(partial, total, rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """A program sums C columns of one of the matrices; always in the same order."""
+def column_sums_kernel(
+    partial, first, second, third, rows, columns, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """A program sums C columns of one of up to three matrices; always in the same order."""
     across = tl.cdiv(columns, C)
     matrix = tl.program_id(0) // across
     column = tl.program_id(0) % across * C + tl.arange(0, C)
     partial += matrix.to(tl.int64) * rows * columns
     found = tl.zeros((R, C), tl.float32)
-    for first in range(0, rows, R):
-        row = first + tl.arange(0, R)
+    for start in range(0, rows, R):
+        row = start + tl.arange(0, R)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         src = partial + row[:, None].to(tl.int64) * columns + column[None, :]
         found += tl.load(src, mask=inside, other=0.0)
-    tl.store(total + matrix * columns + column, tl.sum(found, 0), mask=column < columns)
+    total, there = tl.sum(found, 0), column < columns
+    if matrix == 0:
+        tl.store(first + column, total, mask=there)
+    if second is not None:
+        if matrix == 1:
+            tl.store(second + column, total, mask=there)
+    if third is not None:
+        if matrix == 2:
+            tl.store(third + column, total, mask=there)
 
 
-def column_sums(partial: Tensor) -> Tensor:
-    """The sums over rows of float32 matrices [matrices, rows, columns], [matrices, columns]."""
+def column_sums(partial: Tensor) -> tuple[Tensor, ...]:
+    """The sums over rows of up to three float32 matrices [matrices, rows, columns].
+
+    Each [columns], in memory of its own, as results of an op must be.
+    """
     matrices, rows, columns = partial.shape
-    total = torch.empty(matrices, columns, dtype=torch.float32, device=partial.device)
+    totals = tuple(partial.new_empty(columns) for _ in range(matrices))
     column_sums_kernel[(matrices * cdiv(columns, COLUMNS),)](
-        partial, total, rows, columns, R=ROWS, C=COLUMNS, num_warps=WARPS, num_stages=1
-    )
-    return total
+        partial, *totals, *[None] * (3 - matrices), rows, columns,
+        R=ROWS, C=COLUMNS, num_warps=WARPS, num_stages=1,
+    )  # fmt: skip
+    return totals
 
 
 def variant() -> Variant:
     """What `column_sums` compiles to."""
-    signature = {"partial": "*fp32", "total": "*fp32", "rows": "i32", "columns": "i32"}
+    totals = dict.fromkeys(("first", "second", "third"), "*fp32")
+    signature = {"partial": "*fp32", **totals, "rows": "i32", "columns": "i32"}
     sizes = {"R": ROWS, "C": COLUMNS}
     return Variant(column_sums_kernel, signature, sizes, WARPS, 1, "column_sums", ("rows",))

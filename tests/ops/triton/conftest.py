@@ -4,11 +4,19 @@ TRITON_INTERPRET=1 would have to be set before triton is first imported, and the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
 """
 
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
+from torch._library.custom_ops import OPDEFS
+
+from razorctl.ops import kernels
 
 try:
     import triton
@@ -16,24 +24,39 @@ try:
     from triton.language import constexpr
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
+
+    import razorctl.ops.triton as package
+    from razorctl.ops.triton.gemm import Tile
+    from razorctl.ops.triton.numbers import nearest
 except ImportError:  # where PyTorch comes without it
     collect_ignore_glob = ["test_*.py"]
 else:
+    SMALL = Tile(64, 64, 64, 1, 4, 3)  # of a GEMM, for small operands
 
     class Interpreted(interpreter.InterpretedFunction):
-        """A function whose calls from kernels take back what they patch, or nothing compiles."""
+        """A function that patches nothing when a kernel calls it; `_interpreting` has done so."""
 
         def __call__(self, *args, **kwargs):
-            scope = interpreter._patch_lang(self.fn)
-            try:
-                return self.rewrite()(*args, **kwargs)
-            finally:
-                scope.restore()
+            return self.rewrite()(*args, **kwargs)
 
 
-@pytest.fixture
-def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
-    """Makes the kernels of a module, and all that they call, run in the interpreter."""
+@contextmanager
+def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType], ModuleType]]]:
+    """Inside, the second makes the kernels of a module, and all that they call, interpreted.
+
+    The first takes further patches. Nothing can be compiled until both are taken back.
+    """
+    patch = pytest.MonkeyPatch()
+    convert = interpreter._convert_float
+
+    def rounded(values, before, after, mode):
+        """A cast, which on a card rounds to nearest; the interpreter truncates."""
+        if (before, after) != (triton.language.float32, triton.language.bfloat16):
+            return convert(values, before, after, mode)
+        cast = torch.from_numpy(values.view(np.float32)).bfloat16().view(torch.int16)
+        return cast.numpy().view(np.uint16)
+
+    patch.setattr(interpreter, "_convert_float", rounded)
     # By identity: hashing one looks at all that it calls.
     swapped: dict[int, Interpreted] = {}
 
@@ -43,9 +66,53 @@ def interpreted(monkeypatch) -> Callable[[ModuleType], ModuleType]:
             for name, value in list(vars(place).items()):
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), Interpreted(value.fn))
-                    monkeypatch.setattr(place, name, twin)
+                    patch.setattr(place, name, twin)
                 elif isinstance(value, constexpr) and place in (module, *own):
-                    monkeypatch.setattr(place, name, value.value)
+                    patch.setattr(place, name, value.value)
         return module
 
-    return swap
+    # Functions of ours see triton.language, Triton's own see the core of it.
+    scopes = [interpreter._patch_lang(f) for f in (nearest.fn, triton.language.cdiv.fn)]
+    try:
+        yield patch, swap
+    finally:
+        for scope in reversed(scopes):
+            scope.restore()
+        patch.undo()
+
+
+@pytest.fixture
+def interpreted() -> Iterator[Callable[[ModuleType], ModuleType]]:
+    """Makes the kernels of a module, and all that they call, run in the interpreter."""
+    with _interpreting() as (_, swap):
+        yield swap
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[Callable[[str], None]]:
+    """Ops on CPU tensors run as on a card, through their dispatcher.
+
+    Called with "kernels", they run those of a card, in the interpreter; with "bodies", their
+    PyTorch operations.
+    """
+    for _, name, _ in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{name}")
+    own = {name: op for name, op in OPDEFS.items() if name.startswith("razorctl::")}
+    fused = [op for op in own.values() if "cuda" in op._backend_fns]
+    before = {op: op._backend_fns.get("cpu", op._init_fn) for op in fused}
+
+    def run(what: str) -> None:
+        for op in fused:
+            op.register_kernel("cpu")(op._backend_fns["cuda"] if what == "kernels" else op._init_fn)
+
+    with _interpreting() as (patch, swap), kernels.assumed(dot=True):
+        gemm = swap(import_module(f"{package.__name__}.gemm"))
+        patch.setattr(gemm, "_capability", lambda device: 80)
+        patch.setattr(gemm, "tiles", lambda capability, aligned: (SMALL,))
+        patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))
+        gemm.ways.cache_clear()
+        run("kernels")
+        yield run
+        gemm.ways.cache_clear()
+    for op, function in before.items():
+        op.register_kernel("cpu")(function)

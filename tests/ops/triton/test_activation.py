@@ -55,7 +55,7 @@ def test_activation_grad_int8_is_that_of_dx_in_its_dtype(dtype, kernels):
     wanted = int8_rows_reference(want)
     finite = dy.isfinite().all(1)
     alike_int8(codes[finite], wanted[0][finite])
-    torch.testing.assert_close(scale, wanted[1], rtol=1e-6, atol=0)
+    torch.testing.assert_close(scale, wanted[1], rtol=1e-6, atol=0, equal_nan=True)
     torch.testing.assert_close(total, wanted[2], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

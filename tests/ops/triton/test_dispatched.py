@@ -1,0 +1,214 @@
+"""Ops and training steps as a card runs them: interpreted kernels, through the dispatcher.
+
+The dispatcher refuses results that share memory; calling a kernel's function does not.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from razorctl import Recipe, sparsify
+from razorctl.layers.linear import Linear
+from razorctl.ops import kernels
+from razorctl.ops.packing import packed_bytes
+from tests.models import vit
+
+pytestmark = pytest.mark.usefixtures("card")
+OWN = torch.ops.razorctl
+ROWS, WIDTH, TILE_ROWS, BITS = 40, 128, 16, 5
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape or (ROWS, WIDTH))
+
+
+def codes(*shape: int) -> Tensor:
+    return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+
+def some_bytes(elements: int) -> Tensor:
+    """Of [ROWS, WIDTH], each for so many elements."""
+    return torch.randint(256, (ROWS * WIDTH // elements,), dtype=torch.uint8)
+
+
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, zero points and scales of [ROWS, WIDTH]."""
+    shape = -(-ROWS // TILE_ROWS), WIDTH
+    scale = torch.rand(shape).bfloat16()
+    zero_point = torch.randint(0, 8 * 2**BITS, shape, dtype=torch.int16)
+    size = packed_bytes(ROWS, WIDTH, BITS)
+    return torch.randint(256, (size,), dtype=torch.uint8), zero_point, scale
+
+
+def _norm() -> tuple[Any, ...]:
+    sides = normal(WIDTH), torch.rand(ROWS, 1), True
+    return (normal(), *packed(), BITS, TILE_ROWS, *sides, normal())
+
+
+NORM = (BITS, TILE_ROWS, torch.float32)
+# Op -> arguments that its kernel takes, for each way that it can go.
+CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
+    "activation_grad": lambda: [(normal(), *packed(), BITS, TILE_ROWS, "gelu")],
+    "activation_grad_int8": lambda: [(normal(), *packed(), BITS, TILE_ROWS, "gelu")],
+    "activation_quantize": lambda: [(normal(2, 20, WIDTH), "gelu", BITS, TILE_ROWS)],
+    "balance": lambda: [(codes(ROWS, WIDTH), torch.rand(ROWS, 1))],
+    "dequantize": lambda: [
+        (*packed(), None, BITS, ROWS, TILE_ROWS, torch.bfloat16),
+        (*packed(), normal(WIDTH), BITS, ROWS, TILE_ROWS, torch.float32),
+    ],
+    "draw": lambda: [
+        (torch.full((WIDTH,), 0.25).double(), torch.tensor(0.5, dtype=torch.double), 32)
+    ],
+    "from_buckets": lambda: [(some_bytes(2), [ROWS, WIDTH], "gelu", 4, torch.float32)],
+    "gather_columns": lambda: [(normal(), torch.arange(0, WIDTH, 3))],
+    "int8_columns": lambda: [(normal(),)],
+    "int8_heads": lambda: [tuple(normal(2, 2, ROWS // 2, 64) for _ in range(3))],
+    "int8_operand": lambda: [
+        (*packed(), bias, BITS, TILE_ROWS, torch.rand(ROWS, 1), function)
+        for bias, function in ((normal(WIDTH), None), (None, "gelu"))
+    ],
+    "int8_rows": lambda: [(normal(),)],
+    "norm_grad": lambda: [_norm()],
+    "norm_grad_int8": lambda: [_norm()],
+    "norm_quantize": lambda: [
+        (normal(), normal(WIDTH), normal(WIDTH), 1e-6, centers, *NORM, *known)
+        for centers, known in ((True, ()), (False, ()), (True, (normal(ROWS, 1), normal(ROWS, 1))))
+    ],
+    "project": lambda: [(normal(WIDTH).double(), 32.0, 0.01)],
+    "quantize": lambda: [(normal(), BITS, TILE_ROWS), (normal(), 2, 400)],
+    "residual_add": lambda: [(normal(), normal(), 1e-6, centers) for centers in (True, False)],
+    "scaled_gemm": lambda: [
+        (codes(ROWS, 64), codes(32, 64), scale, torch.rand(32), torch.bfloat16)
+        for scale in (torch.rand(ROWS, 1), None)
+    ],
+    "to_buckets": lambda: [(normal(), "gelu", 4)],
+    "topk_pack": lambda: [(normal(), 500)],
+    "topk_unpack": lambda: [(normal(ROWS * WIDTH), some_bytes(8), [ROWS, WIDTH])],
+}
+
+
+def test_every_op_with_a_kernel_is_here():
+    fused = {op._name for op in OPDEFS.values() if "cuda" in op._backend_fns}
+    assert fused == set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_op_passes_the_checks_of_torch(name):
+    for args in CALLS[name]():
+        torch.library.opcheck(
+            getattr(OWN, name).default, args, test_utils=("test_schema", "test_faketensor")
+        )
+    assert name in kernels.outcomes(torch.device("cuda"))
+
+
+class ConvNet(nn.Module):
+    """Convolutions, norms over batches and over channels, pooling, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *(nn.Conv2d(3, 64, 3, stride=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 64, 1), nn.GroupNorm(4, 64), nn.GELU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y
+
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50}
+
+
+def _bert() -> nn.Module:
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    sizes = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 16, "num_labels": 5}
+    return BertForSequenceClassification(BertConfig(**sizes, **dropouts))
+
+
+def _llama() -> nn.Module:
+    sizes = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 16}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=1, pad_token_id=0))
+
+
+def _ids() -> Tensor:
+    return torch.randint(50, (2, 9))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "vit": (
+        lambda: vit(img_size=32, patch_size=16, embed_dim=64, depth=1, num_heads=2),
+        lambda: normal(3, 3, 32, 32),
+    ),
+    "bert": (_bert, _ids),
+    "llama": (_llama, _ids),
+    "cnn": (ConvNet, lambda: normal(2, 3, 21, 21)),
+}
+RECIPES = {
+    "razor": Recipe(ratio=0.9),
+    "razor, half": Recipe(ratio=0.5),
+    "int8": Recipe("int8"),
+    "int8 forward": Recipe(ratio=0.9, int8_forward=True),
+    "backrazor": Recipe("backrazor", 0.9),
+    "prebackrazor++": Recipe("prebackrazor++", 0.9),
+}
+# int8_forward is of linear layers alone, and CNNs have none before their classifier.
+PAIRS = [
+    (kind, name) for kind in MODELS for name in RECIPES if (kind, name) != ("cnn", "int8 forward")
+]
+
+
+@pytest.fixture(scope="module")
+def any_size() -> Iterator[None]:
+    """GEMMs run in int8 whatever their size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Linear, "SMALLEST", 0)
+        yield
+
+
+def gradient(stock: nn.Module, recipe: Recipe | None, x: Tensor) -> Tensor:
+    """That of all parameters, in a step under bfloat16 autocast."""
+    model = copy.deepcopy(stock).train()
+    torch.manual_seed(3)
+    if recipe is not None:
+        sparsify(model, recipe)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    logits = (y if isinstance(y, Tensor) else y.logits).float()
+    F.cross_entropy(logits.flatten(0, -2), torch.arange(logits[..., 0].numel()) % 5).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_a_training_step_has_the_gradient_of_the_bodies(kind, name, card):
+    build, batch = MODELS[kind]
+    stock, x = build(), batch()
+    got = gradient(stock, RECIPES[name], x)
+    card("bodies")
+    try:
+        want = gradient(stock, RECIPES[name], x)
+    finally:
+        card("kernels")
+    assert ((got - want).norm() / want.norm()).item() < 1e-2
+    if name in ("razor, half", "int8"):
+        full = gradient(stock, None, x)
+        assert F.cosine_similarity(got, full, 0).item() > 0.98
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_nan_in_the_gradient_reaches_that_of_the_input_of_a_frozen_layer():
+    layer = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, 64)).train()
+    sparsify(layer, Recipe(ratio=0.5))
+    layer.requires_grad_(False)
+    x, cotangent = normal().requires_grad_(), torch.ones(ROWS, 64)
+    cotangent[3, 7] = torch.nan
+    layer(x).backward(cotangent)
+    assert x.grad.isnan().any(1).nonzero().tolist() == [[3]]
