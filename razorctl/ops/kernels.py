@@ -183,6 +183,22 @@ def state(device: torch.device) -> str:
     return f"fused kernels, by Triton{but}"
 
 
+@dataclass(frozen=True)
+class Registered:
+    """What an op runs as on a kind of device; see `register`."""
+
+    kernel: Callable[..., Any]
+    takes: Callable[..., bool]
+    body: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """The op by its kernel, or by its body if the kernel does not take the arguments."""
+        return self.kernel(*args) if self.takes(*args) else self.body(*args)
+
+
+REGISTERED: dict[tuple[str, str], Registered] = {}  # by (qualified name of an op, kind of device)
+
+
 def register(
     op: CustomOpDef,
     device: str,
@@ -199,6 +215,7 @@ def register(
     """
     fallback = op._init_fn if body is None else body
     key = op._name, device
+    REGISTERED[op._qualname, device] = Registered(kernel, takes, fallback)
     on_device_of: Callable[[Tensor], AbstractContextManager[Any]] = (
         torch.cuda.device_of if device == "cuda" else nullcontext
     )

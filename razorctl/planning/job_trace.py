@@ -1,10 +1,10 @@
 """Traces a job's training step on fake tensors, without weights, data or a device."""
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import fake, tracker
+from razorctl.memory.saved import _tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traced
@@ -25,6 +26,9 @@ from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.of_job import OfJob
+
+if TYPE_CHECKING:
+    from razorctl.ops.triton.recorded import Launch
 
 # Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
 SINGLE = (
@@ -106,6 +110,17 @@ def _blueprint(
     return model, fake.fake(model)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A job's model, sparsified, with the largest micro-batch, and what runs its step."""
+
+    model: nn.Module
+    batch: Any
+    optimizer: Callable[[nn.Module], Optimizer]
+    step: Callable[[nn.Module, Iterable[Any], Optimizer | None], None]
+    forward: Callable[[nn.Module, Any], None]
+
+
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: bool = True) -> Trace:
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
@@ -113,6 +128,41 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
     recipe that the model cannot take.
     """
+    with _prepared(job, recipe, classes, device, dot) as it:
+        found = tracker.trace(
+            *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
+        )
+    sizes = [parameter_bytes(block) for block in blocks(it.model)]
+    rest = parameter_bytes(it.model) - sum(sizes)
+    return replace(found, block=max(sizes, default=0), rest=rest)
+
+
+def launches(
+    job: Job,
+    recipe: Recipe,
+    classes: int,
+    capability: int,
+    device: torch.device | None = None,
+) -> "list[Launch]":
+    """What the first micro-batch of such a step and the optimizer launch, as `Recording` notes it.
+
+    Needs Triton, but no card. Raises as `trace`.
+    """
+    from razorctl.ops.triton.gemm import tiles  # where there is no Triton, neither
+    from razorctl.ops.triton.recorded import Recording
+
+    with _prepared(job, recipe, classes, "cuda", bool(tiles(capability))) as it:
+        mode, model, batch = fake.fake_copies(it.model, it.batch)
+        with _tracing(model, mode), Recording(capability, device) as recording:
+            it.step(model, [batch], it.optimizer(model))
+    return recording.launches
+
+
+@contextmanager
+def _prepared(
+    job: Job, recipe: Recipe, classes: int, device: str, dot: bool
+) -> Iterator[_Prepared]:
+    """Inside the block CPU tensors stand for those of the device; see `trace`."""
     family = models.find(job.model, job.task)
     model, mode = _blueprint(job.model, job.task, classes, job.input_size)
     of_job = OfJob(family, job)
@@ -148,7 +198,4 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
         of_job.sparsify(model, recipe, inputs)
-        found = tracker.trace(model, batch, optimizer, step, forward, micro_batches=job.accumulate)
-    sizes = [parameter_bytes(block) for block in blocks(model)]
-    rest = parameter_bytes(model) - sum(sizes)
-    return replace(found, block=max(sizes, default=0), rest=rest)
+        yield _Prepared(model, batch, optimizer, step, forward)

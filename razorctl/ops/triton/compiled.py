@@ -41,7 +41,7 @@ class Compiled:
 def compiled(variant: Variant, capability: int) -> Compiled:
     """A variant compiled for a compute capability (75, 80, ...); raises what Triton raises."""
     target = GPUTarget("cuda", capability, WARP)
-    kernel = triton.compile(variant.source(), target=target, options=variant.options)
+    kernel = triton.compile(variant.source(target), target=target, options=variant.options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]

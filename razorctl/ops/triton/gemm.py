@@ -20,6 +20,7 @@ from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.gemm import cublas_gemm, part_rows
 from razorctl.ops.triton import tuning
+from razorctl.ops.triton.launch import capability as _capability
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -213,18 +214,12 @@ def ways(capability: int, aligned: bool) -> dict[str, Callable[..., None]]:
     }
 
 
-@cache
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
 def _aligned(x: Tensor) -> Tensor:
     """int8 `x` [rows, k], of which 16 bytes can be read at once; terms of 0 come after its own.
 
     Reading byte by byte is so slow, and spills so many registers, that a copy is faster.
     """
-    if x.stride(1) == 1 and not (x.shape[1] % 16 or x.stride(0) % 16 or x.data_ptr() % 16):
+    if x.stride(1) == 1 and not (x.shape[1] % 16 or x.stride(0) % 16 or x.storage_offset() % 16):
         return x
     return F.pad(x, (0, -x.shape[1] % 16)).contiguous()
 

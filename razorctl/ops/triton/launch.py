@@ -1,9 +1,12 @@
 """Launches of kernels, and what each asks of Triton's compiler, whose own defaults change."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
@@ -31,6 +34,51 @@ class Kernel(JITFunction[Any]):  # type: ignore[misc]
         return partial(launch, self, grid)
 
 
+@dataclass
+class Recorder:
+    """Takes launches for a card that is not used, or not yet; see `recorded`.
+
+    capability: of the card. device: where the card is; None if it is not here. note: called with
+    the kernel, the grid, the arguments and the settings of a launch. trial: whether it is one that
+    only finds out which way is the fastest.
+    """
+
+    capability: int
+    device: torch.device | None
+    note: Callable[[Kernel, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+    trial: bool = False
+
+
+_recorder: Recorder | None = None
+
+
+def recorder() -> Recorder | None:
+    """What takes launches in their place."""
+    return _recorder
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """Inside the block nothing is launched, and tensors stand for those of the recorder's card."""
+    global _recorder
+    before, _recorder = _recorder, recorder
+    try:
+        yield
+    finally:
+        _recorder = before
+
+
+def capability(device: torch.device) -> int:
+    """The compute capability of the card that a tensor is on: 75, 80, ..."""
+    return _capability(device) if _recorder is None else _recorder.capability
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def launchable(function: Callable[..., None]) -> Any:
     """`triton.jit` for a kernel that is launched, rather than called by others."""
     return triton.jit(function) if triton.knobs.runtime.interpret else Kernel(function)
@@ -44,6 +92,9 @@ def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -
     the kernel. Later ones give the arguments to what it compiled: Triton would look at each of them
     and at all settings again, which takes several times as long.
     """
+    if _recorder is not None:
+        _recorder.note(kernel, grid, args, settings)
+        return
     kinds = [(a.dtype, a.data_ptr() % ALIGNED) if isinstance(a, Tensor) else a for a in args]
     key = args[0].get_device(), grid, *kinds, *settings, *settings.values()
     plan = kernel.plans.get(key)

@@ -5,13 +5,17 @@ for on cards of that compute capability (75, 80, ...): every `Variant`, or those
 """
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
-from triton.compiler import ASTSource
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
 
-from razorctl.ops.triton.launch import ALIGNED, OPTIONS
+from razorctl.ops.triton.launch import OPTIONS
 
+# How Triton notes a constant, and a pointer or a number that is a multiple of ALIGNED.
+CONSTANT, MULTIPLE = "constexpr", "D"
 # The dtypes of activations that kernels take, by their names in signatures.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -47,17 +51,29 @@ class Variant:
             options if self.most_registers is None else options | {"maxnreg": self.most_registers}
         )
 
-    def source(self) -> ASTSource:
-        """What `triton.compile` takes as source."""
-        names = self.kernel.arg_names
-        aligned = [
-            names.index(name)
-            for name, kind in self.signature.items()
-            if kind[0] in "*iu" and kind != "i1" and name not in self.unaligned
-        ]
-        return ASTSource(
-            fn=self.kernel,
-            signature={name: self.signature.get(name, "constexpr") for name in names},
-            constexprs=self.constexprs,
-            attrs={(i,): [["tt.divisibility", ALIGNED]] for i in aligned},
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two that compile to the same."""
+        constants = tuple(sorted(self.constexprs.items(), key=itemgetter(0)))
+        signature = tuple(sorted(self.signature.items()))
+        settings = self.num_warps, self.num_stages, self.most_registers
+        return self.kernel.__name__, signature, constants, tuple(sorted(self.unaligned)), settings
+
+    def source(self, target: GPUTarget) -> ASTSource:
+        """What `triton.compile` takes as source: equal to what a launch compiles, for its cache."""
+        kinds = [self._kind(name) for name in self.kernel.arg_names]
+        values = {name: self.constexprs.get(name) for name in self.kernel.arg_names}
+        # What of it enters the key of the cache is another thing in each release of Triton.
+        _, signature, constants, attributes = self.kernel._pack_args(
+            make_backend(target), self.options, values, kinds, self.options
         )
+        return ASTSource(self.kernel, signature, constants, attributes)
+
+    def _kind(self, name: str) -> tuple[str, Any]:
+        """The type of an argument with what Triton's launcher notes of it, or its constant."""
+        kind = self.signature.get(name)
+        if kind is None:
+            return CONSTANT, self.constexprs.get(name)
+        if kind[0] not in "*iu" or kind in ("i1", "u1"):
+            return kind, None
+        return kind, "" if name in self.unaligned else MULTIPLE
