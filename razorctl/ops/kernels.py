@@ -196,7 +196,7 @@ class Registered:
         return self.kernel(*args) if self.takes(*args) else self.body(*args)
 
 
-REGISTERED: dict[tuple[str, str], Registered] = {}  # by (qualified name of an op, kind of device)
+REGISTERED: dict[tuple[str, str], Registered] = {}  # by (op, kind of device)
 
 
 def register(
@@ -215,7 +215,7 @@ def register(
     """
     fallback = op._init_fn if body is None else body
     key = op._name, device
-    REGISTERED[op._qualname, device] = Registered(kernel, takes, fallback)
+    REGISTERED[key] = Registered(kernel, takes, fallback)
     on_device_of: Callable[[Tensor], AbstractContextManager[Any]] = (
         torch.cuda.device_of if device == "cuda" else nullcontext
     )

@@ -82,9 +82,10 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        run = kernels.REGISTERED.get((func._schema.name, "cuda"))
+        op = func._schema.name.removeprefix("razorctl::")  # others keep their namespace
+        run = kernels.REGISTERED.get((op, "cuda"))
         if run is not None and kernels.wanted():
-            before, self._op = self._op, func._schema.name.removeprefix("razorctl::")
+            before, self._op = self._op, op
             with self:
                 run(*_all_arguments(func, args, kwargs))
             self._op = before
