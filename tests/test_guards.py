@@ -10,6 +10,8 @@ import pytest
 import pytest_socket
 import torch
 
+from razorctl.models.transformers.checkpoint import NO_CODE
+
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
@@ -52,6 +54,23 @@ def test_imports_go_to_a_lower_floor(file: Path):
     own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     for name in imported(file) - {own}:
         assert LEVELS[name] < LEVELS[own], f"{file.name} imports {name}"
+
+
+def test_no_call_of_transformers_may_run_foreign_code():
+    """transformers asks on standard input whether it may, unless it is told that it may not."""
+    found = 0
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = getattr(getattr(node, "func", None), "attr", "")
+            if isinstance(node, ast.Call) and name in (
+                "from_pretrained",
+                "from_config",
+                "pipeline",
+            ):
+                assert "NO_CODE" in {getattr(k.value, "id", "") for k in node.keywords}, file
+                found += 1
+    assert found >= 4
+    assert NO_CODE == {"trust_remote_code": False}
 
 
 def test_every_room_has_a_floor():

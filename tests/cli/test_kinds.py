@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
+from transformers import ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner, Result
 
+from razorctl.cli.app import app
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 
 CASES = {
@@ -112,6 +116,64 @@ def test_a_model_that_cannot_be_trained_is_refused(case):
     result = razorctl("finetune", "./model", "digits")
     assert result.exit_code == code
     assert_ends_with_an_error(result, sentence)
+
+
+def foreign(folder: Path, *, own: bool) -> None:
+    """Names Python code in the folder of a model for all that transformers has.
+
+    own: whether transformers has a tokenizer for it too.
+    """
+    code = "from pathlib import Path\nPath('ran').touch()\nclass Mine: pass\n"
+    (folder / "mine.py").write_text(code)
+    kinds = ("Config", "ModelForCausalLM", "ModelForMaskedLM", "ModelForSequenceClassification")
+    names = {f"Auto{kind}": "mine.Mine" for kind in (*kinds, "ModelForImageClassification")}
+    for file in (folder / "config.json", folder / "tokenizer_config.json"):
+        if file.exists():
+            found = json.loads(file.read_text())
+            found["auto_map"] = names | {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}
+            if not own:
+                found.pop("tokenizer_class", None)
+            file.write_text(json.dumps(found))
+
+
+def answering_yes(*args: str) -> Result:
+    return CliRunner().invoke(app, args, input="y\n" * 20)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama, chats", "bert"])
+def test_code_beside_a_model_is_never_run(case, kinds):
+    model, dataset, size, _ = CASES[case]
+    copytree(kinds / model, "model")
+    foreign(Path("model"), own=True)
+    settings = [*QUICK[:-1], "--input-size", str(size), "--ratio", "0.5", "--lr", "0.01"]
+    asked = "finetune", "./model", str(kinds / dataset), *settings
+    result = answering_yes(*asked, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    foreign(Path("run"), own=False)
+    answering_yes("evaluate", "run", "--device", "cpu")
+    Path("prompts.txt").write_text("w1 w2")
+    answering_yes("predict", "run", "prompts.txt", "--device", "cpu", "--max-new-tokens", "2")
+    foreign(Path("model"), own=False)
+    result = answering_yes(*asked, "--out", "again")
+    assert not Path("ran").exists()
+    if case.startswith("llama"):  # for whose models transformers names no tokenizer
+        assert result.exit_code == 2
+        assert "needs code of its own" in result.stderr.splitlines()[-1]
+
+
+def test_code_beside_a_model_of_images_is_never_run():
+    config = ViTConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
+        image_size=32, patch_size=16,
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained("model")
+    Path("model/preprocessor_config.json").write_text("{}")
+    foreign(Path("model"), own=True)
+    result = answering_yes(
+        "finetune", "./model", "digits", *QUICK, "--input-size", "32", "--ratio", "0.5"
+    )
+    assert not Path("ran").exists()
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_model_of_torchvision_and_a_run_as_a_model(monkeypatch):

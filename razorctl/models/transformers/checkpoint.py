@@ -14,6 +14,9 @@ from razorctl.errors import DataError, UsageError
 if TYPE_CHECKING:
     from torch import nn
 
+# Without it transformers asks on standard input whether to run Python that lies beside a model.
+NO_CODE = {"trust_remote_code": False}
+FOREIGN = "needs code of its own, which razorctl never runs"
 # Training needs no cache, and transformers warns about one with activation checkpointing.
 WITHOUT_CACHE = {"use_cache": False}
 CONFIG = "config.json"
@@ -60,7 +63,7 @@ class Checkpoint:
             found, _ = PreTrainedConfig.get_config_dict(folder)
             kind = found.get("model_type")
         if kind not in CONFIG_MAPPING:
-            why = "needs code of its own, which razorctl never runs"
+            why = FOREIGN
             if "auto_map" not in found:
                 why = f"is of the type {kind}, which this version of transformers lacks"
             raise UsageError(f"{self.name} {why}; choose another model, or update transformers.")
@@ -70,8 +73,19 @@ class Checkpoint:
                 f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
                 "choose the model that they were made from."
             )
-        with hub.reading(self.name, folder, self.mend):
-            return AutoConfig.from_pretrained(folder)
+        with self._reading(folder):
+            return AutoConfig.from_pretrained(folder, **NO_CODE)
+
+    @contextmanager
+    def _reading(self, folder: Path) -> Iterator[None]:
+        """`hub.reading`, which names what transformers loads by code of the folder alone."""
+        try:
+            with hub.reading(self.name, folder, self.mend):
+                yield
+        except DataError as error:
+            if "contains custom code" not in str(error):
+                raise
+            raise UsageError(f"{self.name} {FOREIGN}; choose another model.") from None
 
     @property
     def mend(self) -> str | None:
@@ -94,13 +108,14 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         """Its tokenizer, which pads with the end token if it has no padding token.
 
-        Raises MissingError if it cannot be had, and DataError if it cannot be used.
+        Raises MissingError if it cannot be had, DataError if it cannot be used, and UsageError if
+        it needs code of its own.
         """
         from transformers import AutoTokenizer
 
         folder = self.folder("tokenizer_config.json", more=(CONFIG, *TOKENIZER))
-        with hub.reading(self.name, folder, self.mend):
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        with self._reading(folder):
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, **NO_CODE)
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise DataError(
@@ -129,7 +144,7 @@ class Checkpoint:
 
         _ = self.config if self.known is None else None  # refuses what cannot be trained
         folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
-        with hub.reading(self.name, folder, self.mend):
+        with self._reading(folder):
             model: nn.Module
             with quiet():
                 model, found = auto.from_pretrained(
@@ -137,6 +152,7 @@ class Checkpoint:
                     dtype=torch.float32,
                     output_loading_info=True,
                     ignore_mismatched_sizes=bool(fresh),
+                    **NO_CODE,
                     **self._without_cache(),
                     **settings,
                 )
@@ -152,7 +168,7 @@ class Checkpoint:
         config = deepcopy(self.config)
         for name, value in {**self._without_cache(), **settings}.items():
             setattr(config, name, value)
-        model: nn.Module = auto.from_config(config)
+        model: nn.Module = auto.from_config(config, **NO_CODE)
         return model
 
     def _without_cache(self) -> dict[str, Any]:

@@ -74,9 +74,12 @@ def _batches(
 
 
 def _prompts(writer: "Writer", part: "Part", new: int) -> Iterator[Prompt]:
-    """The tokens of the rows of a file; raises DataError if one leaves no room for `new` ones."""
+    """The tokens of the rows of a file; raises DataError if one has none, or no room for `new`."""
     for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
         ids = writer.prompt(row)
+        if not ids:
+            place = part.raw.place("rows", int(stored))
+            raise DataError(f"{place} has no tokens to continue; give it a text that has some.")
         if writer.longest is not None and len(ids) + new > writer.longest:
             room = writer.longest - len(ids)
             less = f", or give --max-new-tokens at most {room}" if room > 0 else ""

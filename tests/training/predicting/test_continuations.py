@@ -1,9 +1,12 @@
 """Tokens that are drawn for a continuation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from razorctl.training.predicting.continuations import _drawing
+from razorctl.errors import DataError
+from razorctl.training.predicting.continuations import _drawing, _prompts
 
 
 def test_draws_have_the_distribution_of_the_temperature():
@@ -28,3 +31,11 @@ def test_rows_and_seeds_draw_otherwise(row, seed):
 def test_at_temperature_0_the_logits_stay():
     logits = torch.randn(2, 5)
     assert _drawing([0, 1], 0.0, 0)(logits) is logits
+
+
+def test_a_prompt_without_tokens_is_refused():
+    writer = SimpleNamespace(prompt=lambda row: [], longest=None)
+    raw = SimpleNamespace(place=lambda kind, number: f"line {number + 1}")
+    part = SimpleNamespace(data=[{"text": "-"}], places=[("a.txt", 0)], kept=[0], raw=raw)
+    with pytest.raises(DataError, match="line 1 has no tokens to continue"):
+        list(_prompts(writer, part, 3))
