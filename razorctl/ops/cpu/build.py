@@ -1,7 +1,8 @@
 """Compiles the C kernels once for a machine, with the compiler that is there.
 
 `start` compiles in the background, beside the imports of torch; `built` waits for the result.
-Nothing here imports torch.
+Nothing here imports torch. A library of before is loaded only if nobody else can have written it,
+and only whole: it ends with a checksum.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +31,8 @@ FLAGS = (
 GCC_FLAGS = ("-fvect-cost-model=dynamic",)
 COMPILERS = ("cc", "gcc", "clang")
 LONGEST = 120  # seconds that a compiler may take
+SEAL = b"\nrazorctl sha256 "  # before the checksum of what is before it
+CHECKSUM = 64  # characters
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,20 @@ class Built:
     """The compiled library, or why there is none.
 
     failed: whether a compiler was there. folder: one that goes when this object does, if the user's
-    cache cannot be written.
+    cache cannot be used. handle: the file at `path` that was looked at, open.
     """
 
     path: Path | None
     why: str
     failed: bool = False
     folder: "tempfile.TemporaryDirectory[str] | None" = None
+    handle: int | None = None
+
+    @property
+    def loadable(self) -> str:
+        """A path of the file that was looked at, whatever lies at `path` by now."""
+        opened = Path(f"/proc/self/fd/{self.handle}")
+        return str(opened if self.handle is not None and opened.exists() else self.path)
 
 
 def start(device: str | None = None) -> None:
@@ -83,14 +94,54 @@ def build() -> Built:
         return Built(None, "no C compiler")
     try:
         version = _run([*command, "--version"]).splitlines()[0]
-        name = f"kernels-{_digest(version)}.so"
-        path = folders.cache() / name
-        folder = None
-        if not path.exists():
-            path, folder = _compiled([*command, *flags(version)], path)
+        path = folders.cache() / "kernels" / f"kernels-{_digest(version)}.so"
+        folder, own = None, _is_private(path.parent)
+        handle = _opened(path) if own else None
+        if handle is None:
+            path, folder = _compiled([*command, *flags(version)], path if own else None)
+            handle = _opened(path)
     except (OSError, IndexError, subprocess.SubprocessError) as error:
         return Built(None, f"{shlex.join(command)} failed: {_reason(error)}", failed=True)
-    return Built(path, f"compiled with {version}", folder=folder)
+    return Built(path, f"compiled with {version}", folder=folder, handle=handle)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder, which is made if it is missing, is the user's own and nobody else's."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError:
+        return False
+    return True
+
+
+def _opened(path: Path) -> int | None:
+    """The open file of a library that only the user or root can have written; None if it is not so.
+
+    None too if it is not there, or not whole: one that is cut off would end the process.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    found = os.fstat(handle)
+    own = stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0)
+    if own and not found.st_mode & 0o022:
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read()
+        if content.endswith(_seal(content[: -len(SEAL) - CHECKSUM])):
+            return handle
+    os.close(handle)
+    return None
+
+
+def _seal(content: bytes) -> bytes:
+    """What a library with that content ends with."""
+    return SEAL + hashlib.sha256(content).hexdigest().encode()
 
 
 def flags(version: str) -> tuple[str, ...]:
@@ -117,7 +168,7 @@ def _cpu() -> str:
 
 
 def _compiled(
-    command: list[str], path: Path
+    command: list[str], path: Path | None
 ) -> tuple[Path, "tempfile.TemporaryDirectory[str] | None"]:
     """Compiles to `path`, in one step for other processes, or to a folder of this process.
 
@@ -125,15 +176,22 @@ def _compiled(
     """
     folder = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path is None:
+            raise OSError("the user's cache is not the user's own")
         handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
         os.close(handle)
     except OSError:
         folder = tempfile.TemporaryDirectory(prefix="razorctl-", ignore_cleanup_errors=True)
-        path = Path(folder.name) / path.name
+        path = Path(folder.name) / "kernels.so"
         made = f"{path}.made"
     try:
         _run([*command, *map(str, sorted(SOURCES.glob("*.c"))), "-lm", "-o", made])
+        content = Path(made).read_bytes()
+        with Path(made).open("ab") as file:
+            file.write(_seal(content))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(made).chmod(0o700)
         os.replace(made, path)  # noqa: PTH105
     finally:
         Path(made).unlink(missing_ok=True)

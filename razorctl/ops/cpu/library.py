@@ -102,13 +102,14 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         return None, f"PyTorch operations: {built.why}"
     try:
         # torch has loaded its OpenMP runtime; the library takes the same, and so its threads.
-        found = ctypes.CDLL(str(built.path))
+        found = ctypes.CDLL(built.loadable)
         for name, types in _SIGNATURES.items():
             function = getattr(found, f"razorctl_{name}")
             function.argtypes, function.restype = types, c_int
     except (OSError, AttributeError) as error:
-        log.warning("the CPU runs ops as PyTorch operations, slower: %s", error)
-        return None, f"PyTorch operations: {error}"
+        why = str(error).replace(built.loadable, str(built.path))
+        log.warning("the CPU runs ops as PyTorch operations, slower: %s", why)
+        return None, f"PyTorch operations: {why}"
     return found, f"fused kernels, {built.why}"
 
 

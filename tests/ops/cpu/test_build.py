@@ -36,11 +36,52 @@ def compiler(folder: Path, result: str) -> str:
 def test_a_machine_compiles_once(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
     first = build.build()
-    assert first.path.read_text() == "library\n"
+    assert first.path.read_bytes().startswith(b"library\n")
     assert first.why == "compiled with fake 1.0"
-    assert list(cache.iterdir()) == [first.path]
+    assert list((cache / "kernels").iterdir()) == [first.path]
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (cache / "kernels", first.path)] == [0o700] * 2
     monkeypatch.setenv("CC", compiler(tmp_path, "exit 1"))
-    assert build.build() == first
+    assert build.build().path == first.path
+
+
+DISTRUSTED = {
+    "cut off": lambda path, folder: path.write_bytes(path.read_bytes()[:-100]),
+    "empty": lambda path, folder: path.write_bytes(b""),
+    "another's": lambda path, folder: os.chown(path, 12345, 12345),
+    "writable by others": lambda path, folder: path.chmod(0o722),
+    "a link": lambda path, folder: path.symlink_to(path.rename(folder / "other.so")),
+    "in another's folder": lambda path, folder: os.chown(path.parent, 12345, 12345),
+    "in a linked folder": lambda path, folder: path.parent.symlink_to(
+        path.parent.rename(folder / "other")
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DISTRUSTED)
+def test_a_library_that_another_may_have_written_or_that_is_not_whole(
+    how, cache, tmp_path, monkeypatch
+):
+    if "another's" in how and os.geteuid():
+        pytest.skip("needs root, who alone can give files away")
+    monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
+    first = build.build()
+    content = first.path.read_bytes()
+    DISTRUSTED[how](first.path, tmp_path)
+    monkeypatch.setenv("CC", compiler(tmp_path, 'echo again > "$2"'))
+    second = build.build()
+    assert Path(second.loadable).read_bytes().startswith(b"again\n")
+    assert second.path.stat().st_uid == os.geteuid()
+    # What lies in a folder that is not trusted stays as it is, and each process compiles its own.
+    assert (second.folder is not None) == ("folder" in how)
+    assert how != "in a linked folder" or first.path.read_bytes() == content
+
+
+def test_what_is_loaded_is_what_was_looked_at(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
+    found = build.build()
+    (tmp_path / "other.so").write_text("other")
+    (tmp_path / "other.so").replace(found.path)
+    assert Path(found.loadable).read_bytes().startswith(b"library\n")
 
 
 @pytest.mark.parametrize("change", ["sources", "flags", "cpu"])
@@ -78,14 +119,14 @@ def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
     assert [run.returncode for run in runs] == [0, 0]
     assert len(said) == 1
     assert "library" in said.pop()
-    assert len(list((tmp_path / "razorctl").iterdir())) == 1
+    assert len(list((tmp_path / "razorctl/kernels").iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder would be")
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
     found = build.build()
-    assert found.path.read_text() == "library\n"
+    assert found.path.read_bytes().startswith(b"library\n")
     found.folder.cleanup()
     assert not found.path.exists()
 
