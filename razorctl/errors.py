@@ -68,4 +68,4 @@ class ElsewhereError(RazorError):
 
 
 class Terminated(SystemExit):
-    """SIGTERM came: the process, whose child if any has been ended, exits with code 143."""
+    """SIGTERM or SIGHUP came: the process, whose child has ended, exits with 128 + its number."""

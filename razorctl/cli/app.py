@@ -21,7 +21,7 @@ from razorctl.cli.predict import predict
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
-from razorctl.training.signals import sigterm_raises
+from razorctl.training.signals import termination_raises
 
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
 CONTEXT = {"auto_envvar_prefix": settings.PREFIX, "help_option_names": ["-h", "--help"]}
@@ -32,7 +32,7 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with sigterm_raises():
+            with termination_raises():
                 return super().invoke(ctx)
         except (typer.TyperException, typer.Exit, typer.Abort):
             raise

@@ -53,6 +53,7 @@ def train(
     """
     view.header(job, recipe, out, device)
     before = rundir.settings(out) is not None
+    run: Run | None = None
     try:
         with views.waiting("loading PyTorch") as at:
             run = prepare(at)
@@ -66,6 +67,10 @@ def train(
             (_bar if views.err.is_interactive else _lines)(run, steps)
         if run.job.streaming and run.skipped:
             views.note(f"{_bad(run)} left out, counted each time that rows were read.")
+    except Exception:
+        if run is not None:
+            run.rescue()
+        raise
     except (KeyboardInterrupt, Terminated) as stop:
         if before or rundir.settings(out) is not None:
             stop.add_note(

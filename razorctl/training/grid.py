@@ -41,7 +41,7 @@ from razorctl.training.comparison import (
     read,
     recipe_of,
 )
-from razorctl.training.signals import sigterm_waits
+from razorctl.training.signals import termination_waits
 
 POLL = 0.25  # seconds between two reports of a run's progress
 KILLED = -getattr(signal, "SIGKILL", 9)
@@ -340,7 +340,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
     # The command has all settings, so none may come from the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
     with (
-        sigterm_waits() as check,
+        termination_waits() as check,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from razorctl import processes
-from razorctl.errors import DivergedError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, refuse_infinite, train_step
@@ -61,8 +60,8 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """Takes a step as `train_step` does, which says what `total` is.
 
-        Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError; it is
-        as it was before, unless it is `torn`.
+        Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError. After
+        these and all other errors it is as it was before, unless it is `torn`.
         """
         before, job = state.transient(self.model), self.job
         if self.parts > 1:
@@ -83,7 +82,7 @@ class Learner:
                 unsynced=parallel.unsynced,
                 total=total,
             )
-        except (DivergedError, torch.OutOfMemoryError):
+        except Exception:
             self.model.zero_grad()
             state.load_transient(self.model, before)
             raise

@@ -84,7 +84,7 @@ class Run(Iterator[Step]):
         self.peak_bytes: int | None = None
         if found is not None:
             self._go_on(self.learner.load(found.path))
-        self._steps = self._train()
+        self._steps, self._between = self._train(), False
         with processes.together():
             self.metrics = None
             if processes.first():
@@ -179,7 +179,7 @@ class Run(Iterator[Step]):
             except DivergedError as error:
                 saved = self.save(diverged=True)
                 raise self._diverged(error, step, saved) from None
-            except torch.OutOfMemoryError:
+            except Exception:  # memory that does not suffice, or an image that cannot be read
                 if not self.learner.torn and self.job.processes == 1:
                     self.save()
                 raise
@@ -188,12 +188,19 @@ class Run(Iterator[Step]):
                 self.metrics.add(taken)
             if self._due(taken):
                 self.save()
+            self._between = True
             yield taken
+            self._between = False
             stop = self._stopped()
             if stop is not None:
                 self.save()
                 raise stop
         self._finish()
+
+    def rescue(self) -> None:
+        """Saves the run if what goes over its steps has failed between two of them."""
+        if self._between and self.job.processes == 1:
+            self.save()
 
     def _stopped(self) -> BaseException | None:
         """What `stop` returns in any process. Collective."""
@@ -209,23 +216,27 @@ class Run(Iterator[Step]):
         start, rate = time.perf_counter(), self.learner.rate
         self._reset_peak()
         loss, norm = self._take(step, iter(next(batches)))
-        values = {"loss": loss.item(), "grad_norm": norm.item()}  # waits for the device
+        loss, norm = loss.cpu(), norm.cpu()  # waits for the device
         seconds = time.perf_counter() - start
         self._note_peak()
         self.trial.note(seconds)
         due = step % self.job.evaluate_every == 0 or step == self.job.steps
-        figures = self.evaluate() if due else {}
-        return Step(
+        taken = Step(
             step=step,
             epoch=self.steps_per_epoch and step / self.steps_per_epoch,
             learning_rate=rate,
             seconds=seconds,
             samples_per_second=self.job.batch_size / seconds,
-            **values,
-            accuracy=figures.get("accuracy"),
-            test_loss=figures.get("loss"),
-            metrics=figures or None,
+            loss=loss.item(),
+            grad_norm=norm.item(),
         )
+        try:
+            figures = self.evaluate() if due else {}
+        except Exception:
+            self.history.append(taken)  # the weights are those after it
+            raise
+        accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
+        return replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures or None)
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         """`Learner.step`, again and with less memory if it runs out of it."""

@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM, so that a command that is ended can save and say what it has written."""
+"""SIGINT, SIGTERM and SIGHUP: a command that is ended can save, and say what it has written."""
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,74 +10,83 @@ from typing import Any
 from razorctl import processes
 from razorctl.errors import Terminated
 
+ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+TOGETHER = 1.0
+
 
 def _raise(number: int, _: object) -> None:
     raise Terminated(128 + number)
 
 
-def _ours() -> bool:
-    """Whether we may handle SIGTERM: only in the main thread, and if no other code handles it."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _raise)
-
-
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Inside the block, SIGTERM raises Terminated instead of ending the process silently."""
-    if not _ours():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _raise)
+def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[Callable[[], None]]:
+    """Inside the block, signals that nobody else handles or ignores call `handler`.
+
+    Yields what gives them back before its end. Only the main thread can handle signals.
+    """
+    before: dict[int, Any] = {}
+
+    def hand_back() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            found = signal.getsignal(number)
+            if found in (signal.SIG_DFL, signal.default_int_handler, _raise):
+                before[number] = signal.signal(number, handler)
     try:
-        yield
+        yield hand_back
     finally:
-        signal.signal(signal.SIGTERM, before)
+        hand_back()
 
 
 @contextmanager
-def sigterm_waits() -> Iterator[Callable[[], None]]:
-    """Delays SIGTERM inside the block, so that a child process can be ended first.
+def termination_raises() -> Iterator[None]:
+    """Inside the block SIGTERM and SIGHUP raise Terminated, and do not end the process silently."""
+    with _handled(_raise, *ENDING):
+        yield
 
-    Yields a function that raises Terminated if SIGTERM has come; the end of the block does too.
+
+@contextmanager
+def termination_waits() -> Iterator[Callable[[], None]]:
+    """Delays SIGTERM and SIGHUP inside the block, so that a child process can be ended first.
+
+    Yields a function that raises Terminated if one has come; the end of the block does too.
     """
     came: list[int] = []
 
     def check() -> None:
         if came:
-            raise Terminated(128 + signal.SIGTERM)
+            raise Terminated(128 + came[0])
 
-    if not _ours():
+    with _handled(lambda number, _: came.append(number), *ENDING):
         yield check
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGTERM, before)
     check()
 
 
 @contextmanager
 def noted() -> Iterator[Callable[[], BaseException | None]]:
-    """Inside the block the first SIGINT or SIGTERM is only noted; the next is as before the block.
+    """Inside the block the first SIGINT, SIGTERM or SIGHUP is only noted; later ones are as before.
 
-    Of several processes each only notes all that come: torchrun sends them again, and kills a
-    process that takes long.
+    What comes within TOGETHER seconds of the first belongs to it: a terminal that closes sends
+    several. Of several processes each only notes all that come: torchrun sends them again, and
+    kills a process that takes long.
 
     Yields a function that returns what the first would have raised, None as long as none came.
     A signal that others handle or ignore is left alone.
     """
     came: list[int] = []
-    before: dict[int, Any] = {}
+    first = 0.0
 
     def note(number: int, _: object) -> None:
+        nonlocal first
         came.append(number)
-        if processes.count() == 1:
+        if len(came) == 1:
+            first = time.monotonic()
+        elif processes.count() == 1 and time.monotonic() - first > TOGETHER:
             hand_back()
-
-    def hand_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.raise_signal(number)
 
     def stop() -> BaseException | None:
         if not came:
@@ -84,13 +94,5 @@ def noted() -> Iterator[Callable[[], BaseException | None]]:
         number = came[0]
         return KeyboardInterrupt() if number == signal.SIGINT else Terminated(128 + number)
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if handler in (signal.SIG_DFL, signal.default_int_handler, _raise):
-                before[number] = handler
-                signal.signal(number, note)
-    try:
+    with _handled(note, signal.SIGINT, *ENDING) as hand_back:
         yield stop
-    finally:
-        hand_back()

@@ -144,10 +144,14 @@ def test_settings_that_do_not_go_together_are_refused(flags, sentence, monkeypat
     assert not Path("run").exists()
 
 
-STOPPED = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+STOPPED = [
+    (signal.SIGINT, 130, "interrupted"),
+    (signal.SIGTERM, 143, "terminated"),
+    (signal.SIGHUP, 129, "terminated"),
+]
 
 
-@pytest.mark.parametrize(("number", "code", "word"), STOPPED, ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "code", "word"), STOPPED, ids=["SIGINT", "SIGTERM", "SIGHUP"])
 class TestSignals:
     """That they end a process of its own is tested with a grid's."""
 
@@ -171,6 +175,7 @@ class TestSignals:
                 signal.raise_signal(number)
                 signal.raise_signal(number)
 
+        monkeypatch.setattr("razorctl.training.signals.TOGETHER", 0)
         monkeypatch.setattr(trainer.Run, "_note_peak", note_peak)
         result = finetune(*FULL, "--out", "run", "--steps", "4", "--save-every", "4", *EACH)
         assert result.exit_code == code
@@ -185,6 +190,28 @@ class TestSignals:
         sentence = f"error: {word}: before the first step; nothing was written."
         assert result.stderr.splitlines()[-1] == sentence
         assert not list(Path().iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is full")
+def test_messages_that_cannot_be_written_end_nothing():
+    command = [sys.executable, "-m", "razorctl", "finetune", "vit-micro", "digits", *QUICK, *FULL]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*command, "--out", "run"], stderr=full, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0
+    assert Path("run/result.json").exists()
+
+
+def test_what_fails_between_two_steps_loses_none(monkeypatch):
+    def say(text: str) -> None:
+        if text.startswith("step 2"):
+            raise RuntimeError("no such color")
+
+    monkeypatch.setattr("razorctl.cli.views.common.say", say)
+    each = ["--steps", "4", "--evaluate-every", "1", "--save-every", "100"]
+    result = finetune(*FULL, "--out", "run", *each)
+    assert result.exit_code == 1
+    assert "no such color" in result.stderr
+    assert [path.name for path in Path("run/checkpoints").iterdir()][-1:] == ["step-00000002"]
 
 
 @pytest.fixture(scope="module")

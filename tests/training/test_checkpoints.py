@@ -23,6 +23,7 @@ from razorctl.surgery.drawing import draws
 from razorctl.training import run as trainer
 from razorctl.training import rundir
 from razorctl.training.checkpoints import MARKER
+from razorctl.training.feed import Feed
 from razorctl.training.run import Run, finetune
 from tests.training.runs import FULL, JOB, JOINT, begin, resume, same, steps, stop
 
@@ -43,6 +44,29 @@ CASES = {
         {"optimizer": "adamw"},
     ),
 }
+
+
+@pytest.mark.parametrize("where", ["rows", "evaluation"])
+def test_a_step_that_fails_loses_none_before_it(where, tmp_path, monkeypatch):
+    job = replace(JOB, evaluate_every=3, save_every=100)
+    whole = begin(tmp_path / "whole", job, JOINT)
+    assert len([*whole]) == job.steps
+    run = begin(tmp_path / "run", job, JOINT, steps=2)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            torch.rand(3)  # what was drawn for it is taken back
+            raise OSError("the image is damaged")
+
+        place = (Feed, "trained") if where == "rows" else (trainer, "evaluate")
+        patch.setattr(*place, fail)
+        with pytest.raises(OSError, match="damaged"):
+            next(run)
+    stop(run)
+    assert steps(tmp_path / "run") == [2 if where == "rows" else 3]
+    for _ in resume(tmp_path / "run", job, JOINT):
+        pass
+    assert same(tmp_path / "run/model.safetensors", tmp_path / "whole/model.safetensors")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -107,7 +107,7 @@ class TestSigterm:
             assert pool.submit(self.meanwhile).result() is signal.SIG_DFL
 
     def test_that_comes_as_the_command_ends_is_not_lost(self):
-        with pytest.raises(Terminated) as caught, signals.sigterm_waits():
+        with pytest.raises(Terminated) as caught, signals.termination_waits():
             signal.raise_signal(signal.SIGTERM)
         assert caught.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

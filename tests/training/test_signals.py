@@ -7,12 +7,12 @@ import pytest
 from razorctl.errors import Terminated
 from razorctl.training import signals
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
 def defaults():
-    handlers = (signal.default_int_handler, signal.SIG_DFL)
+    handlers = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
     before = [signal.signal(n, h) for n, h in zip(NUMBERS, handlers, strict=True)]
     yield
     for number, handler in zip(NUMBERS, before, strict=True):
@@ -21,15 +21,19 @@ def defaults():
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("second", NUMBERS)
-def test_the_first_is_noted_and_the_second_raises(number, second):
-    with signals.sigterm_raises(), signals.noted() as stop:
+def test_the_first_is_noted_and_a_later_one_raises(number, second, monkeypatch):
+    with signals.termination_raises(), signals.noted() as stop:
         assert stop() is None
         signal.raise_signal(number)
         error = KeyboardInterrupt if number == signal.SIGINT else Terminated
         assert type(stop()) is error
+        signal.raise_signal(second)  # at once, as when a terminal closes
+        assert type(stop()) is error
+        monkeypatch.setattr(signals, "TOGETHER", 0)
         with pytest.raises((KeyboardInterrupt, Terminated)):
             signal.raise_signal(second)
-    assert [signal.getsignal(n) for n in NUMBERS] == [signal.default_int_handler, signal.SIG_DFL]
+    first, *others = (signal.getsignal(n) for n in NUMBERS)
+    assert (first, *others) == (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
 
 
 def test_one_that_is_ignored_stays_so():
@@ -42,7 +46,7 @@ def test_one_that_is_ignored_stays_so():
 
 def test_of_several_processes_each_only_notes_all_that_come(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with signals.sigterm_raises(), signals.noted() as stop:
+    with signals.termination_raises(), signals.noted() as stop:
         for number in NUMBERS:  # torchrun sends again what a terminal has sent
             signal.raise_signal(number)
         assert type(stop()) is KeyboardInterrupt

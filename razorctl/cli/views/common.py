@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +17,41 @@ from rich.table import Table
 
 from razorctl.methods import METHODS
 
+
+class _Spoken:
+    """A stream that loses what it cannot write: its reader is gone, or the disk is full."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # the latter if it is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Messages(Console):
+    """A console on stderr whose messages end no command."""
+
+    @property
+    def file(self) -> Any:
+        """Where messages go."""
+        return _Spoken(super().file)
+
+    @file.setter
+    def file(self, stream: Any) -> None:
+        self._file = stream
+
+
 out = Console()
-err = Console(stderr=True)
+err = Messages(stderr=True)
 EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
 
 
