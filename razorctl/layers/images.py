@@ -19,4 +19,4 @@ def layouts(x: Tensor) -> tuple[Hashable, Hashable]:
 
 def layout(x: Tensor) -> Hashable:
     """The layout of `ops.images.pixels(x)`."""
-    return layouts(x)[x.dim() > 2]
+    return layouts(x)[int(x.dim() > 2)]  # torch 2.11 compiles no bool as an index

@@ -178,6 +178,8 @@ class Norm(RazorLayer):
         y, out, *tensors = FusedNormFunction.apply(
             x, *parameters, self, rule, dtype, through, known
         )
+        if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
+            y = y.view_as(y)
         self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
         return y, out
 

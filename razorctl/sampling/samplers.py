@@ -48,8 +48,10 @@ class Sampler:
 
     def to(self, device: torch.device) -> None:
         """Moves the state to `device`, where it is not there already."""
+        if self.p.device == device:  # nor could torch 2.11 compile what follows
+            return
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.device != device:
+            if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
