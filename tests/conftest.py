@@ -1,6 +1,10 @@
 import gc
+import json
 import os
+import random
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 # Before any import of a library that reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -26,6 +30,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile all that each Triton kernel may be launched as, not only what takes most",
     )
+    parser.addoption(
+        "--few",
+        type=int,
+        metavar="N",
+        help="run at most N cases of each test, drawn at random, the same ones each time",
+    )
+    parser.addoption("--rows", metavar="FILE", help="write how each test ended to a JSON file")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Flags of pytest-socket, which would be unknown to pytest where it is not installed."""
+    config.option.disable_socket = config.option.allow_unix_socket = True
+    config.option.allow_hosts = "127.0.0.1,::1"
+    file = config.getoption("--rows")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Rows(Path(file)))
+
+
+class Rows:
+    """How each test ended, in a JSON file after each, since a limit on time may end the run."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.rows = file, dict[str, dict[str, Any]]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
+        why = (crash.message if crash else str(report.longrepr))[:300] if report.failed else None
+        self.rows[report.nodeid] = {
+            "outcome": report.outcome,
+            "seconds": round(report.duration, 2),
+            "error": why,
+        }
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps({"rows": self.rows}, indent=1) + "\n")
+        partial.replace(self.file)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draws a few cases of each test, of those that -k and -m leave."""
+    most = config.getoption("--few")
+    if most is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    drawn = {
+        item
+        for name, found in cases.items()
+        for item in random.Random(name).sample(found, min(most, len(found)))
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = [item for item in items if item in drawn]
 
 
 def pytest_collection_finish() -> None:
