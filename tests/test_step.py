@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_case_has_the_weights_of_full_and_leaves_it_as_it_is(module, bench):
     before = theirs.head.bias.detach().clone()
     run.attempt(bench.time)
     assert len(run.seconds) == 1
-    assert not torch.equal(before, theirs.head.bias)
+    assert torch.equal(before, theirs.head.bias)  # so that the next case finds the same
 
 
 def test_a_wrong_output_gets_no_time(module, bench, monkeypatch):
@@ -144,14 +145,15 @@ def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path)
     case, turns = module("case"), module("turns")
     bench.workload = replace(bench.workload, turns=3)
     names = ("full", "full, compiled")
-    group = [case.Run(name, case.Case(compiled=name != "full"), "fp32") for name in names]
-    result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group])
-    turns.take_turns(bench, result, 0.0, 1.0)  # it is later than that already
-    document = json.loads(result.out.read_text())
-    full, compiled = document["rows"]
-    assert (document["about"], full["error"], full["step_time_vs_full"]) == ("this", None, 1)
-    assert len(group[0].seconds) == 1
-    assert compiled["error"] == "not compiled in the seconds given"
+    for late, taken, error in ((1, 3, "not compiled"), (3, 1, "not timed")):
+        group = [case.Run(name, case.Case(compiled=name != "full"), "fp32") for name in names]
+        result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group])
+        turns.take_turns(bench, result, time.monotonic() - 1e5 * late, 1.5e5)
+        document = json.loads(result.out.read_text())
+        full, compiled = document["rows"]
+        assert (document["about"], full["error"], full["step_time_vs_full"]) == ("this", None, 1)
+        assert len(group[0].seconds) == taken
+        assert compiled["error"] == f"{error} in the seconds given"
     assert not budgets
 
 
@@ -187,11 +189,12 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
     case, turns = module("case"), module("turns")
     group = [case.Run("full", case.Case(), "fp32", [0.1]), case.Run("razor", case.Case(), "fp32")]
     group[0].peak, group[1].error = 3 << 20, "ArithmeticError: differs"
-    document = {
-        "device": "a card",
-        "model": "vit",
-        "batch_size": 8,
-        "tests": {"summary": ["1 failed in 2 s"]},
+    about = {"device": "a card"}
+    step = {"case": "razor", "cosine to full, fp32": 0.98, "second_seconds": 0.5, "error": None}
+    ended = {"a": {"outcome": "passed", "error": None}, "b": {"outcome": "failed", "error": "2\n"}}
+    found = {
+        "first": {"rows": [step | {"finite": True, "failed": {"gemm by cublas": "no"}}]},
+        "layers": {"rows": ended},
         "linear": {
             "rows": [
                 {"method": method, "ratio": 0.5, "precision": "fp32", "both_vs_full": time}
@@ -199,10 +202,13 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
                 for method, time in (("full", 1.0), ("razor", 0.5), ("int8", None))
             ]
         },
-        "rows": [turns.as_row(run, group) for run in group],
+        "step": about | {"rows": [turns.as_row(run, group) for run in group]},
     }
-    lines = [line.split() for line in module("summary").text(document)]
-    assert ["tests:", "1", "failed", "in", "2", "s"] in lines
+    lines = [line.split() for line in module("summary").text(found)]
+    assert ["razor", "0.9800", "-", "0.500", "gemm", "by", "cublas:", "no"] in lines
+    assert ["layers:", "1", "passed,", "1", "failed"] in lines
+    assert ["b:", "2"] in lines
+    assert ["==", "step,", "a", "card"] in lines
     assert ["razor", "at", "0.5", "fp32", "0.50"] in lines
     assert ["int8", "at", "0.5", "fp32", "-", "too", "large"] in lines
     assert ["full", "fp32", "1.00", "-", "100.0", "3"] in lines

@@ -47,7 +47,7 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     rows = bench.workload.batch_size
     found = {"full": Case(), "checkpoint": Case(Recipe("checkpoint"))}
     found |= {f"accumulate {rows >> n}": Case(rows=rows >> n) for n in range(1, 5) if rows >> n}
-    for name, method in METHODS.items():
+    for name, method in sorted(METHODS.items(), key=lambda entry: entry[0] != "razor"):
         if method.prunes:
             found |= {name: Case(recipe) for name, recipe in recipes(name)}
     for name, changes in VARIANTS.items():

@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import machine
 import timm
 import torch
 import transformers
-from machine import device_name
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -37,7 +37,7 @@ from razorctl.job import Job
 from razorctl.memory import measured
 from razorctl.ops import chunks, gemm, kernels, topk
 from razorctl.optimizer import build_optimizer
-from razorctl.planning import detect, gpus
+from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
@@ -217,11 +217,10 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def preset() -> gpus.Gpu:
-    """The preset of the first card of this machine."""
-    for card in detect.detect():
-        if known := detect.preset_for(card):
-            return known
-    sys.exit("the driver names no card that has a preset")
+    """The preset of the current card of this machine."""
+    if known := machine.preset():
+        return known
+    sys.exit("the card has no preset")
 
 
 def main() -> None:
@@ -242,7 +241,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "command": shlex.join(["scripts/bench/planning.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "device": device_name(args.device),
+        "device": machine.device_name(args.device),
         "versions": {library.__name__: library.__version__ for library in libraries},
         "preset": gpu and gpu.name,
     }

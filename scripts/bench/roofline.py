@@ -7,8 +7,8 @@ and launches are what `plan` counts, and the time on each preset is what it pred
 Registers and shared memory are those of the compiled cubin, in fp16 for cards before compute
 capability 8.0; occupancy is what they leave of an SM's warps. All are null where Triton is not
 installed, for cards that it has no kernels for, and for ops without a kernel. With `--device cuda`
-each op is timed too, once its result is that of its PyTorch body; one that fails gets no time. The
-script writes results/roofline.json.
+each op is timed too, once its result is that of its PyTorch body, and compiled for that card alone;
+one that fails gets no time. The script writes results/roofline.json after every row.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from block import Case, cases
+from machine import preset
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -37,7 +38,6 @@ from razorctl.memory.trace_cache import Trace
 from razorctl.ops import kernels
 from razorctl.planning import gpus
 from razorctl.planning.candidates import seconds
-from razorctl.planning.detect import detect, preset_for
 
 BATCH = 128
 DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
@@ -142,14 +142,13 @@ def resources(variant: Any, capability: int) -> dict[str, Any]:
 
 
 class Compiled:
-    """What cases launch on some cards, compiled once.
+    """What cases launch on cards of some compute capabilities, compiled once.
 
     kernels: compute capability -> label of a variant -> its `resources`.
     """
 
-    def __init__(self, cards: Iterable[gpus.Gpu]) -> None:
-        capabilities = {gpu.compute_capability for gpu in cards}
-        names = sorted(capabilities, key=float)
+    def __init__(self, capabilities: Iterable[str]) -> None:
+        names = sorted(set(capabilities), key=float)
         self.kernels: dict[str, dict[str, Any]] = {name: {} for name in names}
 
     def of(self, case: Case) -> dict[str, list[str] | None]:
@@ -274,21 +273,26 @@ def main() -> None:
     }
     if args.device == "cuda":
         device = torch.device("cuda")
-        preset = next((gpu for card in detect()[:1] if (gpu := preset_for(card))), None)
-        document["device"] = torch.cuda.get_device_name(device)
-        document["preset"] = next((name for name in cards if cards[name] == preset), None)
+        document["device"], found = torch.cuda.get_device_name(device), preset()
+        document["preset"] = next((name for name in cards if cards[name] == found), None)
     if args.smoke:
         batch, chosen = 1, [case for case in chosen if case.of.startswith("gelu")]
         cards = {SHOWN[1]: cards[SHOWN[1]]}
-    compiled = Compiled(cards.values())
-    document["rows"] = [as_row(case, batch, cards, compiled, device) for case in chosen]
-    for row in document["rows"]:
+    capabilities = [gpu.compute_capability for gpu in cards.values()]
+    if args.device == "cuda":
+        capabilities = ["{}.{}".format(*torch.cuda.get_device_capability(device))]
+    compiled, rows = Compiled(capabilities), list[dict[str, Any]]()
+    document |= {"rows": rows, "kernels": compiled.kernels}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = args.out.with_suffix(".partial")  # a limit on time may end this process anywhere
+    for case in chosen:
+        row = as_row(case, batch, cards, compiled, device)
         taken, times = row["measured_seconds"], row["implied_seconds"]
         known = taken is not None and document["preset"] is not None
         row["measured_vs_implied"] = taken / times[document["preset"]] if known else None
-    document["kernels"] = compiled.kernels
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+        rows.append(row)
+        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.replace(args.out)
     shown = [name for name in (document["preset"], *SHOWN) if name in cards]
     print(as_text(document["rows"], shown[:4]))
     print(f"written to {args.out}")

@@ -1,17 +1,17 @@
 """Times whole training steps with every method, and measures their memory, against full.
 
     .venv/bin/python scripts/bench/step.py
-    scripts/bench/gpu.sh
 
 A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on random images. On a
-CUDA device it is of ViT-B/16, batch 128, in fp32 and bf16; on a CPU of ViT-S/16, batch 8, in fp32.
+CUDA device it is of ViT-B/16, batch 128, in bf16 and fp32; on a CPU of ViT-S/16, batch 8, in fp32.
 Cases take turns on one set of weights; ratios to full are medians over the turns, and those of
-compiled cases to compiled full too. Compiled are whole models, by torch.compile, in the last
+compiled cases to compiled full too. Compiled are whole models, by torch.compile, in the first
 precision alone; `activation_memory_budget` is what torch.compile may save, as a share of what it
 would. Of micro-batches those are taken too that have razor's peak, or less.
 
 The peak is measured on CUDA. On a CPU it is traced, that of compiled cases measured; the two agree
-(tests/test_step.py). The script writes results/step_DEVICE.json after every turn of a case.
+(tests/test_step.py). The script writes results/step_DEVICE.json after every turn of a case; razor
+comes first, beside full.
 
 The logits and the bias gradient of the classifier are exact by contract: a case in which they
 differ from those of full gets no time. Of a case whose forward pass runs in int8 the logits must
@@ -31,7 +31,7 @@ RATIO = 0.9
 BUDGET = 0.1  # about the one of least peak on a CPU, which is above razor's
 MICRO_BATCH = {"cuda": 16, "cpu": 2}
 WORKLOADS = {
-    "cuda": Workload("vit_base_patch16_224", 128, ("fp32", "bf16"), turns=5, steps=5),
+    "cuda": Workload("vit_base_patch16_224", 128, ("bf16", "fp32"), turns=5, steps=5),
     "cpu": Workload("vit_small_patch16_224", 8, ("fp32",), turns=7, steps=1),
 }
 
@@ -68,15 +68,16 @@ def cases(bench: Bench, precision: str) -> dict[str, Case]:
     int8 = replace(razor, int8_forward=True)
     return {
         "full": Case(),
+        "razor": Case(razor),
+        "razor, int8 forward": Case(int8, exact=False),
         "full, stored attention": Case(Recipe("full", attention="stored")),
         "checkpoint": Case(Recipe("checkpoint")),
         f"accumulate {few}": Case(rows=few),
         **at_peak(bench, precision, razor),
-        **{name: Case(Recipe(name, RATIO)) for name in pruning},
+        **{name: Case(Recipe(name, RATIO)) for name in pruning if name != "razor"},
         "prebackrazor++, flash": Case(replace(sheared, attention="flash")),
         "prebackrazor++, joint budget 0.5": Case(replace(sheared, joint_budget=0.5)),
         "razor, branches 0.5": Case(replace(razor, joint_budget=0.5, joint="branches")),
-        "razor, int8 forward": Case(int8, exact=False),
         "full, compiled": Case(compiled=True),
         "razor, compiled": Case(razor, compiled=True),
         "razor, int8 forward, compiled": Case(int8, compiled=True, exact=False),

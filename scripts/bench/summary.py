@@ -5,12 +5,14 @@ python3 scripts/bench/summary.py scripts/bench/results/step_cuda.json
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
+PARTS = ("first", "layers", "kernels", "step", "linear", "frontier", "roofline")  # in their order
 LINEAR = (0.5, 0.9)  # the ratios that are shown of one linear layer
 
 
@@ -56,22 +58,60 @@ def frontier(rows: Iterable[Row]) -> Iterator[str]:
     yield from (f"  {name:24}  {', '.join(cells)}" for name, cells in found.items())
 
 
-def text(document: Row) -> Iterator[str]:
-    yield f"{document['device']}, {document['model']}, batch {document['batch_size']}"
-    if tests := document.get("tests"):
-        yield f"tests: {' '.join(tests['summary'])}"
-    if "roofline" in document:
-        yield from kernels(document["roofline"]["rows"])
-    if "linear" in document:
-        yield f"{'one linear layer, both passes':55}{'vs full':>9}"
-        yield from layers(document["linear"]["rows"])
-    if "frontier" in document:
-        yield "every ratio: time vs full / peak MiB"
-        yield from frontier(document["frontier"]["rows"])
-    columns = ("vs full", "compiled", "ms", "peak MiB")
-    yield f"{'whole steps':55}" + "".join(f"{name:>9}" for name in columns)
-    yield from steps(document["rows"])
+def first(rows: Iterable[Row]) -> Iterator[str]:
+    yield f"{'one training step':35}{'cosine to fp32':>16}{'to full':>9}{'seconds':>9}"
+    for row in rows:
+        figures = (
+            f"{figure(row, 'cosine to full, fp32', form='.4f'):>16}",
+            f"{figure(row, 'cosine to full', form='.4f'):>9}",
+            f"{figure(row, 'second_seconds', form='.3f'):>9}",
+        )
+        failed = "; ".join(f"{name}: {why}" for name, why in row["failed"].items())
+        broken = "" if row["finite"] or row["error"] else "not finite"
+        yield f"  {row['case']:33}{''.join(figures)}  {row['error'] or broken or failed}".rstrip()
+
+
+def tests(name: str, rows: dict[str, Row]) -> Iterator[str]:
+    """How many tests ended in which way, and which failed."""
+    counts = Counter(row["outcome"] for row in rows.values())
+    yield f"{name}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
+    for test, row in rows.items():
+        if row["error"]:
+            yield f"  {test}: {row['error'].splitlines()[0]}"
+
+
+def text(found: dict[str, Row]) -> Iterator[str]:
+    """The lines of the table, from the documents by name."""
+    for name, document in found.items():
+        rows = document["rows"]
+        if "device" in document:
+            yield f"== {name}, {document['device']}"
+        if name == "first":
+            yield from first(rows)
+        elif name in ("layers", "kernels"):
+            yield from tests(name, rows)
+        elif name == "step":
+            columns = ("vs full", "compiled", "ms", "peak MiB")
+            yield f"{'whole steps':55}" + "".join(f"{name:>9}" for name in columns)
+            yield from steps(rows)
+        elif name == "linear":
+            yield f"{'one linear layer, both passes':55}{'vs full':>9}"
+            yield from layers(rows)
+        elif name == "frontier":
+            yield "every ratio: time vs full / peak MiB"
+            yield from frontier(rows)
+        else:
+            yield from kernels(rows)
+
+
+def main() -> None:
+    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    files = {name: folder / f"{name}_{kind}.json" for name in PARTS}
+    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    print("\n".join(text(found)))
+    for name in files.keys() - found.keys():
+        print(f"{name}: nothing was written")
 
 
 if __name__ == "__main__":
-    print("\n".join(text(json.loads(Path(sys.argv[1]).read_text()))))
+    main()

@@ -30,13 +30,13 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def runs(bench: Bench, cases: Callable[[Bench, str], Mapping[str, Case]]) -> list[list[Run]]:
-    """A run of every case in every precision, compiled ones in the last; full is the first."""
+    """A run of every case in every precision, compiled ones in the first; full is the first."""
     precisions = bench.workload.precisions
     return [
         [
             Run(name, case, precision)
             for name, case in cases(bench, precision).items()
-            if precision == precisions[-1] or not case.compiled
+            if precision == precisions[0] or not case.compiled
         ]
         for precision in precisions
     ]
@@ -103,23 +103,23 @@ class Result:
 
 
 def take_turns(bench: Bench, result: Result, start: float, seconds: float) -> None:
-    """Checks, measures and times all runs; writes the result after each that is timed.
+    """Checks, measures and times all runs; writes the result after each.
 
-    No turn but the first starts so many seconds after `start`, and nothing is compiled after half
-    of them.
+    Nothing starts so many seconds after `start` but what full is compared with, and nothing is
+    compiled after half of them.
     """
-    result.write()
-    for group in result.groups:
-        exact: list[Tensor] = []
-        for run in group:
-            if run.case.compiled and time.monotonic() - start > seconds / 2:
-                run.error = "not compiled in the seconds given"
-            run.attempt(bench.check, exact)
-        for run in group:  # after all are checked, since it changes weights
-            run.attempt(bench.measure)
+    exact: list[list[Tensor]] = [[] for _ in result.groups]
     for turn in range(bench.workload.turns):
-        for run in (run for group in result.groups for run in group):
-            if turn == 0 or time.monotonic() - start < seconds:
+        for group, logits in zip(result.groups, exact, strict=True):
+            for run in group:
+                took = time.monotonic() - start
+                if took > seconds and (turn or run is not group[0]):
+                    continue
+                if turn == 0:
+                    if run.case.compiled and took > seconds / 2:
+                        run.error = "not compiled in the seconds given"
+                    run.attempt(bench.check, logits)
+                    run.attempt(bench.measure)
                 run.attempt(bench.time)
                 result.write()
 
@@ -140,15 +140,7 @@ def arguments(description: str | None) -> argparse.Namespace:
         "--seconds",
         type=float,
         default=1e9,
-        help="after which no turn but the first starts; nothing is compiled after half of them",
-    )
-    parser.add_argument(
-        "--include",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "FILE"),
-        help="a JSON file that goes into the result under that name; from gpu.sh",
+        help="after which nothing starts; nothing is compiled after half of them",
     )
     parser.add_argument("--smoke", action="store_true", help="a tiny model and one turn")
     parser.add_argument("--out", type=Path)
@@ -169,7 +161,7 @@ def main(
     bench = Bench(workload, device)
     file = f"scripts/bench/{script}.py"
     document = {
-        "command": "scripts/bench/gpu.sh" if args.include else shlex.join([file, *sys.argv[1:]]),
+        "command": shlex.join([file, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "device": device_name(args.device),
         "versions": versions(),
@@ -177,7 +169,6 @@ def main(
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         **asdict(workload),
         **about,
-        **{name: json.loads(Path(file).read_text()) for name, file in args.include},
     }
     out = args.out or RESULTS / f"{script}_{args.device}.json"
     result = Result(out, document, runs(bench, cases))
