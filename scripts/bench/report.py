@@ -270,9 +270,10 @@ come from kernels of PyTorch. In half of the steps of the larger models, the opt
 peak, whatever the method."""
 CUDA = """## On a GPU
 
-No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh` runs the GPU tests and
-the benches of kernels (`roofline.py --device cuda`, beside the time that bytes and operations
-imply), of one linear layer, of whole steps of ViT-B/16 with every method, and of every ratio.
+No step has been timed on a GPU yet. On a CUDA machine `scripts/bench/gpu.sh OUT` takes a training
+step by every method beside full, then runs the tests of layers and kernels, and the benches of
+whole steps of ViT-B/16 with every method, of one linear layer, of every ratio and of kernels
+(`roofline.py --device cuda`, beside the time that bytes and operations imply), in under 8 minutes.
 `scripts/bench/planning.py` compares predictions with what steps take. The reserve for context and
 fragmentation, and the predicted times of methods that prune, have not been checked on a GPU either.
 """

@@ -1,0 +1,95 @@
+"""On a GPU machine with little beside torch the benches start, and a step of razor runs."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+# Such a machine has these, and what they bring.
+INSTALLED = (
+    *("torch", "triton", "timm", "transformers", "peft", "accelerate", "pytest", "pytest-xdist"),
+)
+# Runs the arguments after the first, scripts, in a process that can import no package of the first.
+WITHOUT = """
+import importlib.abc, importlib.util, runpy, sys
+missing, spec = set(sys.argv[1].split(",")), importlib.util.find_spec
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+importlib.util.find_spec = lambda name, *rest: None if name in missing else spec(name, *rest)
+sys.path[:0] = [".", "scripts/bench"]
+exec(sys.argv[2])
+"""
+
+
+def missing() -> set[str]:
+    """The packages that are installed here and not there."""
+    there, found = list(INSTALLED), set[str]()
+    while there:
+        name = canonicalize_name(there.pop())
+        if name in found:
+            continue
+        found.add(name)
+        for each in map(Requirement, distribution(name).requires or ()):
+            if each.marker is None or each.marker.evaluate({"extra": ""}):
+                there.append(each.name)
+    ours = packages_distributions().items()
+    return {name for name, by in ours if not found & set(map(canonicalize_name, by))}
+
+
+STARTS = """
+import io, json, pytest
+from contextlib import redirect_stdout
+file = sys.argv[3]
+for script in ("first", "step", "linear", "frontier", "roofline"):
+    sys.argv = [script, "--help"]
+    try:
+        with redirect_stdout(io.StringIO()):
+            runpy.run_path(f"scripts/bench/{script}.py", run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, (script, stop.code)
+quiet = "-p", "xdist.plugin", "-p", "no:cacheprovider", "-n", "0", "-q"
+assert pytest.main([*quiet, "--co", "tests/gpu"]) == 0
+# As gpu.sh runs tests: two cases of one, and a file that says how they ended.
+test = "tests/ops/test_topk.py::test_bits_round_trip"
+assert pytest.main([*quiet, "--few", "2", "--rows", file, test]) == 0
+rows = json.loads(open(file).read())["rows"]
+assert [(name.partition("[")[0], row["outcome"]) for name, row in rows.items()] == [
+    (test, "passed"), (test, "passed")
+], rows
+"""
+STEP = """
+import first
+from dataclasses import replace
+small = replace(first.WORKLOAD, **first.SMOKE, batch_size=8)
+steps, found = first.Steps(first.Bench(small, first.torch.device("cpu"))), {}
+for run in first.runs():
+    if run.name in ("full, fp32", "full", "razor"):
+        steps.take(run, found.setdefault(run.name, {}))
+assert all(row["finite"] for row in found.values()), found
+assert found["razor"]["logits_distance"] == 0, found
+assert 0.9 < found["razor"]["cosine to full, fp32"] < found["full"]["cosine to full, fp32"], found
+"""
+
+
+@pytest.mark.parametrize("code", [STARTS, STEP], ids=["starts", "step"])
+def test_a_bare_machine(code, tmp_path):
+    blocked = ",".join(missing() - {"razorctl"})
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, blocked, code, str(tmp_path / "rows.json")],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
