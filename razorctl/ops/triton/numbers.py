@@ -38,8 +38,8 @@ def _mixed(x):
 
 @triton.jit
 def uniform(seed, position):
-    """Numbers `position`, uint32, of razorctl.ops.random.uniform; seed: a pointer to it, int64."""
-    mixed = _mixed(_mixed(position) ^ _mixed(tl.load(seed).to(tl.uint32)))
+    """Numbers `position`, uint32, of razorctl.ops.random.uniform for a seed, int64."""
+    mixed = _mixed(_mixed(position) ^ _mixed(seed.to(tl.uint32)))
     return (mixed >> 8).to(tl.float32) * (1.0 / 16777216.0)
 
 

@@ -26,7 +26,7 @@ def in_byte(bits):
 
 
 @triton.jit
-def placed(code, i: tl.constexpr, s, BITS: tl.constexpr):
+def placed(code, i, s, BITS: tl.constexpr):
     """Where the bits of a code go in an int32 whose lowest byte is one of the first plane.
 
     The next bytes are those of the second plane, of one column of each strip. The code is that of

@@ -27,7 +27,9 @@ TWO = constexpr(2)
 COLUMNS = 16  # of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
-LONG, LONG_WARPS = 32, 4  # rows of a longer tile that it holds at a time
+# Strips of a tile that are held or on their way.
+STAGES = {torch.float32: 3, torch.float16: 4, torch.bfloat16: 4}
+LONG, LONG_WARPS, LONG_STAGES = 32, 4, 5  # rows of a longer tile that it holds at a time
 OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
 REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
 
@@ -107,12 +109,14 @@ def quantize_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
     rows, columns, stride, tile_rows, offset,
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
-    R: tl.constexpr, U: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program holds U columns of each strip of a whole tile, of at most R rows, at once.
+    """A program works on U columns of each strip of a whole tile, of at most R rows.
 
-    y: None, or what takes f(x), or x_hat weight + bias for the normalized x_hat. CLIP: standard
-    deviations that codes reach to either side of the mean, None for no such limit.
+    It holds one strip at a time; the next STAGES - 1 are on their way, where a card can copy into
+    shared memory meanwhile. y: None, or what takes f(x), or x_hat weight + bias for the normalized
+    x_hat. CLIP: standard deviations that codes reach to either side of the mean, None for no such
+    limit.
     """
     strip = tl.multiple_of(columns // 8, 8)
     blocks = tl.cdiv(strip, U)
@@ -123,41 +127,45 @@ def quantize_tile(
     local, wide = tl.arange(0, R), u < strip
     inside = (local < count)[:, None] & wide[None, :]
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
-    to = local[:, None] * (strip * BITS) + u[None, :]
-    packed += first * (strip * BITS)
-    centers, factors = mean, rstd  # None stays None; no helper returns it: Triton 3.6 cannot
+    to = packed + first * (strip * BITS) + (local[:, None] * (strip * BITS) + u[None, :])
+    # None stays None; no helper returns it: Triton 3.6 cannot.
+    own, key, centers, factors = y, seed, mean, rstd
+    if y is not None:
+        own = y + first * columns
+    if seed is not None:
+        key = tl.load(seed)
     if mean is not None:
         centers = tl.load(mean + first + row)
     if rstd is not None:
         factors = tl.load(rstd + first + row)
     word = tl.zeros((R, U), tl.int32)
-    # The strips whose codes share bytes at a time. Unrolled, this would hold the whole tile.
-    for plane in range(first_width(BITS)):
-        for i in tl.static_range(in_byte(BITS)):
-            s = i * first_width(BITS) + plane
-            column = s * strip + u
-            values = _values(x, first, row, column, wide, stride, centers, factors)
-            at = local[:, None] * columns + column[None, :]
-            if y is not None and FUNCTION is None:
-                own = y + first * columns
-                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
-            low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
-            if CLIP is not None:
-                center = tl.sum(tl.where(inside, values, 0.0), 0) / count
-                apart = tl.where(inside, values - center[None, :], 0.0)
-                low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
-            zero, step, factor = _scales(low, high, BITS)
-            tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
-            tl.store(scale + tile * columns + column, step, mask=wide)
-            position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
-            code = _code(values, zero, factor, seed, position, BITS)
-            word |= placed(code, i, s, BITS)
-            if FUNCTION is not None:  # here f takes fewer registers than before, a norm more
-                own = y + first * columns
-                _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
-        tl.store(packed + (to + plane * strip), word.to(tl.uint8), mask=inside)
-        word &= -256
-    store_others(packed + to, word, strip, inside, BITS)
+    # The strips whose codes share bytes follow each other. A loop, which Triton can pipeline:
+    # unrolled, it would hold the whole tile.
+    for number in tl.range(STRIPS, num_stages=STAGES):
+        plane, i = number // in_byte(BITS), number % in_byte(BITS)
+        s = i * first_width(BITS) + plane
+        column = s * strip + u
+        values = _values(x, first, row, column, wide, stride, centers, factors)
+        at = local[:, None] * columns + column[None, :]
+        if y is not None and FUNCTION is None:
+            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+        low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
+        if CLIP is not None:
+            center = tl.sum(tl.where(inside, values, 0.0), 0) / count
+            apart = tl.where(inside, values - center[None, :], 0.0)
+            low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
+        zero, step, factor = _scales(low, high, BITS)
+        tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
+        tl.store(scale + tile * columns + column, step, mask=wide)
+        position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
+        code = _code(values, zero, factor, key, position, BITS)
+        word |= placed(code, i, s, BITS)
+        if FUNCTION is not None:  # here f takes fewer registers than before, a norm more
+            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+        full = i == in_byte(BITS) - 1
+        tl.store(to + plane * strip, word.to(tl.uint8), mask=inside & full)
+        word &= tl.where(full, -256, -1)
+    store_others(to, word, strip, inside, BITS)
 
 
 @launchable
@@ -165,7 +173,7 @@ def quantize_long_tile(
     x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
     rows, columns, stride, tile_rows, offset,
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
-    R: tl.constexpr, U: tl.constexpr,
+    R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same for tiles of any length: a program reads its part again, R rows at a time."""
     strip = tl.multiple_of(columns // 8, 8)
@@ -175,31 +183,34 @@ def quantize_long_tile(
     begin = tile * tile_rows
     end = tl.minimum(begin + tile_rows, rows)
     local, wide = tl.arange(0, R), u < strip
+    key = seed
+    if seed is not None:
+        key = tl.load(seed)
     zeros, factors = (), ()
     for s in tl.static_range(STRIPS):
         column = s * strip + u
-        low = tl.full((U,), float("inf"), tl.float32)
-        high, total = -low, tl.zeros((U,), tl.float32)
-        for first in range(begin, end, R):
+        low = tl.full((R, U), float("inf"), tl.float32)
+        high, total = -low, tl.zeros((R, U), tl.float32)
+        for first in tl.range(begin, end, R, num_stages=STAGES):
             row = tl.minimum(local, (end - 1 - first).to(tl.int32))
             values = _part(x, first, row, column, wide, stride, mean, rstd)
-            low, high = tl.minimum(low, tl.min(values, 0)), tl.maximum(high, tl.max(values, 0))
+            low, high = tl.minimum(low, values), tl.maximum(high, values)
             if CLIP is not None:
-                total += tl.sum(tl.where((local > row)[:, None], 0.0, values), 0)
-        low, high = _limited(low, LIMIT), _limited(high, LIMIT)
+                total += tl.where((local > row)[:, None], 0.0, values)
+        low, high = _limited(tl.min(low, 0), LIMIT), _limited(tl.max(high, 0), LIMIT)
         if CLIP is not None:
-            center, squares = total / (end - begin), tl.zeros((U,), tl.float32)
-            for first in range(begin, end, R):
+            center, squares = tl.sum(total, 0) / (end - begin), tl.zeros((R, U), tl.float32)
+            for first in tl.range(begin, end, R, num_stages=STAGES):
                 row = tl.minimum(local, (end - 1 - first).to(tl.int32))
                 apart = _part(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
-                squares += tl.sum(tl.where((local > row)[:, None], 0.0, apart * apart), 0)
-            low, high = _clipped(low, high, center, squares / (end - begin), CLIP)
+                squares += tl.where((local > row)[:, None], 0.0, apart * apart)
+            low, high = _clipped(low, high, center, tl.sum(squares, 0) / (end - begin), CLIP)
         zero, step, factor = _scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
         tl.store(scale + tile * columns + column, step, mask=wide)
         zeros += (zero,)
         factors += (factor,)
-    for first in range(begin, end, R):
+    for first in tl.range(begin, end, R, num_stages=2):  # each time all of the strips
         row = tl.minimum(local, (end - 1 - first).to(tl.int32))
         inside = (first + local < end)[:, None] & wide[None, :]
         to = packed + ((first + local) * (strip * BITS))[:, None] + u[None, :]
@@ -212,7 +223,7 @@ def quantize_long_tile(
                 values = _part(x, first, row, column, wide, stride, mean, rstd)
                 at = ((first + local) * columns)[:, None] + column[None, :]
                 position = offset.to(tl.uint32) + at.to(tl.uint32)
-                code = _code(values, zero, factor, seed, position, BITS)
+                code = _code(values, zero, factor, key, position, BITS)
                 word |= placed(code, i, i * first_width(BITS) + plane, BITS)
                 if y is not None:
                     _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION)
@@ -242,22 +253,21 @@ def takes(x: Tensor, *others: Any) -> bool:
 
 
 def config(
-    dtype: torch.dtype, tile_rows: int, bits: int, norm: bool, function: str | None, random: bool
+    dtype: torch.dtype, tile_rows: int, bits: int, function: str | None, random: bool
 ) -> tuple[Any, dict[str, int], int, int]:
     """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
 
-    A thread has 64 elements of a tile, half as many where a norm's few bits, or a function in
-    single precision, take more registers; what takes too many is left to the kernel of long tiles.
+    A thread has 16 elements of a strip, half as many where a function, random numbers, the mean and
+    the deviation of 2 bits, or codes of 8, take registers.
     """
-    tight = norm and bits < 4
-    most = 0 if random else HELD[-2] if tight else HELD[-1]
-    if tile_rows > most:
-        return quantize_long_tile, {"R": LONG, "U": COLUMNS}, LONG_WARPS, all_registers(LONG_WARPS)
+    if tile_rows > HELD[-1]:
+        sizes = {"R": LONG, "U": COLUMNS, "STAGES": LONG_STAGES}
+        return quantize_long_tile, sizes, LONG_WARPS, all_registers(LONG_WARPS)
     rows = next(held for held in HELD if tile_rows <= held)
-    columns = COLUMNS // (2 if function is not None and dtype == torch.float32 else 1)
-    warps = rows // (8 if tight else 16)
+    light = function is None and not random and 2 < bits < 8
+    warps = rows // (32 if light else 16)
     registers = REGISTERS if rows > HELD[0] else all_registers(warps)
-    return quantize_tile, {"R": rows, "U": columns}, warps, registers
+    return quantize_tile, {"R": rows, "U": COLUMNS, "STAGES": STAGES[dtype]}, warps, registers
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -284,8 +294,7 @@ def run(
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
     zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
     scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
-    chosen = x.dtype, tile_rows, bits, rstd is not None, function, seed is not None
-    kernel, sizes, warps, most = config(*chosen)
+    kernel, sizes, warps, most = config(x.dtype, tile_rows, bits, function, seed is not None)
     kernel[(len(zero_point) * cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
@@ -356,9 +365,8 @@ def quantizing(
     label = f"{dtype} to {y}" if y else dtype
     signature = {**given, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
-        for tile_rows in (ONLY_LONG,) if random else (*HELD, ONLY_LONG) if every else HELD[-1:]:
-            chosen = DTYPES[dtype], tile_rows, number, norm, function, random
-            kernel, sizes, warps, most = config(*chosen)
+        for tile_rows in (*HELD, ONLY_LONG) if every else HELD[-1:]:
+            kernel, sizes, warps, most = config(DTYPES[dtype], tile_rows, number, function, random)
             yield Variant(
                 kernel, signature,
                 dict.fromkeys(name for name in OPTIONAL if name not in given)
