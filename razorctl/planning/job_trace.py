@@ -143,17 +143,20 @@ def launches(
     classes: int,
     capability: int,
     device: torch.device | None = None,
+    processors: int | None = None,
 ) -> "list[Launch]":
     """What the first micro-batch of such a step and the optimizer launch, as `Recording` notes it.
 
-    Needs Triton, but no card. Raises as `trace`.
+    processors: of a card that is not here, if they are known. Needs Triton, but no card. Raises as
+    `trace`.
     """
     from razorctl.ops.triton.gemm import tiles  # where there is no Triton, neither
-    from razorctl.ops.triton.recorded import Recording
+    from razorctl.ops.triton.recorded import PROCESSORS, Recording
 
+    card = capability, device, processors or PROCESSORS
     with _prepared(job, recipe, classes, "cuda", bool(tiles(capability))) as it:
         mode, model, batch = fake.fake_copies(it.model, it.batch)
-        with _tracing(model, mode), Recording(capability, device) as recording:
+        with _tracing(model, mode), Recording(*card) as recording:
             it.step(model, [batch], it.optimizer(model))
     return recording.launches
 

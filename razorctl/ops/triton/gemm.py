@@ -1,14 +1,16 @@
 """GEMMs of int8 operands, both contiguous along k, whose scales are applied before the store.
 
-Two ways compute the same numbers: a Triton kernel in one of the tiles of `tiles`, and
-`torch._int_mm` with its int32 product, followed by the same epilogue as a kernel of its own. The
-faster one is found by timing, once for each card and size. Cards before sm_80 have the second way
-alone: Triton's int8 `tl.dot` does not compile for them.
+Three ways compute the same numbers: a Triton kernel in one of the tiles of `tiles`; for a product
+of few tiles, the same kernel with the terms of each tile split among several programs, which add
+theirs to an int32 product, in whichever order; and `torch._int_mm` with its int32 product. The
+last two are followed by the same epilogue as a kernel of its own. The fastest one is found by
+timing, once for each card and size. Cards before sm_80 have the last way alone: Triton's int8
+`tl.dot` does not compile for them.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +24,14 @@ from razorctl.ops.gemm import cublas_gemm, part_rows
 from razorctl.ops.triton import tuning
 from razorctl.ops.triton.launch import capability as _capability
 from razorctl.ops.triton.launch import cdiv, launchable
+from razorctl.ops.triton.launch import processors as _processors
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 MOST_TERMS = 2**17 - 64  # products of int8 whose sum is sure to fit in int32; keeps alignment
-CUBLAS = "cublas"
+CUBLAS, SPLIT = "cublas", "split"
+# Of a tile split among programs: how many at most, and of how many terms each at least.
+MOST_PARTS, FEWEST_TERMS = 8, 1024
+BUSY = 0.8  # the share of multiprocessors that have a program, averaged over waves
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,29 @@ def _store_scaled(product, out, a_scale, b_scale, left, right, rows, columns, m,
     tl.store(at, values.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
 
 
+@triton.jit
+def _halves(product, BM: tl.constexpr, BN: tl.constexpr):
+    """The first columns of a tile [BM, BN], and the others."""
+    return product.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _add(product, out, rows, columns, m, n):
+    """Adds a tile at `rows` and `columns` to `out`, whose other programs may do so meanwhile."""
+    inside = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.atomic_add(out + rows[:, None] * n + columns[None, :], product, mask=inside, sem="relaxed")
+
+
 @launchable
 def scaled_gemm_kernel(
-    a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride,
+    a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride, terms_each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile [BM, BN] of `scaled_gemm`; k must not exceed MOST_TERMS."""
+    """One tile [BM, BN] of `scaled_gemm`; k must not exceed MOST_TERMS.
+
+    terms_each: None, or of how many terms each program along the grid's second axis adds the
+    products to int32 `out`, without scales.
+    """
     # Programs that run at a time share rows of b: eight tiles down, then the next column.
     DOWN: tl.constexpr = 8
     band = DOWN * tl.cdiv(n, BN)
@@ -120,6 +143,11 @@ def scaled_gemm_kernel(
     # k, the strides and the pointers are multiples of 16.
     a_at = a + (rows % m).to(tl.int64)[:, None] * a_stride + terms[None, :]
     b_at = b + (columns % n).to(tl.int64)[None, :] * b_stride + terms[:, None]
+    if terms_each is not None:
+        before = tl.program_id(1) * terms_each
+        a_at += before
+        b_at += before
+        k = min(k - before, terms_each)
     product = tl.zeros((BM, BN), tl.int32)
     for start in range(0, k, BK * DOTS):
         for dot in tl.static_range(DOTS):
@@ -132,10 +160,20 @@ def scaled_gemm_kernel(
 
     # Half of the columns at a time, in half of the registers.
     HALF: tl.constexpr = BN // 2
-    near, far = product.reshape(BM, 2, HALF).permute(0, 2, 1).split()
+    near, far = _halves(product, BM, BN)
     columns = column + tl.arange(0, HALF)
-    _store_scaled(near, out, a_scale, b_scale, left, right, rows, columns, m, n)
-    _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
+    if terms_each is not None:  # each address takes two registers, so a quarter at a time
+        QUARTER: tl.constexpr = BN // 4
+        columns = column + tl.arange(0, QUARTER)
+        first, second = _halves(near, BM, HALF)
+        _add(first, out, rows, columns, m, n)
+        _add(second, out, rows, columns + QUARTER, m, n)
+        first, second = _halves(far, BM, HALF)
+        _add(first, out, rows, columns + HALF, m, n)
+        _add(second, out, rows, columns + HALF + QUARTER, m, n)
+    else:
+        _store_scaled(near, out, a_scale, b_scale, left, right, rows, columns, m, n)
+        _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
 
 
 @launchable
@@ -200,18 +238,59 @@ def _gemm(
     """`scaled_gemm` in the way that is the fastest on the device of `a`."""
     out = a.new_empty(len(a), len(b), dtype=dtype)
     work = (a, b, a_scale, b_scale, left, right, out)
-    choices = ways(_capability(a.device), len(b) % 16 == 0)
-    tuning.fastest(choices, work, _bucket(a, b, dtype))(*work)
+    card = _capability(a.device), _shared_by(a)
+    choices, key = _choices(*card, len(a), len(b), a.shape[1], dtype)
+    tuning.fastest(choices, work, key)(*work)
     return out
 
 
+@lru_cache(maxsize=1024)
+def _choices(
+    capability: int, processors: int, m: int, n: int, k: int, dtype: torch.dtype
+) -> tuple[dict[str, Callable[..., None]], str]:
+    """The ways to go, and what the fastest one depends on: sizes to two leading bits, and more."""
+    aligned = n % 16 == 0
+    m, n, k = _rounded(m), _rounded(n), _rounded(k)
+    few = any(parts(tile, m, n, k, processors) > 1 for tile in tiles(capability, aligned)[:1])
+    key = f"scaled_gemm {m}x{n}x{k} {dtype.itemsize}{'' if aligned else ' odd'}"
+    return ways(capability, aligned, few), key
+
+
 @cache
-def ways(capability: int, aligned: bool) -> dict[str, Callable[..., None]]:
-    """Name -> what fills the last of its arguments with the result; see `tiles`."""
+def ways(capability: int, aligned: bool, few: bool = False) -> dict[str, Callable[..., None]]:
+    """Name -> what fills the last of its arguments with the result; see `tiles`.
+
+    few: whether the product has too few tiles for the card. Then the first way splits the terms.
+    """
+    found = tiles(capability, aligned)
     return {
-        **{tile.label: partial(run_tile, tile) for tile in tiles(capability, aligned)},
+        **{f"{tile.label}-{SPLIT}": partial(run_split, tile) for tile in found[: int(few)]},
+        **{tile.label: partial(run_tile, tile) for tile in found},
         CUBLAS: run_cublas,
     }
+
+
+def _shared_by(a: Tensor) -> int:
+    """How many multiprocessors share a product; 1 where its terms are too few to be split."""
+    return _processors(a.device) if a.shape[1] >= 2 * FEWEST_TERMS else 1
+
+
+def parts(tile: Tile, m: int, n: int, k: int, processors: int) -> int:
+    """Among how many programs to split the terms of each tile of a product [m, n] of k terms.
+
+    The fewest of which all waves together leave at most a fifth of the processors idle; else those
+    that leave least. 1 where a program would have few terms, or where the product is large.
+    """
+    most = min(MOST_PARTS, k // FEWEST_TERMS)
+    if most < 2 or m * n > op.PART:
+        return 1
+    programs = cdiv(m, tile.rows) * cdiv(n, tile.columns)
+
+    def busy(number: int) -> float:
+        return programs * number / (processors * cdiv(programs * number, processors))
+
+    enough = [number for number in range(1, most + 1) if busy(number) >= BUSY]
+    return enough[0] if enough else max(range(1, most + 1), key=busy)
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -224,16 +303,37 @@ def _aligned(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[1] % 16)).contiguous()
 
 
-def _bucket(a: Tensor, b: Tensor, dtype: torch.dtype) -> str:
-    """What the fastest way depends on: sizes to two leading bits, and the width of a result."""
-    m, n, k = (_rounded(size) for size in (len(a), len(b), a.shape[1]))
-    return f"scaled_gemm {m}x{n}x{k} {dtype.itemsize}{' odd' if len(b) % 16 else ''}"
-
-
 def _rounded(size: int) -> int:
     """The next number of at most two leading bits: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
     step = 1 << max(0, size.bit_length() - 2)
     return -(-size // step) * step
+
+
+def run_split(
+    tile: Tile,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Fills `out` by one launch of `scaled_gemm_kernel`, for which several programs share a tile.
+
+    The int32 product takes the memory of `out` if that is as wide.
+    """
+    (m, k), n = a.shape, len(b)
+    turn = tile.depth * tile.dots  # of the loop
+    each = cdiv(k, parts(tile, m, n, k, _shared_by(a)) * turn) * turn
+    product = out.view(torch.int32) if out.itemsize == 4 else out.new_empty(m, n, dtype=torch.int32)
+    product.zero_()
+    grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns), cdiv(k, each))
+    scaled_gemm_kernel[grid](
+        a, b, None, None, None, None, product, m, n, k, a.stride(0), b.stride(0), each,
+        **tile.constants, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    _scale(product, a_scale, b_scale, left, right, out)
 
 
 def run_tile(
@@ -250,7 +350,7 @@ def run_tile(
     (m, k), n = a.shape, len(b)
     grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns),)
     scaled_gemm_kernel[grid](
-        a, b, a_scale, b_scale, left, right, out, m, n, k, a.stride(0), b.stride(0),
+        a, b, a_scale, b_scale, left, right, out, m, n, k, a.stride(0), b.stride(0), None,
         **tile.constants, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -269,25 +369,47 @@ def run_cublas(
     most = part_rows(n)
     for start in range(0, m, most):
         rows = slice(start, start + most)
-        part, product = out[rows], cublas_gemm(a[rows], b)
-        grid = (cdiv(len(part), EPILOGUE["BM"]), cdiv(n, EPILOGUE["BN"]))
-        epilogue_kernel[grid](
-            product, part, None if a_scale is None else a_scale[rows], b_scale,
-            None if left is None else left[rows], right, len(part), n, product.stride(0),
-            **EPILOGUE, num_warps=EPILOGUE_WARPS, num_stages=STAGES,
-        )  # fmt: skip
+        some = None if a_scale is None else a_scale[rows], None if left is None else left[rows]
+        _scale(cublas_gemm(a[rows], b), some[0], b_scale, some[1], right, out[rows])
+
+
+def _scale(
+    product: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Fills `out` from an int32 product, which may be in the same memory."""
+    m, n = out.shape
+    grid = (cdiv(m, EPILOGUE["BM"]), cdiv(n, EPILOGUE["BN"]))
+    epilogue_kernel[grid](
+        product, out, a_scale, b_scale, left, right, m, n, product.stride(0),
+        **EPILOGUE, num_warps=EPILOGUE_WARPS, num_stages=STAGES,
+    )  # fmt: skip
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches above ask for; single precision takes a tile's epilogue most registers."""
     scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
     sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
+    for aligned in (True, False):
+        for tile in tiles(capability, aligned)[:1]:
+            signature = {"a": "*i8", "b": "*i8", "out": "*i32", **sizes, "terms_each": "i32"}
+            yield Variant(
+                scaled_gemm_kernel, signature, dict.fromkeys(scales) | tile.constants,
+                tile.warps, tile.stages,
+                f"scaled_gemm {tile.label}-{SPLIT}{'' if aligned else ' odd'}",
+                unaligned=("m",) if aligned else ("m", "n"),
+            )  # fmt: skip
     for dtype in DTYPES if every else ("fp32",):
         signature = {"a": "*i8", "b": "*i8", **scales, "out": f"*{dtype}", **sizes}
         for aligned in (True, False):
             for tile in tiles(capability, aligned):
                 yield Variant(
-                    scaled_gemm_kernel, signature, tile.constants, tile.warps, tile.stages,
+                    scaled_gemm_kernel, signature, {"terms_each": None, **tile.constants},
+                    tile.warps, tile.stages,
                     f"scaled_gemm {tile.label} {dtype}{'' if aligned else ' odd'}",
                     unaligned=("m",) if aligned else ("m", "n"),
                 )  # fmt: skip

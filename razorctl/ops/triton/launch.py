@@ -38,12 +38,13 @@ class Kernel(JITFunction[Any]):  # type: ignore[misc]
 class Recorder:
     """Takes launches for a card that is not used, or not yet; see `recorded`.
 
-    capability: of the card. device: where the card is; None if it is not here. note: called with
-    the kernel, the grid, the arguments and the settings of a launch. trial: whether it is one that
-    only finds out which way is the fastest.
+    capability, processors: of the card. device: where the card is; None if it is not here. note:
+    called with the kernel, the grid, the arguments and the settings of a launch. trial: whether it
+    is one that only finds out which way is the fastest.
     """
 
     capability: int
+    processors: int
     device: torch.device | None
     note: Callable[[Kernel, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
     trial: bool = False
@@ -71,6 +72,17 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
 def capability(device: torch.device) -> int:
     """The compute capability of the card that a tensor is on: 75, 80, ..."""
     return _capability(device) if _recorder is None else _recorder.capability
+
+
+def processors(device: torch.device) -> int:
+    """How many multiprocessors the card has that a tensor is on."""
+    return count_processors(device) if _recorder is None else _recorder.processors
+
+
+@cache
+def count_processors(device: torch.device) -> int:
+    """How many multiprocessors a card has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache

@@ -16,8 +16,10 @@ from triton.runtime.jit import create_function_from_signature
 
 import razorctl.ops.triton
 from razorctl.ops import kernels
-from razorctl.ops.triton.launch import WARP, Kernel, Recorder, recorded_by
+from razorctl.ops.triton.launch import WARP, Kernel, Recorder, count_processors, recorded_by
 from razorctl.ops.triton.variants import CONSTANT, Variant
+
+PROCESSORS = 128  # of a card of which only the capability is known
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,18 @@ class Recording(TorchDispatchMode):
     `kernels.assumed` must say the same of the card.
 
     capability: compute capability of the card: 75, 80, ... device: where it is, if it is here.
-    launches: in their order.
+    processors: multiprocessors that it has, if it is not. launches: in their order.
     """
 
-    def __init__(self, capability: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, capability: int, device: torch.device | None = None, processors: int = PROCESSORS
+    ) -> None:
         super().__init__()
         for _, name, _ in pkgutil.iter_modules(razorctl.ops.triton.__path__):
             import_module(f"razorctl.ops.triton.{name}")  # registers its kernels
         self.launches: list[Launch] = []
-        self._recorder = Recorder(capability, device, self._note)
+        processors = processors if device is None else count_processors(device)
+        self._recorder = Recorder(capability, processors, device, self._note)
         self._backend = make_backend(GPUTarget("cuda", capability, WARP))
         self._binders: dict[str, Any] = {}
         self._op = ""

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -20,17 +22,25 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
     return a, b, torch.rand(m, 1), torch.rand(n) / 100, torch.randn(m), torch.randn(n)
 
 
-@pytest.fixture(params=[*SMALL, None], ids=lambda tile: tile.label if tile else gemm.CUBLAS)
+SPLIT = f"{SMALL[0].label}-{gemm.SPLIT}"
+
+
+@pytest.fixture(params=[*(tile.label for tile in SMALL), SPLIT, gemm.CUBLAS])
 def way(request, interpreted, monkeypatch):
-    """`scaled_gemm` on CPU tensors, in a small tile or by `torch._int_mm` and the epilogue."""
+    """`scaled_gemm` on CPU tensors, in a small tile, split or not, or by `torch._int_mm`."""
     interpreted(gemm)
     monkeypatch.setattr(gemm, "_capability", lambda device: 80)
     monkeypatch.setattr(gemm, "tiles", lambda capability, aligned: tuple(SMALL))
-    label = request.param.label if request.param else gemm.CUBLAS
-    monkeypatch.setattr(gemm.tuning, "fastest", lambda ways, work, key: ways[label])
-    gemm.ways.cache_clear()
+    monkeypatch.setattr(gemm, "_processors", lambda device: 7)
+    monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
+    monkeypatch.setattr(gemm.tuning, "fastest", lambda ways, *args: ways.get(request.param, other))
+    other = partial(gemm.run_split, SMALL[0])  # of a product that need not be split
+    cached = gemm.ways, gemm._choices
+    for one in cached:
+        one.cache_clear()
     yield
-    gemm.ways.cache_clear()
+    for one in cached:
+        one.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -90,6 +100,42 @@ def test_sums_too_long_for_int32_are_made_in_parts(way, monkeypatch):
     got = gemm.scaled_gemm(a, b, a_scale, b_scale, torch.float32, left, right)
     want = scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32, left, right)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-2)
+
+
+def test_products_of_few_tiles_are_split(monkeypatch):
+    tokens, wide, tall = 128 * 197, Tile(128, 256, 128, 1, 8, 4), Tile(128, 128, 128, 1, 8, 4)
+    # dW of ViT-B's attention output, and of its first MLP layer: 18, 36 and 72 tiles.
+    assert gemm.parts(wide, 768, 768, tokens, 132) == 6  # 108 programs
+    assert gemm.parts(tall, 768, 768, tokens, 132) == 3  # 108 too
+    assert gemm.parts(wide, 3072, 768, tokens, 132) == 3  # 216 for two rounds
+    assert gemm.parts(wide, 768, 768, 4096, 132) == 4  # of no fewer terms
+    assert gemm.parts(wide, 768, 768, 197, 132) == 1
+    assert gemm.parts(wide, tokens, 768, 3072, 132) == 1  # dX has enough tiles
+    assert gemm.parts(wide, 2**13, 2**12, tokens, 132) == 1
+    few, many = gemm.ways(90, True, True), gemm.ways(90, True, False)
+    assert next(iter(few)).endswith(gemm.SPLIT)  # what is not timed runs so
+    assert set(many) == {label for label in few if not label.endswith(gemm.SPLIT)}
+
+
+def test_a_split_product_takes_no_more_than_planning_counts(interpreted, monkeypatch):
+    interpreted(gemm)
+    monkeypatch.setattr(gemm, "_processors", lambda device: 7)
+    monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
+    work, made = operands(40, 24, 64), []
+    product = gemm._scale
+
+    def noted(taken, *args):
+        made.append(taken)
+        product(taken, *args)
+
+    monkeypatch.setattr(gemm, "_scale", noted)
+    for dtype in (torch.float32, torch.half):
+        out = torch.empty(40, 24, dtype=dtype)
+        gemm.run_split(SMALL[0], *work, out)
+        torch.testing.assert_close(out, scaled_gemm_reference(*work[:4], dtype, *work[4:]))
+        own = made[-1].data_ptr() != out.data_ptr()
+        said = cost(torch.ops.razorctl.scaled_gemm.default, (*work[:4], dtype), {}, out)
+        assert said.workspace >= (made[-1].nbytes if own else 0)
 
 
 def test_the_longest_sum_fits():
