@@ -6,12 +6,14 @@ from torch import Tensor
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
-ROWS, COLUMNS, WARPS = 64, 32, 4
+ROWS, COLUMNS, WARPS = 128, 16, 4
+STAGES = 3  # blocks of rows that are summed or on their way
 
 
 @launchable
 def column_sums_kernel(
-    partial, first, second, third, rows, columns, R: tl.constexpr, C: tl.constexpr
+    partial, first, second, third, rows, columns,
+    R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program sums C columns of one of up to three matrices; always in the same order."""
     across = tl.cdiv(columns, C)
@@ -19,7 +21,7 @@ def column_sums_kernel(
     column = tl.program_id(0) % across * C + tl.arange(0, C)
     partial += matrix.to(tl.int64) * rows * columns
     found = tl.zeros((R, C), tl.float32)
-    for start in range(0, rows, R):
+    for start in tl.range(0, rows, R, num_stages=STAGES):
         row = start + tl.arange(0, R)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         src = partial + row[:, None].to(tl.int64) * columns + column[None, :]
@@ -44,7 +46,7 @@ def column_sums(partial: Tensor) -> tuple[Tensor, ...]:
     totals = tuple(partial.new_empty(columns) for _ in range(matrices))
     column_sums_kernel[(matrices * cdiv(columns, COLUMNS),)](
         partial, *totals, *[None] * (3 - matrices), rows, columns,
-        R=ROWS, C=COLUMNS, num_warps=WARPS, num_stages=1,
+        R=ROWS, C=COLUMNS, STAGES=STAGES, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return totals
 
@@ -53,5 +55,5 @@ def variant() -> Variant:
     """What `column_sums` compiles to."""
     totals = dict.fromkeys(("first", "second", "third"), "*fp32")
     signature = {"partial": "*fp32", **totals, "rows": "i32", "columns": "i32"}
-    sizes = {"R": ROWS, "C": COLUMNS}
+    sizes = {"R": ROWS, "C": COLUMNS, "STAGES": STAGES}
     return Variant(column_sums_kernel, signature, sizes, WARPS, 1, "column_sums", ("rows",))
