@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 Span = Callable[[], AbstractContextManager[None]]
 
 _watcher: Span | None = None
+_NOTHING = nullcontext()
 
 
 def packing() -> AbstractContextManager[None]:
@@ -13,7 +14,7 @@ def packing() -> AbstractContextManager[None]:
 
     It does nothing outside `watched`, so that torch.compile does not break the graph at it.
     """
-    return nullcontext() if _watcher is None else _watcher()
+    return _NOTHING if _watcher is None else _watcher()
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.autocast import to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.autocast import compute_dtype
+from razorctl.layers.base import RazorLayer, flat, flat_shape, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.images import layouts
 from razorctl.layers.sharing import Copy, copy_of
@@ -58,7 +58,7 @@ class FusedActivationFunction(torch.autograd.Function):
         ctx.layer, ctx.rule, ctx.wanted = layer, rule, wanted
         with packing():
             y, *tensors = rule.pack_function(x, layer.function_of(layer))
-        save(ctx, rule.copy(flat(x).shape, x.dtype, *tensors))
+        save(ctx, rule.copy(flat_shape(x), x.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
         return y, *tensors
@@ -108,12 +108,12 @@ class Activation(RazorLayer):
             y = ActivationFunction.apply(x, self, known, layout[0] != "linear")
             self.hand_on(y, layout, known)
             return y
-        rule, inplace = self.rules.of(x), getattr(self, "inplace", False)
+        rule, inplace = self.rules.of(x.dtype), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and isinstance(rule, Shareable) and rule.fuses:
             wanted = self.memo is not None and self.memo.gradients.wanted(x)
             y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
-            copy = Copy(rule, rule.copy(flat(x).shape, x.dtype, *tensors))
+            copy = Copy(rule, rule.copy(flat_shape(x), x.dtype, *tensors))
         else:
             with packing(), torch.no_grad():
                 # A rule may save the tensor itself, which the function is about to overwrite.
@@ -142,7 +142,7 @@ class Activation(RazorLayer):
 
     def offer(self, y: Tensor, copy: Copy) -> None:
         """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
-        if to_compute_dtype(y.new_empty(0)).dtype == y.dtype:
+        if compute_dtype(y) == y.dtype:
             self.hand_on(y, ("linear", y.dtype), copy)
 
     def stock(self, x: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.overrides import TorchFunctionMode
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
@@ -100,7 +99,7 @@ def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -
     tensors: q, k, v and maybe probabilities. join: packs a tensor as [batch, tokens, columns of all
     heads] where it lies so in memory, without a copy.
     """
-    rule = ctx.layer.rules.of(tensors[0])
+    rule = ctx.layer.rules.of(tensors[0].dtype)
     # Probabilities are not centered: the mean of one of their columns has no meaning.
     of_scores = rule.rule if isinstance(rule, Centered) else rule
     ctx.rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
@@ -164,7 +163,7 @@ class SparseFlashFunction(torch.autograd.Function):
         if joint is None:
             _save(ctx, [q, k, v], mask, state, join=True)
         else:
-            ctx.rule = layer.rules.of(q)  # type: ignore[union-attr]
+            ctx.rule = layer.rules.of(q.dtype)  # type: ignore[union-attr]
             ctx.wanted = layer.memo is not None and layer.memo.gradients.wanted(joint)
             with packing():
                 packed = ctx.rule.pack(to_compute_dtype(joint.detach()))
@@ -216,12 +215,14 @@ def _joint(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
     joint = q._base
     if joint is None or q.dim() != 4 or not joint.is_contiguous():
         return None
-    batch, heads, tokens, columns = q.shape
-    if joint.shape != (batch, tokens, 3 * heads * columns):
+    shape = batch, heads, tokens, columns = q.shape
+    width = heads * columns
+    if joint.shape != (batch, tokens, 3 * width):
         return None
-    for t, part in zip((q, k, v), _parts(joint.detach(), q.shape), strict=True):
-        alike = t.shape == part.shape and t.stride() == part.stride()
-        if t._base is not joint or not alike or t.storage_offset() != part.storage_offset():
+    stride, start = (3 * width * tokens, columns, 3 * width, 1), joint.storage_offset()
+    for number, t in enumerate((q, k, v)):
+        alike = t.shape == shape and t.stride() == stride  # as those of `_parts`
+        if t._base is not joint or not alike or t.storage_offset() != start + number * width:
             return None
     return joint
 
@@ -379,22 +380,6 @@ class Attention(RazorLayer):
             query, scale = query * scale, 1.0
         out = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
         return out
-
-
-class Diverted(TorchFunctionMode):
-    """Inside it, calls of `F.scaled_dot_product_attention` go to `attention.attend`."""
-
-    def __init__(self, attention: Attention) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # The mode is off in here, so `attend` can call the stock function.
-        if func is F.scaled_dot_product_attention:
-            func = self.attention.attend
-        return func(*args, **(kwargs or {}))
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch: none; see timm and transformers

@@ -12,12 +12,21 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backen
 AVAILABLE = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
 
 
+_NOTHING = nullcontext()
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that stock autocast would compute with, for `x`."""
+    dtype, device = x.dtype, x.device.type
+    if device not in AVAILABLE or dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return dtype
+    return torch.get_autocast_dtype(device)
+
+
 def to_compute_dtype(x: Tensor) -> Tensor:
-    """`x` in the dtype that stock autocast would compute with."""
-    device = x.device.type
-    if device not in AVAILABLE or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    """`x` in its `compute_dtype`."""
+    dtype = compute_dtype(x)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,6 +42,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[None]:
 
     The forward pass has settled the dtypes, even if a user runs the backward pass under autocast.
     """
-    if device.type not in AVAILABLE:
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if kind not in AVAILABLE or not torch.is_autocast_enabled(kind):
+        return _NOTHING
+    return torch.autocast(kind, enabled=False)

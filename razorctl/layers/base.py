@@ -5,7 +5,7 @@ assignment to `__class__`, so parameters, state-dict keys, hooks, deepcopy and p
 were.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -127,11 +127,15 @@ class WeightLayer(RazorLayer):
             p = self.blocks.probability(self.block)
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
-        with packing(), torch.no_grad():
-            if self.memo is None:
-                copy, shared = make(), False
-            else:
-                copy, shared = self.memo.pack(input, layout, make)
+
+        def made() -> Copy:
+            with packing(), torch.no_grad():
+                return make()
+
+        if self.memo is None:
+            copy, shared = made(), False
+        else:
+            copy, shared = self.memo.pack(input, layout, made)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
@@ -174,4 +178,14 @@ def saved(ctx: Any) -> list[Any]:
 
 def flat(x: Tensor) -> Tensor:
     """`x` as [rows, columns]."""
-    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1] if x.dim() else 1)
+
+
+def flat_shape(x: Tensor) -> torch.Size:
+    """The shape of `flat` of `x` [..., columns]."""
+    return torch.Size((x.shape[:-1].numel(), x.shape[-1]))
+
+
+def shaped(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x` in another shape; a view only if it has another, since a view takes the host a while."""
+    return x if x.shape == shape else x.view(shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.autocast import no_autocast, to_compute_dtype
+from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.images import layout
 from razorctl.layers.sharing import Copy
@@ -152,18 +152,17 @@ class ChannelNorm(RazorLayer):
 
     def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Copy:
         """The copy of x_hat."""
-        like = to_compute_dtype(x.new_empty(0))
-        rule = self.rules.of(like)
+        dtype = compute_dtype(x)
+        rule = self.rules.of(dtype)
         # The dense rule packs in the dtype that stock saves.
-        dtype = x.dtype if isinstance(rule, Dense) else like.dtype
+        dtype = x.dtype if isinstance(rule, Dense) else dtype
         return Copy(rule, rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1)))
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:
         """Offers the codes of x_hat, with w and b, to what y feeds."""
         if self.memo is not None and isinstance(copy.rule, Shareable):
-            like = to_compute_dtype(y.new_empty(0))
-            of_y = copy.rule.of_affine(copy.packed, self.weight, self.bias, like)
+            of_y = copy.rule.of_affine(copy.packed, self.weight, self.bias, compute_dtype(y))
             self.memo.offer(y, layout(y), Copy(copy.rule, of_y))
 
 

@@ -100,7 +100,7 @@ class Gated(RazorLayer):
         alike = gate.dtype == up.dtype and gate.shape == up.shape
         if not (alike and (gate.requires_grad or up.requires_grad)):
             return self.activation(gate) * up
-        rule, function = self.rules.of(gate), self.function
+        rule, function = self.rules.of(gate.dtype), self.function
         with packing(), torch.no_grad():
             copies = [Copy(rule, rule.pack(flat(part.detach()))) for part in (gate, up)]
         y: Tensor = GatedFunction.apply(gate, up, self, function, copies)

@@ -8,12 +8,12 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from razorctl.layers.autocast import to_compute_dtype
+from razorctl.layers.autocast import compute_dtype
 
 
 def layouts(x: Tensor) -> tuple[Hashable, Hashable]:
     """The layouts that copies of `x` can have: its last axis as columns, or its second."""
-    dtype = to_compute_dtype(x.new_empty(0)).dtype
+    dtype = compute_dtype(x)
     return ("linear", dtype), ("conv", dtype, None)
 
 

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
-from razorctl.layers.base import Settings, WeightLayer, flat, save, saved
+from razorctl.layers.base import Settings, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import Copy, copy_of
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.kernels import fused
+from razorctl.ops.linear_operands import linear_operands
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Product, Rules
@@ -29,14 +31,21 @@ class Gemms(Product):
     """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
 
     weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
-    of dy, which is `int8` if that is known. With both, dy itself is not needed.
+    of dy, which is `int8` if that is known. With both, dy itself is not needed. weight: [out, in],
+    None if dX is not wanted.
     """
 
     def __init__(
-        self, dy: Tensor, weight_int8: bool, input_int8: bool, int8: Int8 | None = None
+        self,
+        dy: Tensor,
+        weight_int8: bool,
+        input_int8: bool,
+        int8: Int8 | None = None,
+        weight: Tensor | None = None,
     ) -> None:
         super().__init__(lambda x: dy.T @ x)
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
+        self.weight, self._columns = weight, None
         # Made when asked for; torch.compile cannot trace functools.cached_property.
         self._int8 = int8
 
@@ -69,16 +78,24 @@ class Gemms(Product):
             grad = linear_weight_grad(self.dy, *copy, *form, packed.function)
             return grad
         rows, row_scale, total = self.int8
-        balanced, row_scale = balance(rows, row_scale)
-        x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
+        if fused(rows.device):
+            whole = self.input_int8 and self.weight is not None and self.weight.is_contiguous()
+            operands = *copy, *form, packed.function, self.weight if whole else None
+            balanced, x, scale, center, *columns = linear_operands(rows, row_scale, *operands)
+            self._columns = columns if whole else None
+        else:  # where no launch is saved, nothing waits in memory for the other GEMM
+            balanced, row_scale = balance(rows, row_scale)
+            x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
         grad = scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
         return grad
 
-    def input_grad(self, weight: Tensor) -> Tensor:
+    def input_grad(self) -> Tensor:
         """dX = dy W, [rows, in]."""
+        assert self.weight is not None
         if not self.input_int8:
-            return self.dy @ cast_weight(weight, self.dy.dtype)
-        (rows, row_scale, _), (columns, scale) = self.int8, int8_columns(weight)
+            return self.dy @ cast_weight(self.weight, self.dy.dtype)
+        rows, row_scale, _ = self.int8
+        columns, scale = self._columns or int8_columns(self.weight)
         dx: Tensor = scaled_gemm(rows, columns, row_scale, scale, self.dy.dtype)
         return dx
 
@@ -130,7 +147,9 @@ class LinearFunction(torch.autograd.Function):
         weight, packed = saved(ctx)
         weight_int8, input_int8 = ctx.int8
         known = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
-        product = Gemms(flat(dy) if known is None else dy, weight_int8, input_int8, known)
+        matrix = None if weight is None else ctx.layer.matrix(weight)
+        rows = flat(dy) if known is None else dy
+        product = Gemms(rows, weight_int8, input_int8, known, matrix)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
@@ -140,7 +159,7 @@ class LinearFunction(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 db = product.total
             if ctx.needs_input_grad[0]:
-                dx = product.input_grad(ctx.layer.matrix(weight)).view(ctx.shape)
+                dx = shaped(product.input_grad(), ctx.shape)
         return dx, dw, db, None, None, None, None
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
+from razorctl.layers.base import RazorLayer, flat_shape, save, saved, shaped
 from razorctl.layers.gradients import Gradients, Int8, Statistics
 from razorctl.layers.images import layouts
 from razorctl.layers.sharing import Copy
@@ -73,7 +73,7 @@ class FusedNormFunction(torch.autograd.Function):
         with packing():
             y, rstd, *tensors = rule.pack_norm(x, weight, bias, *options)
         rstd = rstd if known is None else known.rstd
-        save(ctx, weight, rstd, rule.copy(flat(x).shape, rstd.dtype, *tensors))
+        save(ctx, weight, rstd, rule.copy(flat_shape(x), rstd.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
         return y, x if through else None, *tensors
@@ -106,17 +106,17 @@ def _gradients(
             args = dy, packed, columns, rstd, layer.centers, residual
             if int8:
                 dx, dw, db, *copy = ctx.rule.norm_grad_int8(*args)
-                dx = dx.view(ctx.shape)
+                dx = shaped(dx, ctx.shape)
                 layer.gradients.offer(dx, Int8(*copy))
             else:
                 dx, dw, db = ctx.rule.norm_grad(*args)
-                dx = dx.view(ctx.shape)
+                dx = shaped(dx, ctx.shape)
         elif needed[2]:
             db = dy.sum(0)
     return (
         dx if needed[0] else None,
-        dw.view(weight.shape) if dw is not None and needed[1] else None,
-        db.view(layer.normalized_shape) if db is not None and needed[2] else None,
+        shaped(dw, weight.shape) if dw is not None and needed[1] else None,
+        shaped(db, layer.normalized_shape) if db is not None and needed[2] else None,
     )
 
 
@@ -148,7 +148,7 @@ class Norm(RazorLayer):
         if not self.saving:
             return self.stock(x)
         if through:
-            return self._fused(x, to_compute_dtype(x.new_empty(0)).dtype, through)
+            return self._fused(x, compute_dtype(x), through)
         if self.fuses(x):
             with torch.no_grad():
                 stock = self.stock(x.new_empty(0, x.shape[-1]))  # for its dtype
@@ -180,7 +180,7 @@ class Norm(RazorLayer):
         )
         if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
             y = y.view_as(y)
-        self.offer(y, Copy(rule, rule.copy(flat(x).shape, _computed(x), *tensors)))
+        self.offer(y, Copy(rule, rule.copy(flat_shape(x), _computed(x), *tensors)))
         return y, out
 
     @property
@@ -193,7 +193,7 @@ class Norm(RazorLayer):
         return weight
 
     def _rule(self, x: Tensor) -> Rule:
-        return self.rules.of(to_compute_dtype(x.new_empty(0)))
+        return self.rules.of(compute_dtype(x))
 
     def _needs_grad(self, x: Tensor) -> bool:
         """Whether a gradient needs x_hat."""
@@ -214,7 +214,6 @@ class Norm(RazorLayer):
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
         return rstd, Copy(rule, rule.pack(x_hat))
 
-    @torch.no_grad()
     def offer(self, y: Tensor, copy: Copy) -> None:
         """Offers the codes of x_hat, with w and b, to the linear layers that y feeds."""
         rule = copy.rule
@@ -223,10 +222,10 @@ class Norm(RazorLayer):
             and isinstance(rule, Shareable)
             and len(self.normalized_shape) == 1
         ):
-            like = to_compute_dtype(y.new_empty(0))
-            scale = None if self.weight is None else self.scale(self.weight)
-            of_y = rule.of_affine(copy.packed, scale, getattr(self, "bias", None), like)
-            self.memo.offer(y, ("linear", like.dtype), Copy(rule, of_y))
+            dtype = compute_dtype(y)
+            scale = None if self.weight is None else self.scale(self.weight.detach())
+            of_y = rule.of_affine(copy.packed, scale, getattr(self, "bias", None), dtype)
+            self.memo.offer(y, ("linear", dtype), Copy(rule, of_y))
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""

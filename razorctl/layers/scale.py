@@ -20,7 +20,7 @@ class ScaleFunction(torch.autograd.Function):
         packed = None
         if ctx.needs_input_grad[1]:
             with packing():
-                ctx.rule = layer.rules.of(x)
+                ctx.rule = layer.rules.of(x.dtype)
                 packed = ctx.rule.pack(flat(x))
         save(ctx, gamma, packed)
         return layer.stock(x)

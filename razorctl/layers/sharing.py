@@ -32,13 +32,13 @@ class Copy(NamedTuple):
 
 def copy_of(activation: Tensor, rules: Rules) -> Copy:
     """A copy of an activation, by the rule for its width."""
-    rule = rules.of(activation)
+    rule = rules.of(activation.dtype)
     return Copy(rule, rule.pack(activation))
 
 
 def copy_of_images(x: Tensor, rules: Rules) -> Copy:
     """A copy of the pixels of `x` [batch, channels, ...], as rows."""
-    rule = rules.of(x)
+    rule = rules.of(x.dtype)
     return Copy(rule, rule.pack_images(x, x.dtype))
 
 

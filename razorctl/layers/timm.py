@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm import layers as stock
 from timm.layers import activations as stock_activations
@@ -21,11 +22,12 @@ from timm.models import (
 from torch import Tensor, nn
 
 from razorctl.layers import activation
-from razorctl.layers.attention import Attention, Diverted
+from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_norm import WithActivation
 from razorctl.layers.conv import Conv, RazorConv2d
+from razorctl.layers.diverted import Diverted, diverted
 from razorctl.layers.gate import Excitation, Gate
 from razorctl.layers.gated import Gated
 from razorctl.layers.group_norm import GroupNorm
@@ -80,8 +82,11 @@ class TimmAttention(Attention):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if not self.saving or self.rules is None:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
-        with Diverted(self):
-            return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if torch.compiler.is_compiling():
+            with Diverted(self):
+                return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
+        stock: Any = super().forward
+        return diverted(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 class RazorAttention(TimmAttention, stock.Attention):  # type: ignore[misc]

@@ -8,15 +8,16 @@ leaves the card unusable, or for which memory is too short: bodies could not run
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+
+from razorctl.ops.direct import direct
 
 log = logging.getLogger(__name__)
 
@@ -216,15 +217,17 @@ def register(
     fallback = op._init_fn if body is None else body
     key = op._name, device
     REGISTERED[key] = Registered(kernel, takes, fallback)
-    on_device_of: Callable[[Tensor], AbstractContextManager[Any]] = (
-        torch.cuda.device_of if device == "cuda" else nullcontext
-    )
+    launched = kernel
+    if device == "cuda" and torch.cuda.device_count() > 1:
+
+        def launched(*args: Any) -> Any:
+            with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
+                return kernel(*args)
 
     def run(*args: Any) -> Any:
-        if wanted() and key not in _failed and takes(*args):
+        if _wanted and key not in _failed and takes(*args):
             try:
-                with on_device_of(args[0]):
-                    result = kernel(*args)
+                result = launched(*args)
                 _ran.add(key)
                 return result
             except torch.OutOfMemoryError:
@@ -240,6 +243,7 @@ def register(
                 )
         return fallback(*args)
 
+    direct(op)
     op.register_kernel(device)(run)
 
 

@@ -167,9 +167,9 @@ class Shareable(ABC):
 
     @abstractmethod
     def of_affine(
-        self, packed: Any, weight: Tensor | None, bias: Tensor | None, like: Tensor
+        self, packed: Any, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> Packed:
-        """The copy of x as a copy of x weight + bias, both [columns], in the dtype of `like`."""
+        """The copy of x as a copy of x weight + bias, both [columns], in a dtype."""
 
     @abstractmethod
     def of_function(self, packed: Any, function: str) -> Packed | None:
@@ -193,9 +193,9 @@ class Rules:
     wide: Rule
     narrow: Rule | None
 
-    def of(self, x: Tensor) -> Rule:
-        """The rule for an activation of the dtype of `x`; raises UsageError if there is none."""
-        if x.element_size() > 2:
+    def of(self, dtype: torch.dtype) -> Rule:
+        """The rule for activations of a dtype; raises UsageError if there is none."""
+        if dtype.itemsize > 2:
             return self.wide
         if self.narrow is None:
             raise UsageError(

@@ -43,7 +43,7 @@ class Quantized(Rule, Shareable):
         seed = torch.randint(2**31, (), device=x.device) if self.stochastic else None
         tile_rows = self.rows if x.dim() == 2 else max(1, x.shape[-2])
         rows = x.flatten(0, -2)
-        packed, zero_point, scale = quantize(rows, self.bits, tile_rows, seed=seed)
+        packed, zero_point, scale = quantize(rows, self.bits, tile_rows, None, None, seed)
         return PackedCodes(x.shape, x.dtype, packed, zero_point, scale, self.bits, tile_rows)
 
     def unpack(self, packed: PackedCodes | PackedGated) -> Tensor:
@@ -148,10 +148,10 @@ class Quantized(Rule, Shareable):
         return PackedCodes(shape, dtype, packed, zero_point, scale, self.bits, self.rows)
 
     def of_affine(
-        self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, like: Tensor
+        self, packed: PackedCodes, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> PackedCodes:
         scale = packed.scale if weight is None else packed.scale * weight.float()
-        return packed.replaced(dtype=like.dtype, scale=scale, bias=bias)
+        return packed.replaced(dtype=dtype, scale=scale, bias=bias)
 
     def of_function(self, packed: PackedCodes, function: str) -> PackedCodes | None:
         return packed.replaced(function=function) if packed.function is None else None

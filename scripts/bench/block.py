@@ -18,6 +18,7 @@ from razorctl.ops import (
     gemm,
     int8,
     int8_operand,
+    linear_operands,
     norm,
     quantize,
     sampling,
@@ -188,6 +189,10 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
         b, b_scale, center = int8_operand.int8_operand(*operand(batch, on))
         return balanced, b, None, b_scale, torch.float32, total, center
 
+    def operands(batch: int, on: torch.device) -> tuple[Any, ...]:
+        *copy, _, function = operand(batch, on)
+        return *codes(batch, on), *copy, function, *weight(batch, on)
+
     held = 1024 if outputs <= 1024 else 4096
     launches = f"int8: int8_rows {held} HALF", "int8: column_sums"
     yield Case(int8.int8_rows, f"{layer}, dy", gradient, launches)
@@ -197,6 +202,9 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     form = f"{BITS} bits {function}"
     launches = f"int8_operand: bounds {form}", f"int8_operand: int8_operand {form}"
     yield Case(int8_operand.int8_operand, f"{layer}, x", operand, launches)
+    form += " fp32 bf16 128 rows"
+    launches = f"linear_operands: scales {form}", f"linear_operands: codes {form}"
+    yield Case(linear_operands.linear_operands, f"{layer}, all", operands, launches)
     # Before 8.0 there are no tiles, but cuBLAS and an epilogue.
     for of, args, dtype in (("dX", input_grad, "HALF"), ("dW", weight_grad, "fp32")):
         launches = rf"gemm: scaled_gemm \d\S+ {dtype}", f"gemm: scaled_gemm epilogue {dtype}"

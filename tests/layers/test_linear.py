@@ -287,7 +287,7 @@ class TestInt8:
     @pytest.mark.parametrize("weight", [False, True])
     def test_the_product_with_what_a_norm_and_a_function_make_of_codes(self, weight, device):
         rule, x = Quantized(8), torch.randn(40, 33, device=device)
-        of_y = rule.of_affine(rule.pack(x), *torch.randn(2, 33, device=device), x)
+        of_y = rule.of_affine(rule.pack(x), *torch.randn(2, 33, device=device), x.dtype)
         packed = rule.of_function(of_y, "silu")
         dy = torch.randn(40, 17, device=device)
         got = Gemms(dy, weight, False).of_codes(packed)

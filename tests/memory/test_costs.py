@@ -92,6 +92,10 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.randn(WIDE),
     ),
     "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
+    "linear_operands": lambda: (
+        *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
+        *(*_copy(4), None, 4, 197, "gelu", torch.randn(64, 1024)),
+    ),
     "linear_weight_grad": lambda: (
         torch.randn(ALL, 64),
         *_copy(4),

@@ -20,6 +20,7 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
         events.append("left")
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(kernels, "_ran", set())
     op = SimpleNamespace(
         _name="op",

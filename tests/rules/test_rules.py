@@ -240,7 +240,7 @@ def test_blocks_and_what_is_shared_of_them(function, device):
     assert packed.scale.shape == (2, 5)
     if function is None:
         weight, bias = torch.randn(2, 5, device=device)
-        shared, want = rule.of_affine(packed, weight, bias, x.bfloat16()), x * weight + bias
+        shared, want = rule.of_affine(packed, weight, bias, torch.bfloat16), x * weight + bias
         assert shared.dtype == torch.bfloat16
     else:
         shared, want = rule.of_function(packed, function), FUNCTIONS[function].forward(x)
@@ -256,10 +256,10 @@ def test_blocks_and_what_is_shared_of_them(function, device):
 def test_the_rule_for_a_width():
     one = build("3-bit", 7, 0.5, False)
     rules = Rules(one, None)
-    assert rules.of(torch.empty(1)) is one
+    assert rules.of(torch.float32) is one
     with pytest.raises(UsageError, match=r"16 bits; the largest that can is 0\.9"):
-        rules.of(torch.empty(1, dtype=torch.bfloat16))
+        rules.of(torch.bfloat16)
     other = registry.build("8-bit/4-bit", Wanted(7, 0.5))
-    assert [other.of(torch.empty(1, dtype=d)).bits for d in DTYPES] == [8, 4, 4]
+    assert [other.of(d).bits for d in DTYPES] == [8, 4, 4]
     assert registry.build("topk", Wanted(7, 0.5)).narrow is not None
     assert registry.build("8-bit/unmet", Wanted(7, 0.5)).narrow is None

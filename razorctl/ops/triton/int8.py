@@ -101,31 +101,31 @@ def int8_heads_kernel(
 
 
 @triton.jit
-def _tile(rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """The rows, int64, and columns of this program, and which of them there are."""
+def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
+    """The rows, int64, and columns of a block, and which of them there are."""
     across = tl.cdiv(columns, C)
-    row = (tl.program_id(0) // across).to(tl.int64) * R + tl.arange(0, R)
-    column = tl.program_id(0) % across * C + tl.arange(0, C)
+    row = (number // across).to(tl.int64) * R + tl.arange(0, R)
+    column = number % across * C + tl.arange(0, C)
     return row, column, (row < rows)[:, None] & (column < columns)[None, :]
 
 
-@launchable
-def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
-    """A program leaves the largest magnitudes in R rows of C columns."""
-    row, column, inside = _tile(rows, columns, R, C)
+@triton.jit
+def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+    """Leaves the largest magnitudes in a block of R rows of C columns."""
+    row, column, inside = _tile(number, rows, columns, R, C)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
-    block = tl.program_id(0) // tl.cdiv(columns, C)
+    block = number // tl.cdiv(columns, C)
     to = partial + block.to(tl.int64) * columns + column
     tl.store(to, tl.max(tl.abs(values), 0), mask=column < columns)
 
 
-@launchable
-def int8_columns_kernel(
-    x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+@triton.jit
+def copy_columns(
+    number, x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
-    """A program copies R rows of C columns, and stores their codes transposed."""
-    row, column, inside = _tile(rows, columns, R, C)
+    """Copies a block whose columns have the magnitudes in `partial`, transposed."""
+    row, column, inside = _tile(number, rows, columns, R, C)
     there, blocks = column < columns, tl.cdiv(rows, R)
     largest = tl.zeros((16, C), tl.float32)
     for first in range(0, blocks, 16):
@@ -134,7 +134,7 @@ def int8_columns_kernel(
         found = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
         largest = tl.maximum(largest, found)
     step = _scale(tl.max(largest, 0))
-    if tl.program_id(0) < tl.cdiv(columns, C):
+    if number < tl.cdiv(columns, C):
         tl.store(scale + column, step, mask=there)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
@@ -142,24 +142,54 @@ def int8_columns_kernel(
     tl.store(to, codes_of(values, inverse(step)[None, :]), mask=inside)
 
 
+@triton.jit
+def share(scale, largest):
+    """The square roots of the rows' scales over the largest; a scale that is NaN counts as 0."""
+    return tl.sqrt_rn(tl.where(scale > 0, scale, 0.0) * inverse(largest))
+
+
+@triton.jit
+def round_again(
+    number, codes, scale, largest, balanced, rows, columns, stride,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Rounds a block by the shares of its rows, transposed; returns the rows and their shares.
+
+    stride: the length of the transposed rows, in which zeros follow those of `rows`.
+    """
+    row, column, inside = _tile(number, rows, columns, R, C)
+    each = share(tl.load(scale + row, mask=row < rows, other=0.0), largest)
+    src = codes + row[:, None] * columns + column[None, :]
+    values = tl.load(src, mask=inside, other=0).to(tl.float32)
+    to = balanced + column[None, :].to(tl.int64) * stride + row[:, None]
+    there = (row < stride)[:, None] & (column < columns)[None, :]
+    tl.store(to, nearest(values * each[:, None]).to(tl.int8), mask=there)
+    return row, each
+
+
+@launchable
+def largest_kernel(x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
+    """See `leave_largest`."""
+    leave_largest(tl.program_id(0), x, partial, rows, columns, stride, R, C)
+
+
+@launchable
+def int8_columns_kernel(
+    x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
+):
+    """See `copy_columns`."""
+    copy_columns(tl.program_id(0), x, partial, codes, scale, rows, columns, stride, R, C)
+
+
 @launchable
 def balance_kernel(
     codes, scale, most, balanced, shared, rows, columns, R: tl.constexpr, C: tl.constexpr
 ):
-    """A program rounds R rows of C columns again, and stores their codes transposed.
-
-    most: a pointer to the largest scale. A scale that is NaN counts as 0.
-    """
-    row, column, inside = _tile(rows, columns, R, C)
-    largest, there = tl.load(most), row < rows
-    each = tl.load(scale + row, mask=there, other=0.0)
-    share = tl.sqrt_rn(tl.where(each > 0, each, 0.0) * inverse(largest))
-    if tl.program_id(0) % tl.cdiv(columns, C) == 0:
-        tl.store(shared + row, share * largest, mask=there)
-    src = codes + row[:, None] * columns + column[None, :]
-    values = tl.load(src, mask=inside, other=0).to(tl.float32)
-    to = balanced + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, nearest(values * share[:, None]).to(tl.int8), mask=inside)
+    """See `round_again`; most: a pointer to the largest scale."""
+    largest, number = tl.load(most), tl.program_id(0)
+    row, each = round_again(number, codes, scale, largest, balanced, rows, columns, rows, R, C)
+    if number % tl.cdiv(columns, C) == 0:
+        tl.store(shared + row, each * largest, mask=row < rows)
 
 
 def _warps(columns: int) -> int:

@@ -26,7 +26,7 @@ VECTOR = 8  # columns whose bytes a thread loads at once
 
 
 @triton.jit
-def _bounds(
+def bounds(
     zero_point,
     scale,
     bias,
@@ -68,6 +68,17 @@ def _bounds(
         return half_low + half_high, half_high - half_low
 
 
+@triton.jit
+def largest_scale(row_scale, rows, N: tl.constexpr):
+    """The largest of the rows' scales, but for those that are NaN."""
+    found = tl.zeros((N,), tl.float32)
+    for start in range(0, rows, N):
+        row = start + tl.arange(0, N)
+        each = tl.load(row_scale + row, mask=row < rows, other=0.0)
+        found = tl.maximum(found, tl.where(each > 0, each, 0.0))
+    return tl.max(found, 0)
+
+
 @launchable
 def bounds_kernel(
     zero_point, scale, bias, row_scale, column_scale, center, factor, fold, tiles, rows, columns,
@@ -80,14 +91,10 @@ def bounds_kernel(
     """
     column = tl.program_id(0) * C + tl.arange(0, C)
     there = column < columns
-    middle, reach = _bounds(
+    middle, reach = bounds(
         zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
     )
-    found = tl.zeros((N,), tl.float32)
-    for start in range(0, rows, N):
-        row = start + tl.arange(0, N)
-        found = tl.maximum(found, tl.load(row_scale + row, mask=row < rows, other=0.0))
-    largest, step = tl.max(found, 0), tl.div_rn(reach, 127.0)
+    largest, step = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
     tl.store(column_scale + column, step * largest, mask=there)
     tl.store(center + column, middle, mask=there)
     tl.store(factor + column, inverse(step), mask=there)
@@ -102,18 +109,30 @@ def int8_operand_kernel(
 ):  # fmt: skip
     """A program has R rows of a tile and C columns, and stores their codes transposed."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
+    relative = tl.load(row_scale + row, mask=row < rows, other=0.0) * tl.load(fold)
+    values = centered(
+        packed, zero_point, scale, bias, center, factor, tile, row, column, columns, inside,
+        BITS, FUNCTION, V,
+    )  # fmt: skip
+    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+
+
+@triton.jit
+def centered(
+    packed, zero_point, scale, bias, center, factor, tile, row, column, columns, inside,
+    BITS: tl.constexpr, FUNCTION: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """What a block stands for, without the center of each column, times its factor."""
     there = column < columns
     numbers = unpacked(packed, row, column, columns, inside, BITS, V).to(tl.float32)
     offset, step = affine(zero_point, scale, bias, tile, column, columns)
     by = tl.load(factor + column, mask=there, other=0.0)
     if FUNCTION is None:
         offset = (offset - tl.load(center + column, mask=there, other=0.0)) * by
-        values = numbers * (step * by)[None, :] + offset[None, :]
+        return numbers * (step * by)[None, :] + offset[None, :]
     else:
-        values = activated(numbers * step[None, :] + offset[None, :], FUNCTION) * by[None, :]
-    relative = tl.load(row_scale + row, mask=row < rows, other=0.0) * tl.load(fold)
-    to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+        return activated(numbers * step[None, :] + offset[None, :], FUNCTION) * by[None, :]
 
 
 def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:

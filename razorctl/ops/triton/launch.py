@@ -20,15 +20,19 @@ ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher
 MOST_PLANS = 4096  # of a kernel, all forgotten then: texts may have new sizes in each step
 
 
+Plan = tuple[Callable[..., object], tuple[Any, ...]]
+
+
 class Kernel(JITFunction[Any]):  # type: ignore[misc]
     """A jitted function whose launches go through `launch`.
 
-    plans: what launches it again, and its constants, by all that it was compiled for and the grid.
+    plans: what launches it again, and its constants, by all that it was compiled for and the grid;
+    None if a hook of Triton's keeps from its caller what was compiled.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         super().__init__(function)
-        self.plans: dict[tuple[Any, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}
+        self.plans: dict[tuple[Any, ...], Plan] | None = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(launch, self, grid)
@@ -107,6 +111,9 @@ def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -
     if _recorder is not None:
         _recorder.note(kernel, grid, args, settings)
         return
+    if kernel.plans is None:
+        kernel.run(*args, grid=grid, warmup=False, **settings, **OPTIONS)
+        return
     kinds = [(a.dtype, a.data_ptr() % ALIGNED) if isinstance(a, Tensor) else a for a in args]
     key = args[0].get_device(), grid, *kinds, *settings, *settings.values()
     plan = kernel.plans.get(key)
@@ -115,11 +122,13 @@ def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -
         again(*args, *constants)
         return
     compiled = kernel.run(*args, grid=grid, warmup=False, **settings, **OPTIONS)
-    if compiled is not None:
-        if len(kernel.plans) >= MOST_PLANS:
-            kernel.plans.clear()
-        constants = tuple(settings[name] for name in kernel.arg_names[len(args) :])
-        kernel.plans[key] = compiled[grid], constants
+    if compiled is None:
+        kernel.plans = None
+        return
+    if len(kernel.plans) >= MOST_PLANS:
+        kernel.plans.clear()
+    constants = tuple(settings[name] for name in kernel.arg_names[len(args) :])
+    kernel.plans[key] = compiled[grid], constants
 
 
 def cdiv(count: int, size: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch._library.custom_ops import OPDEFS
 
-from razorctl.ops import kernels
+from razorctl.ops import direct, kernels
 
 try:
     import triton
@@ -107,6 +107,7 @@ def card() -> Iterator[Callable[[str], None]]:
 
     with _interpreting() as (patch, swap), kernels.assumed(dot=True):
         gemm = swap(import_module(f"{package.__name__}.gemm"))
+        patch.setattr(direct, "alone", lambda args: False)
         patch.setattr(gemm, "_capability", lambda device: 80)
         patch.setattr(gemm, "tiles", lambda capability, aligned: (SMALL,))
         patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))

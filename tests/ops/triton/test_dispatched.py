@@ -75,6 +75,10 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         for bias, function in ((normal(WIDTH), None), (None, "gelu"))
     ],
     "int8_rows": lambda: [(normal(),)],
+    "linear_operands": lambda: [
+        (codes(ROWS, 32), torch.rand(ROWS, 1), *packed(), None, BITS, TILE_ROWS, None, weight)
+        for weight in (normal(32, WIDTH), None)
+    ],
     "norm_grad": lambda: [_norm()],
     "norm_grad_int8": lambda: [_norm()],
     "norm_quantize": lambda: [

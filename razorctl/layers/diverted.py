@@ -1,0 +1,74 @@
+"""Attention of stock code that goes to a razor attention."""
+
+import threading
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from razorctl.layers.attention import Attention
+
+
+class Diverted(TorchFunctionMode):
+    """Inside it, calls of `F.scaled_dot_product_attention` go to `attention.attend`."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # The mode is off in here, so `attend` can call the stock function.
+        if func is F.scaled_dot_product_attention:
+            func = self.attention.attend
+        return func(*args, **(kwargs or {}))
+
+
+class _Functional(threading.local):
+    """Stands for `torch.nn.functional`, but for attention, which is that of `attention`."""
+
+    attention: Attention
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+    def scaled_dot_product_attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.attention.attend(*args, **kwargs)
+
+
+_functional = _Functional()
+
+
+@cache
+def _twin(forward: Any) -> Any:
+    """A function of the same code as `forward`, for which `F` is `_functional`.
+
+    None if that code may know the module by another name.
+    """
+    names, known = forward.__code__.co_names, forward.__globals__
+    if known.get("F") is not F or "F" not in names or "functional" in names:
+        return None
+    twin = FunctionType(forward.__code__, {**known, "F": _functional}, closure=forward.__closure__)
+    twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    return twin
+
+
+def diverted(attention: Attention, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """`forward(attention, ...)`, whose `F.scaled_dot_product_attention` is `attention.attend`.
+
+    Without a mode where that is possible: one looks at every operation, which takes the host long.
+    """
+    twin = _twin(forward)
+    if twin is None:
+        with Diverted(attention):
+            return forward(attention, *args, **kwargs)
+    before = vars(_functional).get("attention")
+    _functional.attention = attention
+    try:
+        return twin(attention, *args, **kwargs)
+    finally:
+        _functional.attention = before  # type: ignore[assignment]

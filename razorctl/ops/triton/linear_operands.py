@@ -1,0 +1,191 @@
+"""Kernels of linear_operands: first all scales and bounds, then all codes, side by side.
+
+A program of either does what one of `int8_operand`, `int8.balance` or `int8.int8_columns` does.
+"""
+
+from collections.abc import Iterator
+
+import triton.language as tl
+from torch import Tensor
+
+from razorctl.ops import kernels
+from razorctl.ops import linear_operands as op
+from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.packing import BITS as ALL_BITS
+from razorctl.ops.triton import int8, int8_operand
+from razorctl.ops.triton.int8 import copy_columns, leave_largest, round_again, share
+from razorctl.ops.triton.int8_operand import BOUNDS, bounds, centered, largest_scale, tile_of
+from razorctl.ops.triton.launch import cdiv, launchable
+from razorctl.ops.triton.numbers import inverse, nearest
+from razorctl.ops.triton.tiles import COPY, block_of_tile, blocks
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
+
+
+@launchable
+def scales_kernel(
+    zero_point, scale, bias, row_scale, column_scale, center, factor, most, weight, partial,
+    tiles, rows, columns, outputs, stride,
+    BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
+    T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """A program finds the scales of C columns of x, or the largest of R rows of C of the weight.
+
+    most: takes the largest of the rows' scales. factor, partial: as of `bounds_kernel` and
+    `leave_largest`.
+    """
+    number, across = tl.program_id(0), tl.cdiv(columns, C)
+    if number < across:
+        column = number * C + tl.arange(0, C)
+        there = column < columns
+        middle, reach = bounds(
+            zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
+        )
+        largest, step = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
+        tl.store(column_scale + column, step * (share(largest, largest) * largest), mask=there)
+        tl.store(center + column, middle, mask=there)
+        tl.store(factor + column, inverse(step), mask=there)
+        tl.store(most, largest)
+    if weight is not None:
+        if number >= across:
+            leave_largest(number - across, weight, partial, outputs, columns, stride, R, C)
+
+
+@launchable
+def codes_kernel(
+    packed, zero_point, scale, bias, row_scale, center, factor, most, x,
+    dy, balanced, weight, partial, of_weight, weight_scale,
+    rows, terms, columns, tile_rows, outputs, stride,
+    BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program has R rows and C columns of x, of dy or of the weight, and stores their codes.
+
+    terms: the length of the transposed rows of x and dy.
+    """
+    number = tl.program_id(0)
+    of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, R) * tl.cdiv(columns, C)
+    of_dy = tl.cdiv(rows, R) * tl.cdiv(outputs, C)
+    largest = tl.load(most)
+    if number < of_x:
+        tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
+        shared = share(tl.load(row_scale + row, mask=row < rows, other=0.0), largest) * largest
+        relative = shared * inverse(share(largest, largest) * largest)
+        values = centered(
+            packed, zero_point, scale, bias, center, factor, tile, row, column, columns, inside,
+            BITS, FUNCTION, V,
+        )  # fmt: skip
+        to = x + column[None, :].to(tl.int64) * terms + row[:, None]
+        tl.store(to, nearest(values * relative[:, None]).to(tl.int8), mask=inside)
+    elif number < of_x + of_dy:
+        round_again(number - of_x, dy, row_scale, largest, balanced, rows, outputs, terms, R, C)
+    if weight is not None:
+        if number >= of_x + of_dy:
+            copy_columns(
+                number - of_x - of_dy, weight, partial, of_weight, weight_scale,
+                outputs, columns, stride, R, C,
+            )  # fmt: skip
+
+
+def linear_operands(
+    dy: Tensor,
+    row_scale: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    function: str | None,
+    weight: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `op.linear_operands`."""
+    (rows, outputs), (tiles, columns) = dy.shape, scale.shape
+    sizes, warps = tile_of(tile_rows)
+    height, width = sizes["R"], sizes["C"]
+    terms = op.terms(rows)
+    balanced, x = dy.new_empty(outputs, terms), dy.new_empty(columns, terms)
+    column_scale, center = row_scale.new_empty(columns), row_scale.new_empty(columns)
+    across, down = cdiv(columns, width), 0 if weight is None else cdiv(outputs, height)
+    # One allocation for what the second kernel needs of the first.
+    factor, most, partial = row_scale.new_empty(2 + down, columns).split((1, 1, down))
+    if weight is None:
+        of_weight, weight_scale, stride = dy.new_empty(0), center.new_empty(0), 0
+    else:
+        of_weight, weight_scale = dy.new_empty(columns, outputs), center.new_empty(columns)
+        stride = weight.stride(0)
+    lowest = None if function is None else FUNCTIONS[function].lowest
+    scales_kernel[(across * (1 + down),)](
+        zero_point, scale, bias, row_scale, column_scale, center, factor, most, weight, partial,
+        tiles, rows, columns, outputs, stride, BITS=bits, FUNCTION=function, LOWEST=lowest,
+        T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
+        maxnreg=REGISTERS,
+    )  # fmt: skip
+    programs = blocks(rows, columns, tile_rows, sizes)
+    programs += cdiv(rows, height) * cdiv(outputs, width) + down * across
+    codes_kernel[(programs,)](
+        packed, zero_point, scale, bias, row_scale, center, factor, most, x,
+        dy, balanced, weight, partial, of_weight, weight_scale,
+        rows, terms, columns, tile_rows, outputs, stride, BITS=bits, FUNCTION=function, **sizes,
+        num_warps=warps, num_stages=1, maxnreg=REGISTERS,
+    )  # fmt: skip
+    return balanced, x, column_scale, center, of_weight, weight_scale
+
+
+def takes(
+    dy: Tensor,
+    row_scale: Tensor,
+    packed: Tensor,
+    zero_point: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    tile_rows: int,
+    function: str | None,
+    weight: Tensor | None,
+) -> bool:
+    """Whether the kernels take these."""
+    copy = packed, zero_point, scale, bias, bits, tile_rows, row_scale, function
+    known = weight is None or int8.takes(weight)
+    return known and dy.is_contiguous() and dy.numel() > 0 and int8_operand.takes(*copy)
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches of this file compile to."""
+    for function in (None, *FUNCTIONS) if every else (None, "gelu"):
+        for bits in ALL_BITS if every else (5,):
+            for dtype in (*dtypes(capability, every), "fp32") if not every else DTYPES:
+                yield from _variants(function, bits, dtype, every)
+
+
+def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Iterator[Variant]:
+    lowest = None if function is None else FUNCTIONS[function].lowest
+    chosen = {"BITS": bits, "FUNCTION": function}
+    names = "row_scale", "center", "factor", "most", "partial"
+    floats = dict.fromkeys(names, "*fp32") | {"weight": f"*{dtype}"}
+    sizes_of = dict.fromkeys(("rows", "columns", "outputs", "stride"), "i32")
+    lengths = {"terms": "i32", "tile_rows": "i32"}
+    scales = ("bf16", "fp32") if every and function is None else ("bf16",)
+    for scale in scales:  # a copy that a norm shares has its weight in the scale
+        copy = {**COPY, "scale": f"*{scale}", "bias": "*fp32"}
+        affine = {name: kind for name, kind in copy.items() if name != "packed"}
+        of_codes = dict.fromkeys(("x", "dy", "balanced", "of_weight"), "*i8")
+        for tile_rows in (128, 64, 32) if every else (128,):
+            sizes, warps = tile_of(tile_rows)
+            label = f"{bits} bits {function} {dtype} {scale} {sizes['R']} rows"
+            shape = {"R": sizes["R"], "C": sizes["C"], "T": BOUNDS["T"], "N": BOUNDS["N"]}
+            yield Variant(
+                scales_kernel,
+                {**affine, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
+                {**chosen, "LOWEST": lowest, **shape}, warps, 1, f"scales {label}", ("tiles",),
+                REGISTERS,
+            )  # fmt: skip
+            yield Variant(
+                codes_kernel,
+                {**copy, **floats, **of_codes, "weight_scale": "*fp32"}
+                | {**sizes_of, **lengths},
+                {**chosen, **sizes}, warps, 1, f"codes {label}", most_registers=REGISTERS,
+            )  # fmt: skip
+
+
+kernels.register(op.linear_operands, "cuda", linear_operands, takes)

@@ -1,0 +1,29 @@
+"""Calls of fused attention in stock code go to a razor attention, by whatever name it calls it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn import functional
+
+from razorctl.layers.diverted import diverted
+
+
+class Attention:
+    def attend(self, *args, **kwargs):
+        return "attended", args, kwargs
+
+
+def usual(self, x, *, scale=2):
+    return F.gelu, F.scaled_dot_product_attention(x, x, x, scale=scale)
+
+
+def unusual(self, x, *, scale=2):
+    return F.gelu, functional.scaled_dot_product_attention(x, x, x, scale=scale)
+
+
+@pytest.mark.parametrize("forward", [usual, unusual])
+def test_attention_of_stock_code(forward):
+    x = torch.ones(1)
+    gelu, found = diverted(Attention(), forward, x, scale=3)
+    assert gelu is F.gelu
+    assert found == ("attended", (x, x, x), {"scale": 3})

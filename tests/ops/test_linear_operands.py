@@ -1,0 +1,42 @@
+"""The joint operation gives what the three do that it joins."""
+
+import pytest
+import torch
+
+from razorctl.ops.int8 import balance, int8_columns, int8_rows
+from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.linear_operands import linear_operands
+from razorctl.ops.quantize import quantize
+
+
+def operands(rows, weight=True, bias=True, function=None, tile_rows=32):
+    """Arguments for dy of 24 columns and x of 64."""
+    dy, row_scale, _ = int8_rows(torch.randn(rows, 24) * torch.rand(rows, 1))
+    copy = quantize(torch.randn(rows, 64), 5, tile_rows)
+    of_x = *copy, torch.randn(64) if bias else None, 5, tile_rows, function
+    return dy, row_scale, *of_x, torch.randn(24, 64) if weight else None
+
+
+@pytest.mark.parametrize("rows", [32, 70])
+@pytest.mark.parametrize(("weight", "function"), [(True, None), (False, "gelu")])
+def test_all_operands(rows, weight, function):
+    args = operands(rows, weight, True, function)
+    dy, row_scale, *copy, bits, tile_rows, _, w = args
+    got = linear_operands(*args)
+    balanced, shared = balance(dy, row_scale)
+    of_x = int8_operand(*copy, bits, tile_rows, shared, function)
+    of_weight = int8_columns(w) if weight else (dy.new_empty(0), torch.empty(0))
+    assert got[0].shape[1] == got[1].shape[1] == -(-rows // 16) * 16
+    assert not got[0][:, rows:].any()
+    found = got[0][:, :rows], got[1][:, :rows], *got[2:]
+    for mine, theirs in zip(found, (balanced, *of_x, *of_weight), strict=True):
+        # Whole codes may differ by one where a function was rounded otherwise.
+        torch.testing.assert_close(
+            mine, theirs, rtol=1e-5, atol=0 if mine.is_floating_point() else 1
+        )
+
+
+def test_opcheck():
+    for rows in (32, 70):
+        for weight in (True, False):
+            torch.library.opcheck(linear_operands, operands(rows, weight))
