@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,14 @@ _CREATE = {
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_full", "zero_", "fill_", "_foreach_zero_"),
 }
+# Operations whose kernels reduce, and reach less bandwidth than copies. Forward norms and softmax
+# are not among them: with their traffic at the rate of copies, timm's inference rates are met best.
+_REDUCE = {
+    *("_fused_rms_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data"),
+    *("sum", "mean", "amax", "amin", "max", "min", "linalg_vector_norm", "_foreach_norm"),
+}
+_HOLD = {"detach", "detach_", "alias"}  # operations that the host does as good as nothing for
+TILE = 128  # rows and columns of sums that a program of an int8 product is counted to have
 # Operation -> how many of its first arguments it copies if they are not contiguous.
 _CONTIGUOUS = {
     aten.native_layer_norm: 1,
@@ -76,17 +84,36 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     return Cost(Counter(_kernels(operation, args, kwargs, result)), _workspace(operation, args))
 
 
+def caller(operation: Any) -> str | None:
+    """The field of `Calls` that counts a call of an operation; None if it takes no time."""
+    if operation.namespace == "razorctl":
+        return "ops"
+    named = operation.namespace, operation.overloadpacket.__name__
+    return None if named[0] == "prim" or named[1] in _HOLD else "aten"
+
+
 def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
     """The cost of an op of razorctl where fused kernels run it."""
     results = sum(map(_bytes, _tensors((result,))))
     moved = sum(map(_bytes, _tensors(args))) + results + work.again(*args)
     operations, launches = work.operations(*args), Counter[Kernel]()
-    if operations and not dot:
-        return _in_parts(operations, work.rows(*args), args, moved)
-    launches[Kernel("int8" if operations else "fp32", operations, moved)] += 1
-    if (more := work.launches(*args) - 1) > 0:
-        launches[Kernel("fp32", 0, 0)] += more
-    return Cost(launches, 0)
+    if not operations:
+        launches[Kernel("fp32", 0, moved, work.reduces, own=True)] += 1
+        if (more := work.launches(*args) - 1) > 0:
+            launches[Kernel("fp32", 0, 0, own=True)] += more
+        return Cost(launches, 0)
+    in_parts = _in_parts(operations, work.rows(*args), args, moved)
+    if not dot:
+        return in_parts
+    a, b, *_ = _tensors(args)
+    launches[Kernel("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
+    return Cost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
+
+
+def _shared(a: Tensor, b: Tensor, rows: int | None = None) -> tuple[int, int]:
+    """The terms of each sum in a b^T, and the programs that share `rows` of the product."""
+    sides = math.ceil((len(a) if rows is None else rows) / TILE), math.ceil(len(b) / TILE)
+    return a.shape[1], math.prod(sides)
 
 
 def _in_parts(operations: int, most: int, args: Any, moved: int) -> Cost:
@@ -101,8 +128,10 @@ def _in_parts(operations: int, most: int, args: Any, moved: int) -> Cost:
         if rows:
             own, product = _bytes(a) * rows // len(a), rows * row
             part = operations * rows // len(a)
-            launches[Kernel("int8", part, own + _bytes(b) + product)] += count
-            launches[Kernel("fp32", 0, product + others * rows // len(a))] += count
+            sizes = *_shared(a, b, rows), product
+            launches[Kernel("int8", part, own + _bytes(b) + product, False, False, *sizes)] += count
+            epilogue = product + others * rows // len(a)
+            launches[Kernel("fp32", 0, epilogue, own=True)] += count
     return Cost(launches, most * row)
 
 
@@ -175,17 +204,25 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
         operations = flop_registry[product](*args, **kwargs, out_val=result)
         precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
     moved = [*_read(operation, args, kwargs), *_written(operation, args, kwargs, outputs)]
-    return [*copies, Kernel(precision, operations, sum(map(_bytes, moved)))]
+    kernel = Kernel(precision, operations, sum(map(_bytes, moved)), packet.__name__ in _REDUCE)
+    if precision == "int8" and len(inputs) > 1:
+        a, b = inputs[:2]
+        kernel = kernel._replace(terms=a.shape[-1], programs=_shared(a, b.t())[1])
+    return [*copies, kernel]
 
 
-def _pass(*tensors: Tensor | None) -> Kernel:
+def _pass(*tensors: Tensor | None, reduces: bool = False) -> Kernel:
     """A kernel that reads or writes each of these tensors once."""
-    return Kernel("fp32", 0, sum(_bytes(tensor) for tensor in tensors if tensor is not None))
+    moved = sum(_bytes(tensor) for tensor in tensors if tensor is not None)
+    return Kernel("fp32", 0, moved, reduces)
+
+
+_reduction = partial(_pass, reduces=True)
 
 
 def _statistics(args: Any, result: Any) -> list[Kernel]:
     """Batch and group norm: one pass over the input for its moments, one to normalize it."""
-    return [_pass(args[0]), _pass(args[0], result[0])]
+    return [_reduction(args[0]), _pass(args[0], result[0])]
 
 
 def _batch_norm(args: Any, result: Any) -> list[Kernel]:
@@ -195,15 +232,19 @@ def _batch_norm(args: Any, result: Any) -> list[Kernel]:
 
 def _statistics_backward(args: Any, result: Any) -> list[Kernel]:
     """One pass over input and gradient for their sums; a second one for the input's gradient."""
-    sums, dx = _pass(*args[:2]), result[0]
+    sums, dx = _reduction(*args[:2]), result[0]
     return [sums] if dx is None else [sums, _pass(*args[:2], dx)]
 
 
 def _layer_norm_backward(args: Any, result: Any) -> list[Kernel]:
     """One kernel for the gradient of the input, one for those of weight and bias."""
     dx, *others = result
-    kernels = [] if dx is None else [_pass(*args[:2], dx)]
-    return [*kernels, _pass(*args[:2], *others)] if any(t is not None for t in others) else kernels
+    kernels = [] if dx is None else [_reduction(*args[:2], dx)]
+    return (
+        [*kernels, _reduction(*args[:2], *others)]
+        if any(t is not None for t in others)
+        else kernels
+    )
 
 
 _PASSES: dict[Any, Callable[[Any, Any], list[Kernel]]] = {
@@ -235,7 +276,7 @@ def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
         if gradient is not None:
             kernels += _transposed(shape, x, weight, (dy, operand, gradient))
             kernels.append(_product(shape, x, weight, dy, (dy, operand, gradient)))
-    return kernels if dbias is None else [*kernels, _pass(dy, dbias)]
+    return kernels if dbias is None else [*kernels, _reduction(dy, dbias)]
 
 
 def _product(

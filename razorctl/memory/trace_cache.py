@@ -20,12 +20,30 @@ class Kernel(NamedTuple):
 
     precision: that of its products, a name in `gpus.PRECISIONS`, or "depthwise" for depthwise
     convolutions. operations: multiplications and additions of its products. bytes: bytes read and
-    written.
+    written. reduces: whether what it writes waits for sums or largest values of what it reads, as
+    in norms. own: whether it is a kernel of razorctl, and not of PyTorch. Of int8 products also
+    the `terms` of each sum, the `programs` of 128 x 128 sums that share the work, and the bytes
+    `written` after the last term; 0 for others.
     """
 
     precision: str
     operations: int
     bytes: int
+    reduces: bool = False
+    own: bool = False
+    terms: int = 0
+    programs: int = 0
+    written: int = 0
+
+
+class Calls(NamedTuple):
+    """What the host does in a step: calls of PyTorch's operations, and of razorctl's ops."""
+
+    aten: int = 0
+    ops: int = 0
+
+
+NONE = Calls()
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,7 @@ class Trace:
     saved: saved bytes of a micro-batch.
     kernels: how often each runs in a step. fused: whether an attention kernel is fused.
     block, rest: parameters of the largest block, and those outside all blocks.
+    calls: of the whole step. update: those of them after the last micro-batch, by the optimizer.
     """
 
     peak: int
@@ -52,6 +71,8 @@ class Trace:
     fused: bool
     block: int = 0
     rest: int = 0
+    calls: Calls = NONE
+    update: Calls = NONE
 
     @property
     def highest(self) -> int:
@@ -106,7 +127,8 @@ def dump(trace: Trace) -> dict[str, Any]:
 def load(document: dict[str, Any]) -> Trace:
     """The trace that `dump` turned into this document."""
     kernels = {Kernel(*kernel): n for *kernel, n in document["kernels"]}
-    return Trace(**{**document, "kernels": kernels})
+    calls = {name: Calls(*document[name]) for name in ("calls", "update")}
+    return Trace(**{**document, "kernels": kernels, **calls})
 
 
 def _code() -> str:

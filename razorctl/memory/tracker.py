@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl.layers.lazy import Lazy
-from razorctl.memory.costs import cost
+from razorctl.memory.costs import caller, cost
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
 from razorctl.memory.saved import _forward, _note_saved, _tracing
-from razorctl.memory.trace_cache import Kernel, Trace
+from razorctl.memory.trace_cache import Calls, Kernel, Trace
 
 
 def trace(
@@ -41,14 +41,14 @@ def trace(
     Raises UsageError if the model needs tensor values.
     """
     mode, model, inputs = fake_copies(model, inputs)
-    tracker, marks = _Tracker(), list[Counter[Kernel]]()
+    tracker, marks = _Tracker(), list[tuple[Counter[Kernel], Counter[str]]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
             tracker.reset_mod_stats()  # otherwise it raises when a module runs a second time
-            marks.append(tracker.kernels.copy())
+            marks.append((tracker.kernels.copy(), tracker.calls.copy()))
             yield inputs
-        marks.append(tracker.kernels.copy())
+        marks.append((tracker.kernels.copy(), tracker.calls.copy()))
 
     sizes, run = list[int](), partial(forward, model, inputs)
     with _tracing(model, mode):
@@ -61,9 +61,11 @@ def trace(
             tracker.track_external(updates)
         with tracker:
             step(model, micro(min(2, micro_batches)), updates)
-    kernels = tracker.kernels
-    for kernel, count in (marks[-1] - marks[-2]).items():
-        kernels[kernel] += max(0, micro_batches - 2) * count
+    update = tracker.calls - marks[-1][1]
+    kernels, calls = (
+        _repeated(whole, end - start, max(0, micro_batches - 2))
+        for whole, end, start in zip((tracker.kernels, tracker.calls), *marks[:-3:-1], strict=True)
+    )
     parts: Counter[Any] = Counter()
     for device in tracker.get_tracker_snapshot("peak").values():
         parts.update({getattr(name, "value", name): size for name, size in device.items()})
@@ -76,6 +78,8 @@ def trace(
         saved=sum(sizes),
         kernels=kernels,
         fused=tracker.fused,
+        calls=Calls(**calls),
+        update=Calls(**update),
     )
 
 
@@ -115,6 +119,11 @@ def peak_bytes(
     ).peak
 
 
+def _repeated(whole: Counter[Any], part: Counter[Any], times: int) -> Counter[Any]:
+    """`whole` with its `part` so many times more."""
+    return whole + Counter({name: times * count for name, count in part.items()})
+
+
 def _make_state(optimizer: Optimizer) -> None:
     """Gives an optimizer of fake parameters the state that it has after a first step."""
     for group in optimizer.param_groups:
@@ -127,8 +136,9 @@ def _make_state(optimizer: Optimizer) -> None:
 class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
     """A MemTracker that also accepts frozen parameters, on which it cannot register a hook.
 
-    kernels: how often each ran. highest: highest bytes of tensors and workspaces of kernels.
-    fused: whether a kernel of fused attention ran.
+    kernels: how often each ran. calls: how often the operations of each field of `Calls` were
+    called. highest: highest bytes of tensors and workspaces of kernels. fused: whether a kernel of
+    fused attention ran.
     """
 
     def __init__(self) -> None:
@@ -142,6 +152,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
 
         modules._fw_post_hook = hook
         self.kernels: Counter[Kernel] = Counter()
+        self.calls: Counter[str] = Counter()
         self.highest = 0
         self.fused = False
 
@@ -151,6 +162,8 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
             result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
             kernels, workspace = cost(func, args, kwargs or {}, result)
         self.kernels.update(kernels)
+        if kind := caller(func):
+            self.calls[kind] += 1
         now = sum(device["Total"] for device in self._curr_mem_snap.values())
         self.highest = max(self.highest, now + workspace)
         self.fused = self.fused or "scaled_dot_product" in func.name()

@@ -162,7 +162,7 @@ def _(
     return copy
 
 
-kernels.describe(activation_grad_int8, launches=lambda *args: 2)
-kernels.describe(activation_quantize)
+kernels.describe(activation_grad_int8, launches=lambda *args: 2, reduces=True)
+kernels.describe(activation_quantize, reduces=True)
 kernels.describe(activation_grad)
 kernels.attach(__name__)

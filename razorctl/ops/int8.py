@@ -166,8 +166,8 @@ def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return empty_transposed(codes), torch.empty_like(scale)
 
 
-kernels.describe(int8_rows, launches=lambda *args: 2)
-kernels.describe(int8_heads, launches=lambda *args: 2)
-kernels.describe(int8_columns, launches=lambda *args: 2, again=lambda x: x.nbytes)
+kernels.describe(int8_rows, launches=lambda *args: 2, reduces=True)
+kernels.describe(int8_heads, launches=lambda *args: 2, reduces=True)
+kernels.describe(int8_columns, launches=lambda *args: 2, again=lambda x: x.nbytes, reduces=True)
 kernels.describe(balance, launches=lambda *args: 3)
 kernels.attach(__name__)

@@ -52,13 +52,15 @@ class Fused:
     operations: of an int8 product of the first two arguments. rows: so many of that product are
     made at a time where it is not Triton that multiplies; then each part is written as int32 by one
     kernel and read by another. again: bytes moved beyond operands and results. Each is a function
-    of the arguments of the op; those left at their defaults may be missing.
+    of the arguments of the op; those left at their defaults may be missing. reduces: whether what
+    the first kernel writes waits for sums, largest values or the ends of tiles of what it reads.
     """
 
     launches: Callable[..., int] = lambda *args: 1
     operations: Callable[..., int] = lambda *args: 0
     rows: Callable[..., int] = lambda a, *args: len(a)
     again: Callable[..., int] = lambda *args: 0
+    reduces: bool = False
 
 
 FUSED: dict[str, Fused] = {}  # by the qualified names of ops

@@ -250,12 +250,13 @@ def _reads(x: Tensor, *others: Any) -> int:
     return 2 if rstd is None else 1
 
 
-kernels.describe(residual_add)
-kernels.describe(norm_grad_int8, launches=lambda *args: 2)
+kernels.describe(residual_add, reduces=True)
+kernels.describe(norm_grad_int8, launches=lambda *args: 2, reduces=True)
 kernels.describe(
     norm_quantize,
     launches=_reads,
     again=lambda x, *others: (_reads(x, *others) - 1) * x.nbytes,
+    reduces=True,
 )
-kernels.describe(norm_grad, launches=lambda *args: 2)
+kernels.describe(norm_grad, launches=lambda *args: 2, reduces=True)
 kernels.attach(__name__)

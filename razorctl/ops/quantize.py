@@ -263,6 +263,6 @@ def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
     return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)
 
 
-kernels.describe(quantize)
+kernels.describe(quantize, reduces=True)
 kernels.describe(dequantize)
 kernels.attach(__name__)

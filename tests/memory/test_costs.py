@@ -15,7 +15,7 @@ from razorctl.config import registry
 from razorctl.memory.costs import Cost, cost
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
-from razorctl.ops import kernels, topk
+from razorctl.ops import gemm, kernels, topk
 from razorctl.ops.packing import packed_bytes
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
@@ -163,6 +163,36 @@ def test_an_int8_product_counts_as_one():
     assert operations == {"int8": 2 * ALL * 64 * 1024, "fp32": 0}
 
 
+def test_an_int8_product_says_its_size_and_counts_the_memory_of_the_other_way():
+    """On a card either Triton multiplies, or cuBLAS, which needs the int32 product."""
+    a, b, *scales = CALLS["scaled_gemm"]()
+    args = a.expand(3, *a.shape).flatten(0, 1), b, *scales
+    rows = gemm.part_rows(1024)  # that exist at a time
+    product = 4 * 1024 * rows
+    with kernels.assumed(dot=True):
+        (said,), result = _costs(OWN.scaled_gemm, args)
+    (kernel,) = said.kernels
+    assert (kernel.terms, kernel.programs) == (64, -(-3 * ALL // 128) * 8)
+    assert kernel.written == result.nbytes
+    assert rows < len(args[0])
+    assert said.workspace == product
+    with kernels.assumed(dot=False):
+        (said,), _ = _costs(OWN.scaled_gemm, args)
+    assert said.workspace == product
+    assert not any(kernel.own for kernel in said.kernels if kernel.operations)
+
+
+@pytest.mark.parametrize(
+    ("name", "reduces"),
+    [("int8_rows", True), ("quantize", True), ("norm_grad", True), ("dequantize", False)],
+)
+def test_kernels_of_razorctl_are_its_own_and_say_whether_they_reduce(name, reduces):
+    with kernels.assumed(dot=True):
+        (said,), _ = _costs(getattr(OWN, name), CALLS[name]())
+    assert all(kernel.own for kernel in said.kernels)
+    assert any(kernel.reduces for kernel in said.kernels) == reduces
+
+
 def test_a_norm_of_known_statistics_is_one_kernel_and_reads_its_input_once():
     x, *others = CALLS["norm_quantize"]()
     known = torch.zeros(ALL, 1), torch.ones(ALL, 1)
@@ -278,14 +308,33 @@ KERNELS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_bytes_that_kernels_move(name):
-    operation, arguments, expected = KERNELS[name]
+def _kernels(name: str) -> Cost:
+    operation, arguments, _ = KERNELS[name]
     with FakeTensorMode() as mode:
         args = tree_map_only(torch.Tensor, mode.from_tensor, arguments())
-        said = cost(operation, args, {}, operation(*args))
+        return cost(operation, args, {}, operation(*args))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_bytes_that_kernels_move(name):
+    said = _kernels(name)
     moved = [kernel.bytes for kernel, count in said.kernels.items() for _ in range(count)]
-    assert sorted(moved) == sorted(expected)
+    assert sorted(moved) == sorted(KERNELS[name][2])
+
+
+@pytest.mark.parametrize(
+    ("name", "reduce"),
+    [
+        ("sums in place", 0),
+        ("batch norm in training", 1),
+        ("batch norm in evaluation", 0),
+        ("gradients of a layer norm", 2),
+        ("gradients of a depthwise convolution", 1),  # that of the bias
+    ],
+)
+def test_how_many_kernels_reduce(name, reduce):
+    kernels = _kernels(name).kernels
+    assert sum(count for kernel, count in kernels.items() if kernel.reduces) == reduce
 
 
 def test_fused_adamw_writes_no_gradient():
