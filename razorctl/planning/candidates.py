@@ -1,8 +1,7 @@
 """Ways to run a job on a card, with the predicted memory and time of each.
 
-All figures come from a traced step. Memory is what its tensors and kernels allocate. The time of a
-kernel is that of its arithmetic or of its memory traffic, whichever is longer, at the rates of the
-card's preset.
+All figures come from a traced step. Memory is what its tensors and kernels allocate; `times` says
+how long it takes.
 """
 
 import math
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
+from razorctl.planning.times import on_card, on_host, seconds
 from razorctl.recipe import Recipe
 
 # Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
@@ -21,7 +21,6 @@ FRAGMENTATION = 0.04
 # Copies of a block that FSDP2 has at most, chosen high: the weights of two and the buffer that they
 # arrive in, and the gradients of two.
 GATHERED = 5
-LAUNCH = 5e-6  # least seconds of a kernel
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,10 @@ class Predicted:
     peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
     transient bytes, and of the saved bytes that are alive at that moment.
     reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
-    launches: kernels that a step runs. step_seconds_vs_full: over those of full fine-tuning in one
-    pass, at the same precision.
+    step_seconds: the likely time; it is between step_seconds_low and step_seconds_high, and equal
+    to both where measurements support it. card_seconds, host_seconds: likely times of the card and
+    of the host, of which the longer one is that of the step. launches: kernels that a step runs.
+    step_seconds_vs_full: over those of full fine-tuning in one pass, at the same precision.
     """
 
     peak_bytes: int
@@ -43,6 +44,10 @@ class Predicted:
     transient_bytes: int
     reserve_bytes: int
     step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    card_seconds: float
+    host_seconds: float
     launches: int
     step_seconds_vs_full: float
 
@@ -52,13 +57,16 @@ class Predicted:
         return self.peak_bytes + self.reserve_bytes
 
     @classmethod
-    def of(cls, trace: Trace, gpu: Gpu, full: Trace, shards: int = 1) -> "Predicted":
+    def of(
+        cls, trace: Trace, gpu: Gpu, full: Trace, shards: int = 1, graphs: int = 0
+    ) -> "Predicted":
         """The prediction for a traced step on a card; `full` is that of full fine-tuning.
 
-        shards: over how many cards FSDP2 shards weights, gradients and optimizer state. What it
-        gathers is an estimate, and the time that cards take to exchange it is not predicted.
+        graphs: how many CUDA graphs the host replays in a step, one for each micro-batch. shards:
+        over how many cards FSDP2 shards weights, gradients and optimizer state. What it gathers is
+        an estimate, and the time that cards take to exchange it is not predicted.
         """
-        step = seconds(trace, gpu)
+        step = seconds(trace, gpu, graphs)
         kept = [trace.weights, trace.gradients, trace.optimizer]
         activations = trace.highest - sum(kept)
         transient = activations - min(trace.saved, activations)
@@ -76,23 +84,14 @@ class Predicted:
             optimizer,
             transient,
             CONTEXT + math.ceil(FRAGMENTATION * peak),
-            step,
+            step.likely,
+            step.low,
+            step.high,
+            on_card(trace, gpu).likely,
+            on_host(trace, graphs).likely,
             sum(trace.kernels.values()),
-            step / seconds(full, gpu),
+            step.likely / seconds(full, gpu, min(graphs, 1)).likely,
         )
-
-
-def seconds(trace: Trace, gpu: Gpu) -> float:
-    """Predicted seconds of a traced step: the sum over its kernels.
-
-    A kernel takes the time of its arithmetic or of its memory traffic, whichever is longer, plus
-    a launch. The rates are the shares of the card's peaks that published measurements reach.
-    """
-    total = 0.0
-    for kernel, count in trace.kernels.items():
-        arithmetic = kernel.operations / gpu.operations_per_second(kernel.precision)
-        total += count * (LAUNCH + max(arithmetic, kernel.bytes / gpu.bytes_per_second))
-    return total
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,21 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step."""
+        """Predicted seconds of a step, the likely ones."""
         return self.predicted.step_seconds
+
+    @property
+    def slow(self) -> float:
+        """Predicted seconds of a step at the slow end of their range."""
+        return self.predicted.step_seconds_high
 
     @property
     def approximation(self) -> tuple[float, ...]:
         """A sort key: ways whose gradient is closer to the exact one come first."""
         recipe = self.recipe
         ratio = recipe.ratio if METHODS[recipe.method].has_ratio else 0.0
-        far = self.cosine is None or self.cosine < CLOSE
-        return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, ratio
+        far, measured = self.cosine is None or self.cosine < CLOSE, -(self.cosine or 0.0)
+        return bool(recipe.part), 1 - recipe.joint_budget, far, recipe.int8_forward, measured, ratio
 
     def fits(self, budget: int) -> bool:
         """Whether it needs at most `budget` bytes of the card."""

@@ -26,6 +26,11 @@ MEASURED = {
 }
 # Cards can run above the boost clock that their rates are for; a higher share is a mistake.
 _MOST = 1.5
+# Of the bandwidth of copies, what PyTorch's norms reach: 0.65 and 0.69 forward and backward of the
+# kernels of APEX that it ported, on an A100 (NVIDIA/apex pull request 1037: 896 and 953 GB/s, both
+# passes of the backward one counted).
+REDUCES = 0.67
+SHORT, LONG = 1024, 4096  # terms of the int8 products that were measured
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,12 @@ class Achieved:
     """The shares of a card's peaks that published measurements reach.
 
     matrix: share of the rates of matrix products.
-    fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`.
+    fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`. That of int8 is
+        for products of 4,096 terms and more; int8_short for those of 1,024 terms and fewer, if it
+        differs, and between them it lies on a line over the logarithm of the terms.
     depthwise: share of the fp32 rate that depthwise convolutions reach.
-    bandwidth: share of the bandwidth.
+    bandwidth: share of the bandwidth that copies reach. reduces: that of kernels that reduce, such
+        as norms; if not given, `REDUCES` times the share of copies.
     source: who measured the shares. borrowed: the card they were measured on, if another one.
     Raises UsageError for a share that is not above 0 and at most 1.5.
     """
@@ -45,6 +53,8 @@ class Achieved:
     source: str
     fp32: float | None = None
     int8: float | None = None
+    int8_short: float | None = None
+    reduces: float | None = None
     depthwise: float | None = None
     borrowed: str | None = None
 
@@ -63,6 +73,13 @@ class Achieved:
         share: float | None = getattr(self, work, None)
         return self.matrix if share is None else share
 
+    def of_int8(self, terms: int) -> float:
+        """The share of the int8 rate of a product whose sums have so many terms."""
+        most = self.of("int8")
+        least = most if self.int8_short is None else self.int8_short
+        along = math.log(min(max(terms, SHORT), LONG) / SHORT) / math.log(LONG / SHORT)
+        return least + (most - least) * along
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -74,6 +91,8 @@ class Gpu:
     source: the vendor's document for these figures.
     rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
         accumulation. fp32 is always there; a precision without hardware support is not.
+    multiprocessors: streaming multiprocessors, over which the programs of a kernel are spread; if
+        not given, products are predicted as if they filled the card.
     achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its fields.
         If not given, they are borrowed from the nearest generation that is not newer, and
         `achieved.source` says so.
@@ -87,6 +106,7 @@ class Gpu:
     source: str
     rates: Mapping[str, float]
     achieved: Achieved = None  # type: ignore[assignment]
+    multiprocessors: int | None = None
 
     def __post_init__(self) -> None:
         if self.achieved is None:
@@ -96,6 +116,8 @@ class Gpu:
         check_types(self)
         _check_positive("memory_bytes", self.memory_bytes, "bytes")
         _check_positive("bandwidth", self.bandwidth, "bytes per second")
+        if self.multiprocessors is not None:
+            _check_positive("multiprocessors", self.multiprocessors, "their number")
         if not re.fullmatch(r"[0-9]+\.[0-9]+", self.compute_capability):
             raise UsageError(
                 f"compute_capability {self.compute_capability!r} is not major.minor; "
@@ -120,10 +142,29 @@ class Gpu:
         unit = work if work in self.rates else "fp32"
         return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
 
+    def int8_per_second(self, terms: int) -> float:
+        """The rate that int8 products reach whose sums have so many terms."""
+        if "int8" not in self.rates:
+            return self.operations_per_second("int8")
+        return self.rates["int8"] * self.achieved.of_int8(terms)
+
     @property
     def bytes_per_second(self) -> float:
-        """The bandwidth that kernels reach, reads and writes together."""
+        """The bandwidth that copies reach, reads and writes together."""
         return self.bandwidth * self.achieved.bandwidth
+
+    @property
+    def reduced_per_second(self) -> float:
+        """The bandwidth that kernels of PyTorch reach that reduce what they read."""
+        share = self.achieved.reduces
+        return REDUCES * self.bytes_per_second if share is None else self.bandwidth * share
+
+    def filled(self, programs: int) -> float:
+        """The share of the card's multiprocessors that equal programs keep at work."""
+        if self.multiprocessors is None or not programs:
+            return 1.0
+        waves = math.ceil(programs / self.multiprocessors)
+        return programs / (waves * self.multiprocessors)
 
 
 def _achieved(table: Any) -> Achieved:

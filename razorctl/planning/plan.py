@@ -61,7 +61,7 @@ class Plan:
         exact = self.others["exact"]
         rival = "nothing exact fits"
         if exact is not None:
-            rival = f"{exact.seconds / self.chosen.seconds:.2f}x as fast as {exact.label}"
+            rival = f"{_times(exact.seconds, self.chosen)} as fast as {exact.label}"
         return f"{rival}, and its gradient was measured to be close to the exact one"
 
     @property
@@ -139,6 +139,12 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
     }
 
 
+def _times(seconds: float, way: Candidate) -> str:
+    """How many times a step of `way` fits into `seconds`, from least to most."""
+    least, most = (f"{seconds / end:.2f}" for end in (way.slow, way.predicted.step_seconds_low))
+    return f"{least}x" if least == most else f"{least} to {most}x"
+
+
 FLAGS = {"learning_rate": "lr"}
 
 
@@ -182,12 +188,14 @@ def plan(
     Exact ways are full fine-tuning and activation checkpointing, each in one pass or accumulated
     over micro-batches. prefer:
     - `exact` takes the fastest exact way that fits.
-    - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time
-      and its gradient was measured at a cosine of 0.98 or more.
+    - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time,
+      at the slow end of the range of its time, and its gradient was measured at a cosine of 0.98 or
+      more.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
       ratio 0.9 it may add what cost no more accuracy in fine-tuning than seeds differ by
       (scripts/bench/README.md): the int8 forward pass, and for encoders that classify texts a
       gradient of half of the residual branches in a step.
+    Of ways whose times differ by no more than 2 %, each takes the one that is least approximate.
     None takes LoRA, which trains another part of the model. It is listed beside the ways to train a
     language model.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 from razorctl.errors import UsageError
@@ -37,6 +38,7 @@ INT8 = Recipe(ratio=0.9, int8_forward=True)
 BRANCHES = Recipe(ratio=0.9, joint_budget=0.5, joint="branches")
 ALIKE = 0.75  # a method at one ratio takes at least this share of its time at another ratio
 PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
+SAME = 1.02  # times that differ by no more than this factor count as the same
 ADAPTERS = Recipe("lora")
 SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
 
@@ -144,7 +146,11 @@ class Search:
         if key not in self.looked_at:
             self.report(label(recipe, accumulate))
             full = self._trace(Recipe("full"), 1)
-            predicted = Predicted.of(self._trace(recipe, accumulate), self.gpu, full, self._shards)
+            predicted = Predicted.of(
+                *(self._trace(recipe, accumulate), self.gpu, full),
+                shards=self._shards,
+                graphs=accumulate if self.job.cuda_graphs else 0,
+            )
             cosine = recipe.cosine(self.job.precision)
             self.looked_at[key] = Candidate(recipe, accumulate, predicted, cosine)
         return self.looked_at[key]
@@ -177,24 +183,29 @@ class Search:
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if that is faster and any close way pays.
 
-        It is enough that a close way pays in the memory that it needs. Otherwise a larger budget
-        could make the chosen step slower.
+        Of a close way, the slow end of its range counts. It is enough that a close way pays in the
+        memory that it needs. Otherwise a larger budget could make what counts slower.
         """
         exact = self._fastest(self._exact)
         limit = math.inf if exact is None else exact.seconds
-        close = self._fastest(self._close, limit=limit)
-        if close is None or limit <= close.seconds:
+        close = self._fastest(self._close, limit=limit, end="slow")
+        if close is None or limit <= close.slow:
             return exact
         ways = (way for recipe in self._close for way in self._fitting(recipe, self.budget))
         return close if any(map(self._pays, ways)) else exact
 
     def _pays(self, way: Candidate) -> bool:
-        """Whether `way` takes at most PAYS of the time of each exact way that fits its memory."""
+        """Whether `way`, at its slow end, takes at most PAYS of the time of exact ways.
+
+        Those are the ones that fit its memory.
+        """
         rival = self._fastest(self._exact, way.predicted.needed_bytes)
-        if rival is None or way.seconds <= PAYS * rival.seconds:
+        if rival is None or way.slow <= PAYS * rival.seconds:
             return True
-        self._reasons.append(
-            f"{way.label}: {way.seconds:.3g} s a step is not 5 % less than with {rival.label}."
+        self._note(
+            f"{way.label}: {_takes(way)} s a step, at worst not 5 % less than the "
+            f"{_takes(rival)} s of {rival.label}.",
+            None,
         )
         return False
 
@@ -247,24 +258,36 @@ class Search:
         return True
 
     def _fastest(
-        self, recipes: list[Recipe], budget: int | None = None, limit: float = math.inf
+        self,
+        recipes: list[Recipe],
+        budget: int | None = None,
+        limit: float = math.inf,
+        end: Literal["seconds", "slow"] = "seconds",
     ) -> Candidate | None:
-        """The fastest way of these recipes that fits; of equally fast ways the least approximate.
+        """The least approximate of the fastest ways of these recipes that fit.
 
-        None if no way fits, or if all take more than `limit` seconds.
+        All that take the SAME time as the fastest of all count as the fastest. end: which time of a
+        way counts, the likely one or the slow end. None if no way fits, or if all take more than
+        `limit` seconds.
         """
-        best: Candidate | None = None
+        taken: Callable[[Candidate], float] = attrgetter(end)
+        found: list[Candidate] = []
         for recipe in recipes:
             if self._least(recipe) > limit or not self._possible(recipe):
                 continue
             whole = self.predict(recipe)
-            if whole.seconds > limit:  # micro-batches would be slower still
-                self._note(f"{whole.label}: {whole.seconds:.3g} s a step, too slow.", budget)
+            if taken(whole) > limit:  # micro-batches would be slower still
+                self._note(f"{whole.label}: {_takes(whole)} s a step, too slow.", budget)
             else:
                 way = next(self._fitting(recipe, budget or self.budget), None)
-                best = min(filter(None, (best, way)), key=_speed, default=None)
-            limit = min(limit, math.inf if best is None else best.seconds)
-        return best
+                found += [] if way is None else [way]
+            limit = min([limit, *(SAME * taken(way) for way in found)])
+        fastest = [way for way in found if taken(way) <= limit]
+
+        def order(way: Candidate) -> tuple[Any, ...]:
+            return way.approximation, taken(way), way.predicted.needed_bytes
+
+        return min(fastest, key=order, default=None)
 
     def _least(self, recipe: Recipe) -> float:
         """A lower bound of the seconds of a step, from the ways that are already traced."""
@@ -284,7 +307,7 @@ class Search:
                 way = self.predict(recipe, accumulate)
                 over = way.predicted.needed_bytes - budget
                 if over <= 0:
-                    self._note(f"{way.label}: fits, {way.seconds:.3g} s a step.", budget)
+                    self._note(f"{way.label}: fits, {_takes(way)} s a step.", budget)
                     yield way
                 else:
                     self._note(f"{way.label}: needs {_gib(over)} more than there is.", budget)
@@ -394,8 +417,10 @@ class Search:
             yield "the model's own input size", {"input_size": None}
 
 
-def _speed(way: Candidate) -> tuple[Any, ...]:
-    return way.seconds, way.approximation, way.predicted.needed_bytes
+def _takes(way: Candidate) -> str:
+    """The seconds of a step, from the least to the most if they differ."""
+    low, high = (f"{end:.3g}" for end in (way.predicted.step_seconds_low, way.slow))
+    return low if low == high else f"{low} to {high}"
 
 
 def _gib(count: int) -> str:

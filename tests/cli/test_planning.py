@@ -93,9 +93,9 @@ def on_a_card(monkeypatch):
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
     job, recipe, document = planning.settle(Settings(QUICK), None)
-    assert (recipe.method, job.precision, job.accumulate) == ("razor", "bf16", 1)
+    assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
     assert document["budget_bytes"] == 20 * 2**30
-    said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: razor 0.5, 1."
+    said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: full, the fastest exact way that fits."
     assert said in capsys.readouterr().err
 
 

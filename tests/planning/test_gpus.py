@@ -62,6 +62,8 @@ def test_every_preset_is_plausible(name):
     assert gpu.achieved.source
     assert 0.3 < gpu.achieved.matrix < 1.1
     assert 0.8 < gpu.achieved.bandwidth < 0.95
+    assert 0.5 < gpu.achieved.reduces < 0.9 * gpu.achieved.bandwidth
+    assert gpu.achieved.of_int8(1024) <= gpu.achieved.of_int8(2048) <= gpu.achieved.of_int8(4096)
     assert all(gpu.operations_per_second(p) < 1.1 * rate for p, rate in gpu.rates.items())
 
 
@@ -72,6 +74,7 @@ def test_rates_follow_from_the_chip(name):
     if name == "rtx-2080-ti":  # GeForce cards halve what accumulates in fp32
         per_clock = per_clock | {"fp16": 512}
     sms, tensor_clock, *other_clock = CHIPS[name]
+    assert gpu.multiprocessors == sms
     assert set(gpu.rates) == set(per_clock)
     for precision, rate in gpu.rates.items():
         clock = other_clock[0] if other_clock and precision == "fp32" else tensor_clock
@@ -121,6 +124,24 @@ def test_what_kernels_reach():
     assert gpu.operations_per_second("int8") == 0.75 * 130.3e12
     assert gpu.operations_per_second("tf32") == 0.5 * 8.1e12  # which a T4 lacks
     assert gpu.operations_per_second("depthwise") == 0.1 * 8.1e12
+    assert gpu.reduced_per_second == pytest.approx(gpus.REDUCES * 80e9)
+    reduces = replace(gpu, achieved=replace(achieved, reduces=0.2))
+    assert reduces.reduced_per_second == 64e9
+
+
+def test_int8_products_of_few_terms_reach_less():
+    achieved = gpus.Achieved(matrix=0.5, bandwidth=0.5, source="-", int8=0.8, int8_short=0.6)
+    shares = {512: 0.6, 1024: 0.6, 2048: 0.7, 4096: 0.8, 25216: 0.8}
+    assert {terms: achieved.of_int8(terms) for terms in shares} == pytest.approx(shares)
+    assert replace(achieved, int8_short=None).of_int8(512) == 0.8
+    assert replace(achieved, int8=None, int8_short=None).of_int8(512) == 0.5
+
+
+def test_programs_fill_a_card_in_whole_waves():
+    gpu = replace(gpus.load("t4"), multiprocessors=40)
+    waves = {1: 1 / 40, 40: 1, 41: 41 / 80, 4000: 1}
+    assert {programs: gpu.filled(programs) for programs in waves} == waves
+    assert replace(gpu, multiprocessors=None).filled(1) == 1
 
 
 def test_no_two_presets_claim_one_card():
@@ -167,9 +188,11 @@ def test_the_folder_of_ones_own_may_be_missing(own):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("bandwidth = ", "bandwidth: ", r"is not valid TOML \(.*line 4, column"),
+        ("bandwidth = ", "bandwidth: ", r"is not valid TOML \(.*line 5, column"),
         ("bandwidth = 320e9", "", "lacks bandwidth; add"),
         ("bandwidth", "bandwith", "unknown field in .* 'bandwith'; did you mean 'bandwidth'"),
+        ("multiprocessors = 40", "multiprocessors = 0", "multiprocessors 0 is not a positive"),
+        ("multiprocessors = 40", "multiprocessors = 4.5", "multiprocessors 4.5 is not of type int"),
         ("320e9", '"320e9"', "bandwidth '320e9' is not of type float"),
         ("320e9", "true", "bandwidth True is not of type float"),
         ("320e9", "inf", "bandwidth inf is not a positive, finite number"),

@@ -24,7 +24,7 @@ def planned(cache: Cache, gib: float = 4, job: Job = JOB, **options) -> Plan:
 
 
 def test_exact_ways_stand_beside_the_approximate_one(cache):
-    found = planned(cache)
+    found = planned(cache, prefer="fast")
     assert found.chosen.recipe.method == "razor"
     exact = found.others["exact"]
     assert exact.exact
@@ -85,6 +85,11 @@ def test_the_document_and_the_command_say_the_same(cache, tmp_path):
         share = way["step_seconds"] / full["step_seconds"]
         assert way["step_seconds_vs_full"] == pytest.approx(share)
         assert way["launches"] > 0
+        assert way["step_seconds_low"] <= way["step_seconds"] <= way["step_seconds_high"]
+        assert way["step_seconds"] == max(way["card_seconds"], way["host_seconds"])
+    assert full["step_seconds_low"] == full["step_seconds_high"]
+    razor = next(way["predicted"] for way in document["candidates"] if way["method"] == "razor")
+    assert razor["step_seconds_low"] < razor["step_seconds"] < razor["step_seconds_high"]
 
     file = tmp_path / "p.json"
     file.write_text(json.dumps(document))
@@ -126,7 +131,7 @@ def test_the_seed_is_that_of_job_and_recipe(cache):
 
 
 def test_every_step_is_explained(cache):
-    found = planned(cache)
+    found = planned(cache, prefer="fast")
     assert found.steps[0].startswith("full: needs ")
     assert any(step.startswith("checkpoint: ") and "too slow" in step for step in found.steps)
     assert any(step.startswith("razor 0.9: needs ") for step in found.steps)

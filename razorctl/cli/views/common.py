@@ -73,6 +73,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
+def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
+    """The predicted time of so many steps, from the least to the most if they differ."""
+    low, high = (duration(steps * predicted[f"step_seconds_{end}"]) for end in ("low", "high"))
+    if low == high:
+        return low
+    (least, unit), (most, other) = low.split(), high.split()
+    return f"{least}-{most} {unit}" if unit == other else f"{low}-{high}"
+
+
 def against(part: int, whole: int) -> str:
     """How much less or more than `whole` `part` is, in percent."""
     if part == whole:

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import against, duration, size, summary
+from razorctl.cli.views.common import against, duration, predicted_duration, size, summary
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
@@ -88,7 +88,7 @@ def show(result: dict[str, Any]) -> None:
 
         table.add_row("compiling", duration(payoff["compile_seconds"]), Payoff(**payoff).verdict)
     if predicted:
-        table.add_row("step as planned", duration(predicted["step_seconds"]), "predicted")
+        table.add_row("step as planned", predicted_duration(predicted), "predicted")
     if result["epoch_seconds"] is not None:
         table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
     if "validation_accuracy" in result:

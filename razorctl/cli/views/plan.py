@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import duration, size
+from razorctl.cli.views.common import predicted_duration, size
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -64,7 +64,7 @@ def show_ways(document: Mapping[str, Any]) -> None:
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
-            *(duration(seconds) for seconds in (predicted["step_seconds"], entry["run_seconds"])),
+            *(predicted_duration(predicted, steps) for steps in (1, job["steps"])),
             style="bold green" if entry == chosen else None if entry["fits"] else "dim",
         )
     views.out.print(table)
@@ -77,7 +77,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
         )
         times += "takes more time"
     views.out.print(
-        f"All predicted{times}. ≈: approximate gradient. model: weights, gradients and optimizer "
+        f"All predicted{times}. Times are ranges where nothing was measured: no card has run the "
+        "kernels of razorctl yet. ≈: approximate gradient. model: weights, gradients and optimizer "
         f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context "
         "and fragmentation; room: what is left of the memory.",
         highlight=False,
@@ -104,4 +105,4 @@ def _others(plan: dict[str, Any]) -> list[str]:
 def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
     """How much faster or slower one way is than another."""
     times = other["run_seconds"] / entry["run_seconds"]
-    return f"{times:.2f}x faster" if times >= 1 else f"{1 / times:.2f}x slower"
+    return f"about {times:.2f}x faster" if times >= 1 else f"about {1 / times:.2f}x slower"

@@ -1,0 +1,94 @@
+"""Predicted times of kernels, of a card and of its host."""
+
+from dataclasses import replace
+
+import pytest
+
+from razorctl.memory.trace_cache import NONE, Calls, Kernel, Trace
+from razorctl.planning import gpus, times
+from razorctl.planning.times import CALL, DRIVER, GRAPH, LAUNCH, OP, on_card, on_host, seconds
+
+GPU = gpus.load("rtx-4090")
+
+
+def trace(kernels: dict[Kernel, int], calls: Calls = NONE, update: Calls = NONE) -> Trace:
+    return Trace(0, 0, 0, 0, 0, 0, kernels, False, calls=calls, update=update)
+
+
+def taken(kernel: Kernel, gpu: gpus.Gpu = GPU) -> times.Seconds:
+    """The seconds of a kernel on a card without its launch."""
+    return times.Seconds(*(end - LAUNCH for end in on_card(trace({kernel: 1}), gpu)))
+
+
+def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
+    slow = replace(GPU, bandwidth=GPU.bandwidth / 2)
+    step = trace(
+        {
+            Kernel("fp32", 10**12, 10**9): 2,
+            Kernel("bf16", 10**12, 10**9): 1,
+            Kernel("fp32", 0, 10**9): 3,
+        }
+    )
+    single, half = (GPU.operations_per_second(precision) for precision in ("fp32", "bf16"))
+    moving = 3e9 / GPU.bytes_per_second
+    want = 2e12 / single + 1e12 / half + moving + 6 * LAUNCH
+    assert on_card(step, GPU) == pytest.approx([want] * 3)
+    assert on_card(step, slow) == pytest.approx([want + moving] * 3)
+    old = replace(GPU, rates={"fp32": GPU.rates["fp32"]})
+    assert on_card(step, old) == pytest.approx([3e12 / single + moving + 6 * LAUNCH] * 3)
+
+
+def test_what_reduces_is_slower_and_what_no_card_has_run_is_a_range():
+    copies, reduces, own, both = (
+        taken(Kernel("fp32", 0, 10**9, reduces, own))
+        for own in (False, True)
+        for reduces in (False, True)
+    )
+    assert copies == pytest.approx([1e9 / GPU.bytes_per_second] * 3)
+    assert reduces == pytest.approx([1e9 / GPU.reduced_per_second] * 3)
+    assert reduces.likely > 1.4 * copies.likely
+    assert (own.low, own.high) == pytest.approx((copies.low, 2 * copies.low))
+    assert own.low < both.low < own.likely < both.likely < both.high == own.high
+
+
+def test_int8_products_are_slower_with_fewer_terms_and_programs():
+    def product(terms: int, programs: int = 1280, written: int = 0) -> times.Seconds:
+        return taken(Kernel("int8", 10**12, 10**6, False, True, terms, programs, written))
+
+    rate = GPU.rates["int8"]
+    long, short = (product(terms) for terms in (8192, 768))
+    assert long == pytest.approx([1e12 / (rate * GPU.achieved.int8)] * 3)
+    assert short.low == long.low
+    assert short.high == pytest.approx(1e12 / (rate * GPU.achieved.int8_short))
+    assert long.high < product(2048).high < short.high
+    # 144 programs keep 128 multiprocessors busy once, and 16 of them a second time; in halves they
+    # do so twice and 32 of them a third time, in thirds three times and 48 of them a fourth time.
+    assert product(2047, 144).low == pytest.approx(long.low * 256 / 144)
+    assert product(8192, 144).low == pytest.approx(long.low * 512 / (3 * 144))
+    assert product(8192, 144, 10**6).high > product(8192, 144).high
+    other = Kernel("int8", 10**12, 10**6, False, False, 8192, 144)  # by cuBLAS
+    assert taken(other).low == pytest.approx(long.low * 256 / 144)
+    unknown = replace(GPU, multiprocessors=None)
+    assert taken(other, unknown) == pytest.approx(long)
+    # At worst nothing is multiplied while results are written.
+    kernel = Kernel("int8", 10**12, 2 * 10**9, False, True, 8192, 1280, 10**9)
+    writing = 1e9 / GPU.bytes_per_second
+    assert (taken(kernel).low, taken(kernel).high) == pytest.approx(
+        (max(long.low, 2 * writing), max(long.high, writing) + writing)
+    )
+
+
+def test_a_step_takes_as_long_as_the_card_or_the_host():
+    kernels = {Kernel("fp32", 0, 10**8, own=True): 100}
+    few, many = (trace(kernels, Calls(calls, 10), Calls(5, 0)) for calls in (10, 10**6))
+    assert seconds(few, GPU) == on_card(few, GPU)
+    low, likely, high = seconds(many, GPU)
+    assert likely == pytest.approx(1e6 * CALL + 10 * OP + 100 * DRIVER)
+    assert low < likely < high
+    assert seconds(many, GPU) == on_host(many)
+
+
+def test_with_cuda_graphs_the_host_replays_a_graph_for_each_micro_batch():
+    step = trace({Kernel("fp32", 0, 10**6): 100}, Calls(1000, 100), Calls(5, 0))
+    assert on_host(step, graphs=2).likely == pytest.approx(2 * GRAPH + 5 * (CALL + DRIVER))
+    assert on_host(step, graphs=2).likely < 0.1 * on_host(step).likely
