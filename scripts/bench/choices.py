@@ -3,9 +3,10 @@
     .venv/bin/python scripts/bench/choices.py
 
 Every choice has to fit. No row that fits may be at most as approximate and also faster, or as fast
-and smaller. With more memory, the predicted step of a preference may not be slower. The script
-writes results/choices.json and exits with 1 if a choice breaks a rule. It measures nothing: every
-figure is predicted, on fake tensors.
+and smaller. With more memory, the predicted step of a preference may not be slower, but for the 2 %
+within which times count as the same; of an approximate way that `balanced` takes, the slow end of
+the range counts. The script writes results/choices.json and exits with 1 if a choice breaks a rule.
+It measures nothing: every figure is predicted, on fake tensors.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.planning import gpus
 from razorctl.planning.candidates import Candidate
-from razorctl.planning.search import Prefer, Search
+from razorctl.planning.search import SAME, Prefer, Search
 
 GPUS = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "t4")
 MODELS = ("vit-b16", "vit-l16", "bert-base")
@@ -49,15 +50,22 @@ class Row:
     exact: bool | None
     needed_bytes: int | None
     step_seconds: float | None
+    step_seconds_low: float | None
+    step_seconds_high: float | None
     faults: tuple[str, ...]
 
 
-def dominates(way: Candidate, chosen: Candidate) -> bool:
+def counts(way: Candidate, prefer: Prefer) -> float:
+    """The seconds of a step that a preference compares."""
+    return way.slow if prefer == "balanced" and not way.exact else way.seconds
+
+
+def dominates(way: Candidate, chosen: Candidate, prefer: Prefer) -> bool:
     """Whether `way` is at most as approximate as `chosen`, and faster, or as fast and smaller."""
     if way.approximation > chosen.approximation:
         return False
     sizes = way.predicted.needed_bytes, chosen.predicted.needed_bytes
-    return (way.seconds, sizes[0]) < (chosen.seconds, sizes[1])
+    return (counts(way, prefer), sizes[0]) < (counts(chosen, prefer), sizes[1])
 
 
 def rows(gpu: str, model: str) -> Iterator[Row]:
@@ -71,18 +79,19 @@ def rows(gpu: str, model: str) -> Iterator[Row]:
         for prefer, chosen in found.items():
             if chosen is None:
                 faults = ["fitted in less memory"] if prefer in before else []
-                yield Row(gpu, gib, model, prefer, *[None] * 4, tuple(faults))
+                yield Row(gpu, gib, model, prefer, *[None] * 6, tuple(faults))
                 continue
             faults = [] if chosen.fits(gib << 30) else ["does not fit"]
             for way in search.rows:
-                if way.fits(gib << 30) and dominates(way, chosen):
+                if way.fits(gib << 30) and dominates(way, chosen, prefer):
                     faults.append(f"dominated by {way.label}")
-            if prefer in before and chosen.seconds > before[prefer].seconds:
+            if prefer in before and counts(chosen, prefer) > SAME * counts(before[prefer], prefer):
                 faults.append(f"slower than {before[prefer].label} in less memory")
             before[prefer] = chosen
             yield Row(
                 *(gpu, gib, model, prefer, chosen.label, chosen.exact),
                 *(chosen.predicted.needed_bytes, chosen.seconds),
+                *(chosen.predicted.step_seconds_low, chosen.slow),
                 tuple(faults),
             )
 

@@ -54,6 +54,13 @@ def ordered(cases: Iterable[str]) -> list[str]:
     )
 
 
+def ranged(row: Row, form: str, over: float = 1.0) -> str:
+    """The predicted seconds of a step over some others, from least to most if they differ."""
+    ends = (row.get(f"step_seconds_{end}", row["step_seconds"]) for end in ("low", "high"))
+    low, high = (format(seconds / over, form) for seconds in ends)
+    return low if low == high else f"{low} to {high}"
+
+
 def table(head: Cells, rows: Iterable[Cells]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

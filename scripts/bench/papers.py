@@ -323,6 +323,8 @@ def rows(table: Table, cache: Cache) -> Iterator[dict[str, Any]]:
             "saved_bytes": found.saved_bytes,
             "peak_bytes": found.peak_bytes,
             "step_seconds": found.step_seconds,
+            "step_seconds_low": found.step_seconds_low,
+            "step_seconds_high": found.step_seconds_high,
             "step_seconds_vs_full": found.step_seconds_vs_full,
             "error": None,
         }

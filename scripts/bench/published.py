@@ -30,7 +30,7 @@ from razorctl.memory import fake, tracker
 from razorctl.memory.trace_cache import Trace
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
-from razorctl.planning.candidates import seconds
+from razorctl.planning.times import on_card
 from razorctl.recipe import Recipe
 from razorctl.surgery.sparsify import sparsify
 
@@ -98,10 +98,10 @@ def predicted(row: Row) -> float:
     """The predicted rate of a row, in images per second."""
     gpu = gpus.load(row.gpu)
     if not row.model.startswith("vit"):
-        return row.batch / seconds(traced(row.model, row.phase, row.batch), gpu)
+        return row.batch / on_card(traced(row.model, row.phase, row.batch), gpu).likely
     few, more = SHALLOW
-    shallow = seconds(traced(row.model, row.phase, row.batch, depth=few), gpu)
-    deeper = seconds(traced(row.model, row.phase, row.batch, depth=more), gpu)
+    shallow = on_card(traced(row.model, row.phase, row.batch, depth=few), gpu).likely
+    deeper = on_card(traced(row.model, row.phase, row.batch, depth=more), gpu).likely
     return row.batch / (shallow + (_depth(row.model) - few) * (deeper - shallow) / (more - few))
 
 

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 
-from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, source, table
+from pages import GIB, HERE, MIB, RESULTS, ROOT, Row, label, load, ordered, ranged, source, table
 from quality import accuracies, branches, gradients, paper_figures, papers, way
 from times import frontiers, linear_layers, whole_steps
 
@@ -164,11 +164,12 @@ def choices() -> str:
             return ""
         if row["label"] is None:
             return "nothing fits"
-        return f"{row['label']}, {row['step_seconds']:.2f} s"
+        return f"{row['label']}, {ranged(row, '.2f')} s"
 
     verdict = "each fits, no listed way\ndominates one, and more memory makes none slower"
     return (
-        f"What `plan` chooses, and the predicted time of a step. {len(rows)} choices: "
+        "What `plan` chooses, and the predicted time of a step, a range where no card has run the "
+        f"kernels. {len(rows)} choices: "
         + (f"{len(faults)} are faulty" if faults else verdict)
         + f".\n{approximate} of them are approximate.\n\n"
         + source("choices", document)

@@ -37,7 +37,7 @@ from razorctl.memory import costs
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops import kernels
 from razorctl.planning import gpus
-from razorctl.planning.candidates import seconds
+from razorctl.planning.times import Seconds, on_card
 
 BATCH = 128
 DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
@@ -100,9 +100,9 @@ def counted(case: Case, batch: int, dot: bool) -> costs.Cost:
         return costs.cost(case.op._opoverload, args, {}, case.op(*args))
 
 
-def implied(cost: costs.Cost, gpu: gpus.Gpu) -> float:
-    """The seconds that `plan` predicts."""
-    return seconds(Trace(0, 0, 0, 0, 0, 0, cost.kernels, fused=False), gpu)
+def implied(cost: costs.Cost, gpu: gpus.Gpu) -> Seconds:
+    """The seconds on the card that `plan` predicts."""
+    return on_card(Trace(0, 0, 0, 0, 0, 0, cost.kernels, fused=False), gpu)
 
 
 def work(cost: costs.Cost) -> dict[str, int]:
@@ -228,7 +228,8 @@ def as_row(
         "of": case.of,
         **work(cost[True]),
         "before_8.0": None if before == work(cost[True]) else before,
-        "implied_seconds": times,
+        "implied_seconds": {name: taken.likely for name, taken in times.items()},
+        "implied_ranges": {name: (taken.low, taken.high) for name, taken in times.items()},
         "kernels": compiled.of(case),
         **attempt(case, batch, device),
     }
