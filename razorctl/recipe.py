@@ -126,8 +126,9 @@ class Recipe:
     def cosine(self, precision: str) -> float | None:
         """The measured cosine of the whole gradient to the exact one, at a precision of `Job`.
 
-        It is the least of the measured models, at the nearest measured ratio that is not smaller;
-        1 if the method is exact, None if it was not measured or the method is close at no ratio.
+        It is over that of `full`, so that what 16 bits round off themselves does not count; the
+        least of the measured models; at the nearest measured ratio that is not smaller. 1 if the
+        method is exact, None if it was not measured or the method is close at no ratio.
         """
         if not self.approximates and not self.int8_forward:
             return 1.0

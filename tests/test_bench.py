@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from razorctl import Recipe
 from razorctl.layers.linear import RazorLinear
 from razorctl.ops import kernels
 from razorctl.planning import gpus
@@ -273,3 +275,36 @@ def test_rows_compare_with_full_by_the_mean_of_the_seeds(accuracy):
     assert razor["delta_vs_full"] == pytest.approx(0)
     assert full["accuracy_mean"] == pytest.approx(0.99)
     assert full["accuracy_std"] == pytest.approx(0.01)
+
+
+def test_a_run_in_bf16_has_the_rate_that_was_found_in_fp32(accuracy):
+    for case in ("razor", "razor at 0.85"):  # the second was not run in fp32
+        assert accuracy.found_rates("fashion", case, "bf16", "cpu") == (3e-5,)
+    assert (
+        accuracy.found_rates("fashion", "razor", "fp32", "cpu") == accuracy.TASKS["fashion"].rates
+    )
+
+
+def test_gradients_in_bf16_are_compared_with_exact_ones_in_fp32():
+    pytest.importorskip("onnx")
+    import gradients
+
+    def load(_):
+        rows = {"images": torch.randn(32, 64), "labels": torch.arange(32) % 10}
+        return rows, rows
+
+    def build(_):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
+
+    task = gradients.Task(
+        *("tiny", "", (), build, load, lambda rows: rows["images"], torch.optim.SGD),
+        *({}, {}, ""),
+    )
+    wanted = [("fp32", Recipe("full")), ("bf16", Recipe("full")), ("bf16", Recipe("int8"))]
+    rows = list(gradients.measured(task, wanted, None, 2, 16))
+    exact, rounded, pruned = (row["closeness"]["all"]["cosine"] for row in rows)
+    assert exact == pytest.approx(1, abs=1e-12)
+    assert 0.95 < pruned < rounded < 1 - 1e-9
+    assert [row["precision"] for row in rows] == ["fp32", "bf16", "bf16"]
+    assert rows[1]["full_saved_bytes"] < 0.7 * rows[0]["full_saved_bytes"]

@@ -133,18 +133,24 @@ def test_a_forward_pass_in_int8_is_asked_for_and_its_gradient_is_not_called_clos
 
 
 def test_cosines_are_the_least_of_the_measured_ones():
-    """Of five tasks, all of which have to be measured."""
+    """Of five tasks, over that of `full`, whose rounding MobileNetV2 enlarges in 16 bits."""
     results = json.loads(Path("scripts/bench/results/gradients.json").read_text())
+    rows = [row for row in results["rows"] if not row["int8_forward"]]
+    rounded = {
+        (row["task"], row["precision"]): row["closeness"]["all"]["cosine"]
+        for row in rows
+        if row["method"] == "full"
+    }
     measured: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for row in results["rows"]:
-        if not row["int8_forward"] and row["method"] != "full":
-            ratio = 1.0 if row["ratio"] is None else row["ratio"]
-            of_method = measured.setdefault((row["method"], width(row["precision"])), {})
-            of_method.setdefault(ratio, []).append(row["closeness"]["all"]["cosine"])
+    for row in (row for row in rows if row["method"] != "full"):
+        cosine = row["closeness"]["all"]["cosine"]
+        cosine /= 1 if row["precision"] == "fp32" else rounded[row["task"], row["precision"]]
+        of_method = measured.setdefault((row["method"], width(row["precision"])), {})
+        of_method.setdefault(row["ratio"] or 1.0, []).append(min(cosine, 1.0))
     for name, method in METHODS.items():
-        for size in ("wide",):
+        for size in ("wide", "narrow"):
             found = measured.get((name, size), {})
-            least = {ratio: min(cosines) for ratio, cosines in found.items()}
+            least = {ratio: min(each) for ratio, each in found.items() if len(each) == 5}
             close = max(least.values(), default=0) >= CLOSE
             assert method.cosines.get(size, {}) == pytest.approx(least if close else {}, abs=5e-5)
 

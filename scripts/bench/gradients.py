@@ -330,6 +330,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     document = json.loads(args.out.read_text()) if args.out.exists() else {}
     document = {"rows": [], "random_rows": []} | document | describe()
+    new: list[dict[str, Any]] = []
     for name in args.tasks:
         part = "rows" if name in TASKS else "random_rows"
         known = {key(row): row for row in document[part]}
@@ -352,10 +353,11 @@ def main() -> None:
             for precision, recipe in wanted:
                 known.pop(key(named(name, precision, recipe)), None)
         for row in found:
+            new.append(row)
             known[key(row)] = row
             document[part] = [known[one] for one in sorted(known)]
             args.out.write_text(json.dumps(document, indent=2) + "\n")
-    Console().print(report([*document["rows"], *document["random_rows"]]))
+    Console().print(report(new))
 
 
 if __name__ == "__main__":
