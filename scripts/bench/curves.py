@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/curves.py [--check]
 
-The script reads results/accuracy-*.json and writes scripts/assets/curves-TASK-DEVICE.svg. Time is
+The script reads results/accuracy-*.json and writes scripts/assets/curves-*.svg. Time is
 in steps of `full`, measured in turns. `--check` draws nothing, and exits with 1 if a picture was
 drawn from other results.
 """
@@ -25,8 +25,8 @@ OTHERS = ("C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9")  # none is as re
 
 def picture(name: str) -> Path:
     """Where the picture of a results file is, whatever its date."""
-    _, task, device, *_ = name.split("-")
-    return ROOT / f"scripts/assets/curves-{task}-{device}.svg"
+    of, *_ = name.removeprefix("accuracy-").rsplit("-", 3)
+    return ROOT / f"scripts/assets/curves-{of}.svg"
 
 
 def drawn() -> list[str]:

@@ -306,6 +306,11 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def case_of(row: Row, ratio: float) -> str:
+    """The case of a row of gradients.json, which names its ratio if it is another one."""
+    return way(row) if row["ratio"] in (ratio, None) else f"{way(row)}, ratio {row['ratio']:g}"
+
+
 def front() -> str:
     """The table of README.md: what exact methods take, and what razor does."""
     memory, steps, cosines = load("memory"), load("step_cpu"), load("gradients")
@@ -317,24 +322,32 @@ def front() -> str:
     }
     times = {r["case"]: r["step_time_vs_full"] for r in steps["rows"]}
     close = {
-        way(r): r["closeness"]["all"]["cosine"]
+        (r["precision"], case_of(r, memory["ratio"])): r["closeness"]["all"]["cosine"]
         for r in cosines["rows"]
-        if r["task"] == "fashion" and r["ratio"] in (memory["ratio"], None)
+        if r["task"] == "fashion"
     }
-    ways = dict.fromkeys(("full", "accumulate 8", "checkpoint"), "exact")
-    ways |= {"lora": "of adapters alone"}
-    ways |= {method: f"{close[method]:.3f}" for method in ("backrazor", "razor")}
+    pruned = ("backrazor", "razor", "razor, ratio 0.85")
+    cases = ("full", "accumulate 8", "checkpoint", "lora", *pruned)
     times["accumulate 8"] = times["accumulate 2"]  # micro-batches of an eighth and of a quarter
+
+    def cells(precision: str, case: str) -> Iterator[str]:
+        yield f"{found[precision, case]:.2f} GiB"
+        if case in pruned:
+            yield f"{close[precision, case]:.3f}"
+        else:
+            yield "of adapters" if case == "lora" else "exact"
+
     return table(
-        ["ratio 0.9", "peak, fp32", "peak, bf16", "step on a CPU", "gradient"],
+        [
+            *("ratio 0.9", "peak, bf16", "gradient, bf16", "peak, fp32", "gradient, fp32"),
+            "step, fp32, on a CPU",
+        ],
         [
             [
-                label(case),
-                *(f"{found[precision, case]:.2f} GiB" for precision in ("fp32", "bf16")),
+                *(label(case), *cells("bf16", case), *cells("fp32", case)),
                 f"{times[case]:.2f}" if case in times else "not timed",
-                gradient,
             ]
-            for case, gradient in ways.items()
+            for case in cases
         ],
     )
 
