@@ -28,7 +28,7 @@ from razorctl.surgery.blocks import blocks, parameter_bytes
 from razorctl.surgery.of_job import OfJob
 
 if TYPE_CHECKING:
-    from razorctl.ops.triton.recorded import Launch
+    from razorctl.ops.triton.recorded import Card, Launch
 
 # Functions of layers that autocast runs in fp32 on CUDA but not on the CPU.
 SINGLE = (
@@ -138,27 +138,22 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
 
 
 def launches(
-    job: Job,
-    recipe: Recipe,
-    classes: int,
-    capability: int,
-    device: torch.device | None = None,
-    processors: int | None = None,
-) -> "list[Launch]":
-    """What the first micro-batch of such a step and the optimizer launch, as `Recording` notes it.
+    job: Job, recipe: Recipe, classes: int, *cards: "Card", device: torch.device | None = None
+) -> "dict[Card, list[Launch]]":
+    """What the first micro-batch of such a step and the optimizer launch on each of these cards.
 
-    processors: of a card that is not here, if they are known. Needs Triton, but no card. Raises as
-    `trace`.
+    cards: all from compute capability 8.0 on, or none. See `Recording`, which needs Triton, but no
+    card. Raises as `trace`.
     """
     from razorctl.ops.triton.gemm import tiles  # where there is no Triton, neither
-    from razorctl.ops.triton.recorded import PROCESSORS, Recording
+    from razorctl.ops.triton.recorded import Recording
 
-    card = capability, device, processors or PROCESSORS
-    with _prepared(job, recipe, classes, "cuda", bool(tiles(capability))) as it:
+    with _prepared(job, recipe, classes, "cuda", bool(tiles(cards[0].capability))) as it:
         mode, model, batch = fake.fake_copies(it.model, it.batch)
-        with _tracing(model, mode), Recording(*card) as recording:
+        with _tracing(model, mode), Recording(*cards, device=device) as recording:
             it.step(model, [batch], it.optimizer(model))
-    return recording.launches
+    found: dict[Card, list[Launch]] = recording.launches
+    return found
 
 
 @contextmanager

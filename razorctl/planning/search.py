@@ -62,6 +62,18 @@ def facts(job: Job) -> dict[str, Any]:
     }
 
 
+def depends(job: Job, recipe: Recipe, classes: int) -> list[Any]:
+    """What the trace of a step depends on, as a JSON value, so that similar jobs share it."""
+    return [
+        *(job.model, job.task, classes, job.input_size, job.micro_batch),
+        *(job.accumulate, job.buckets),
+        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        *(job.weights, job.optimizer_in_backward),
+        job.cuda_graphs,  # which keep gradients in memory
+        asdict(replace(recipe, seed=0)),
+    ]
+
+
 def traced(
     job: Job,
     recipe: Recipe,
@@ -75,16 +87,7 @@ def traced(
     dot: see `ops.kernels.assumed`.
     Raises UsageError for a recipe that the model cannot take.
     """
-    # Only what changes the trace of a step, so that similar jobs share it.
-    step = [
-        *(job.model, job.task, classes, job.input_size, job.micro_batch),
-        *(job.accumulate, job.buckets),
-        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-        *(job.weights, job.optimizer_in_backward),
-        job.cuda_graphs,  # which keep gradients in memory
-        asdict(replace(recipe, seed=0)),
-        *(device, dot),
-    ]
+    step = [*depends(job, recipe, classes), device, dot]
     document = cache.get("trace", *step)
     if document is None:
         from razorctl.planning import job_trace as tracing  # imports torch

@@ -33,6 +33,7 @@ from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
 from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step, waited
+from razorctl.training.precompiled import precompile
 from razorctl.training.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class Run(Iterator[Step]):
         inputs = self._of_job.inputs(self.model, self.device)
         self.full_saved_bytes = self._of_job.saved_bytes(self.model, inputs)
         self._sparsify(self.recovery.recipe)
-        if processes.first():
+        if processes.first():  # the others find in Triton's cache what it compiles
+            precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
             space.check(self.out, self.model, job, self.checkpoints)
         else:
             state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first

@@ -4,6 +4,8 @@ import math
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,3 +152,20 @@ def compiled(variant: Variant, capability: int) -> Compiled:
         ptx=kernel.asm["ptx"],
         cubin=kernel.asm["cubin"],
     )
+
+
+def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> None:
+    """Compiles variants for the card of this process into Triton's cache, where launches find them.
+
+    Threads share the work, most of which lets go of Python. Raises the first error of any, once the
+    others are compiled.
+    """
+    target = GPUTarget("cuda", capability, WARP)
+
+    def one(variant: Variant) -> None:
+        triton.compile(variant.source(target), target=target, options=variant.options)
+
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(one, variant) for variant in variants]
+    for each in done:
+        each.result()

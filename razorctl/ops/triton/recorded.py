@@ -2,10 +2,9 @@
 
 import pkgutil
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +15,30 @@ from triton.runtime.jit import create_function_from_signature
 
 import razorctl.ops.triton
 from razorctl.ops import kernels
-from razorctl.ops.triton.launch import WARP, Kernel, Recorder, count_processors, recorded_by
+from razorctl.ops.triton.launch import (
+    WARP,
+    Kernel,
+    Recorder,
+    capability,
+    count_processors,
+    recorded_by,
+    recorder,
+)
 from razorctl.ops.triton.variants import CONSTANT, Variant
 
 PROCESSORS = 128  # of a card of which only the capability is known
+
+
+class Card(NamedTuple):
+    """What launches depend on: compute capability (75, 80, ...) and number of multiprocessors."""
+
+    capability: int
+    processors: int = PROCESSORS
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Card":
+        """The card that is there."""
+        return cls(capability(device), count_processors(device))
 
 
 @dataclass(frozen=True)
@@ -50,51 +69,50 @@ class _Pointer:
 
 
 class Recording(TorchDispatchMode):
-    """Inside it, ops on fake or meta tensors note what they would launch on a card.
+    """Inside it, ops on fake or meta tensors note what they would launch on cards.
 
     Their results are as without it, and nothing is launched. Where several ways lead to the same
     result and `device` has not chosen yet, which times them all, all of them are noted.
-    `kernels.assumed` must say the same of the card.
+    `kernels.assumed` must say the same of the cards.
 
-    capability: compute capability of the card: 75, 80, ... device: where it is, if it is here.
-    processors: multiprocessors that it has, if it is not. launches: in their order.
+    device: where the only card is, if it is here. launches: for each card, in their order.
     """
 
-    def __init__(
-        self, capability: int, device: torch.device | None = None, processors: int = PROCESSORS
-    ) -> None:
+    def __init__(self, *cards: Card, device: torch.device | None = None) -> None:
         super().__init__()
         for _, name, _ in pkgutil.iter_modules(razorctl.ops.triton.__path__):
             import_module(f"razorctl.ops.triton.{name}")  # registers its kernels
-        self.launches: list[Launch] = []
-        processors = processors if device is None else count_processors(device)
-        self._recorder = Recorder(capability, processors, device, self._note)
-        self._backend = make_backend(GPUTarget("cuda", capability, WARP))
+        self.launches: dict[Card, list[Launch]] = {card: [] for card in cards}
+        self._recorders = {card: Recorder(*card, device, self._note) for card in cards}
+        self._backend = make_backend(GPUTarget("cuda", cards[0].capability, WARP))
         self._binders: dict[str, Any] = {}
-        self._op = ""
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> "Recording":
-        stack = ExitStack()
-        stack.enter_context(recorded_by(self._recorder))
-        self._entered.append(stack)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._entered.pop().close()
+        self._op, self._found = "", list[Launch]()
+        # A step calls an op many times with equal shapes, each of which launches the same.
+        self._known: dict[Any, dict[Card, list[Launch]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         op = func._schema.name.removeprefix("razorctl::")  # others keep their namespace
         run = kernels.REGISTERED.get((op, "cuda"))
         if run is not None and kernels.wanted():
-            before, self._op = self._op, op
-            with self:
-                run(*_all_arguments(func, args, kwargs))
-            self._op = before
+            given = _all_arguments(func, args, kwargs)
+            if recorder() is not None:  # the kernel of another op calls it
+                run(*given)
+            else:
+                self._record(op, run, given)
         return func(*args, **kwargs)
+
+    def _record(self, op: str, run: kernels.Registered, args: list[Any]) -> None:
+        """Notes what an op launches."""
+        key = op, *map(_kind, args)
+        if key not in self._known:
+            self._op, self._known[key] = op, {}
+            for card, own in self._recorders.items():
+                self._found = self._known[key][card] = []
+                with self, recorded_by(own):
+                    run(*args)
+        for card, found in self._known[key].items():
+            self.launches[card] += found
 
     def _note(
         self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Any, ...], settings: dict[str, Any]
@@ -124,7 +142,16 @@ class Recording(TorchDispatchMode):
             name: tuple(a.shape) if isinstance(a, Tensor) else a
             for name, a in zip(kernel.arg_names, args, strict=False)
         }
-        self.launches.append(Launch(self._op, variant, grid, arguments, self._recorder.trial))
+        now = recorder()
+        assert now is not None
+        self._found.append(Launch(self._op, variant, grid, arguments, now.trial))
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument settles what is launched."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.storage_offset(), value.dtype
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _all_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

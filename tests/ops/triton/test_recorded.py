@@ -14,12 +14,13 @@ from triton.runtime import driver
 
 from razorctl.job import Job
 from razorctl.ops import gemm, kernels, norm, quantize
-from razorctl.ops.triton import compiled, launch
-from razorctl.ops.triton.recorded import Recording, distinct
+from razorctl.ops.triton import compiled, launch, tuning
+from razorctl.ops.triton.recorded import Card, Recording, distinct
 from razorctl.planning import job_trace
 from razorctl.recipe import Recipe
 
 CARD = GPUTarget("cuda", 89, 32)
+ADA = Card(89)
 
 
 @pytest.fixture
@@ -41,13 +42,13 @@ def test_ops_note_launches_and_return_what_they_return():
     with FakeTensorMode(), kernels.assumed(True):
         x, weight = torch.empty(300, 64), torch.empty(64)
         want = norm.norm_quantize(x, weight, weight, 1e-6, True, 2, 300, torch.bfloat16)
-        with Recording(89) as recording:
+        with Recording(ADA) as recording:
             got = norm.norm_quantize(x, weight, weight, 1e-6, True, 2, 300, torch.bfloat16)
             torch.relu(x)
     assert shapes(got) == shapes(want)
-    names = [one.variant.kernel.__name__ for one in recording.launches]
+    names = [one.variant.kernel.__name__ for one in recording.launches[ADA]]
     assert names == ["statistics_kernel", "quantize_long_tile"]
-    last = recording.launches[1]
+    last = recording.launches[ADA][1]
     assert (last.op, last.grid) == ("norm_quantize", (1,))
     assert last.arguments["x"] == (300, 64)
     assert last.variant.signature["y"] == "*bf16"
@@ -56,25 +57,41 @@ def test_ops_note_launches_and_return_what_they_return():
 
 
 def test_an_op_whose_kernel_does_not_take_its_arguments_notes_what_its_body_launches():
-    with FakeTensorMode(), kernels.assumed(True), Recording(89) as recording:
+    with FakeTensorMode(), kernels.assumed(True), Recording(ADA) as recording:
         quantize.quantize(torch.empty(40, 12), 4, 40)
-    assert recording.launches == []
+    assert recording.launches == {ADA: []}
 
 
 @pytest.mark.parametrize(("capability", "tiles"), [(75, 0), (89, 5)])
 def test_all_ways_that_a_card_would_time_are_noted(capability, tiles):
-    with FakeTensorMode(), kernels.assumed(bool(tiles)), Recording(capability) as recording:
+    with FakeTensorMode(), kernels.assumed(bool(tiles)), Recording(Card(capability)) as recording:
         a, b = torch.empty(64, 128, dtype=torch.int8), torch.empty(32, 128, dtype=torch.int8)
         gemm.scaled_gemm(a, b, torch.empty(64, 1), torch.empty(32), torch.float32)
-    names = [one.variant.kernel.__name__ for one in recording.launches]
+    found = recording.launches[Card(capability)]
+    names = [one.variant.kernel.__name__ for one in found]
     assert names == ["scaled_gemm_kernel"] * tiles + ["epilogue_kernel"]
-    assert [one.trial for one in recording.launches] == [i > 0 for i in range(tiles + 1)]
-    assert len(distinct(recording.launches * 2)) == tiles + 1
+    assert [one.trial for one in found] == [i > 0 for i in range(tiles + 1)]
+    assert len(distinct(found * 2)) == tiles + 1
 
 
 def forget(kernel, monkeypatch):
     """Lets a kernel ask the driver again, and compile again."""
     monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+
+
+def test_of_several_ways_only_that_is_noted_which_a_card_has_chosen(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(tuning, "_card", str)
+
+    def chosen(card):
+        return {"scaled_gemm 64x32x128 4": "cublas"} if card == str(device) else {}
+
+    monkeypatch.setattr(tuning, "_chosen", chosen)
+    with FakeTensorMode(), kernels.assumed(True), Recording(ADA, device=device) as recording:
+        a, b = torch.empty(64, 128, dtype=torch.int8), torch.empty(32, 128, dtype=torch.int8)
+        gemm.scaled_gemm(a, b, torch.empty(64, 1), torch.empty(32), torch.float32)
+    names = [one.variant.kernel.__name__ for one in recording.launches[ADA]]
+    assert names == ["epilogue_kernel"]
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +102,13 @@ def step():  # vit-micro needs no file
     def noted(self, kernel, grid, args, settings):
         note(self, kernel, grid, args, settings)
         stand_ins = [triton.MockTensor(a.dtype) if torch.is_tensor(a) else a for a in args]
-        asked.append((self.launches[-1].variant, stand_ins, settings))
+        asked.append((self._found[-1].variant, stand_ins, settings))
 
     job = Job("vit-micro", "random", batch_size=32, precision="bf16", optimizer="sgd")
     job = replace(job, learning_rate=1e-3, weight_decay=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recording, "_note", noted)
-        job_trace.launches(job, Recipe("razor", 0.9), 10, 89)
+        job_trace.launches(job, Recipe("razor", 0.9), 10, ADA)
     return asked
 
 

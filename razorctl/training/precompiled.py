@@ -1,0 +1,67 @@
+"""Compiles the kernels of a run before its first step, which would wait for one after the other."""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from razorctl.job import Job
+from razorctl.memory.trace_cache import Cache
+from razorctl.ops import kernels
+from razorctl.planning import job_trace
+from razorctl.planning.search import depends
+from razorctl.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+
+def precompile(
+    job: Job,
+    recipe: Recipe,
+    classes: int,
+    device: torch.device,
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Compiles in threads what a step of a resolved job launches on a CUDA card.
+
+    The step is traced, as `plan` does, and its launches are recorded. Triton keeps on disk what it
+    compiles, so this is done once for a job on a kind of card; what the trace does not foresee is
+    compiled where it is launched. Whatever fails here is one warning, and training goes on.
+    progress: told how many kernels are compiled, before they are.
+
+    Untried on a card. Without one, a test sees that Triton finds what was compiled.
+    """
+    if device.type != "cuda" or not kernels.fused(device) or find_spec("triton") is None:
+        return
+    try:
+        _precompile(job, recipe, classes, device, progress)
+    except Exception as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("kernels are compiled in the first step, and not all before it: %s", why)
+
+
+def _precompile(
+    job: Job,
+    recipe: Recipe,
+    classes: int,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> None:
+    import triton
+
+    from razorctl.ops.triton.compiled import compile_all
+    from razorctl.ops.triton.recorded import Card, distinct
+
+    card, cache = Card.of(device), Cache()
+    name: list[Any] = ["compiled", triton.__version__, *card, *depends(job, recipe, classes)]
+    if cache.get(*name):
+        return
+    launches = job_trace.launches(job, recipe, classes, card, device=device)[card]
+    variants, threads = distinct(launches), os.cpu_count() or 1
+    if variants:
+        progress(f"compiling {len(variants)} kernels")
+        compile_all(variants, card.capability, threads)
+    cache.put(len(variants), *name)

@@ -1,0 +1,65 @@
+"""What a step launches is compiled before it, once. There is no card, so another stands for it."""
+
+import logging
+
+import pytest
+import torch
+
+from razorctl.job import Job
+from razorctl.ops import kernels
+from razorctl.ops.triton import compiled, recorded
+from razorctl.planning import job_trace
+from razorctl.recipe import Recipe
+from razorctl.training.precompiled import precompile
+
+CARD = torch.device("cuda", 0)
+RECIPE = Recipe("razor", 0.9)
+
+
+@pytest.fixture
+def job():
+    found = Job("vit-micro", "random", batch_size=32, precision="bf16")
+    return found.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 100)
+
+
+@pytest.fixture
+def card(shallow, tmp_path, monkeypatch):
+    """What is compiled, each as (variants, capability)."""
+    done = []
+    monkeypatch.setattr("razorctl.folders.cache", lambda: tmp_path)
+    monkeypatch.setattr(recorded.Card, "of", lambda device: recorded.Card(89))
+    monkeypatch.setattr(compiled, "compile_all", lambda *args: done.append(args[:2]))
+    return done
+
+
+def test_a_job_is_compiled_once(card, job):
+    lines = []
+    for _ in range(2):
+        precompile(job, RECIPE, 10, CARD, lines.append)
+    ((variants, capability),) = card
+    assert capability == 89
+    assert lines == [f"compiling {len(variants)} kernels"]
+    names = {variant.kernel.__name__ for variant in variants}
+    assert {"quantize_tile", "norm_grad_kernel"} <= names
+    precompile(job, Recipe("razor", 0.5), 10, CARD)
+    assert len(card) == 2
+
+
+def test_what_fails_is_one_warning(card, job, monkeypatch, caplog):
+    def fails(*args, **settings):
+        raise RuntimeError("no such instruction\nmore")
+
+    for place, name in ((compiled, "compile_all"), (job_trace, "launches")):
+        monkeypatch.setattr(place, name, fails)
+        with caplog.at_level(logging.WARNING):
+            precompile(job, RECIPE, 10, CARD)
+        (record,) = caplog.records
+        assert record.getMessage().endswith("not all before it: no such instruction")
+        caplog.clear()
+
+
+@pytest.mark.parametrize("without", ["card", "kernels"])
+def test_nothing_is_compiled_without_kernels(without, card, job, monkeypatch):
+    monkeypatch.setattr(kernels, "_wanted", without != "kernels")
+    precompile(job, RECIPE, 10, torch.device("cpu") if without == "card" else CARD)
+    assert not card
