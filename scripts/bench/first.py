@@ -27,7 +27,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload("vit_base_patch16_224", 32, ("bf16",), turns=1, steps=2)
 FULL, TORCH = "full", "razor, PyTorch operations"
-MOST = 16  # processes that compile
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -67,18 +65,14 @@ def runs() -> Iterator[Run]:
 def compiled(workload: Workload) -> dict[str, Any]:
     """Compiles what the steps of all runs launch on the current card, and says what failed.
 
-    In processes, as most of a compilation holds Python's lock. They see no card: none needs it, and
-    each would take memory of it.
+    In processes, which leave CUDA alone: most of a compilation holds Python's lock.
     """
-    start = time.perf_counter()
-    major, minor = torch.cuda.get_device_capability()
+    start, fork = time.perf_counter(), multiprocessing.get_context("fork")
+    with fork.Pool(1) as apart:
+        major, minor = apart.apply(torch.cuda.get_device_capability)
     capability = 10 * major + minor
     cases = {run.case.recipe: run for run in runs() if METHODS[run.case.recipe.method].prunes}
-    apart = multiprocessing.get_context("spawn")  # what CUDA has set up here cannot be forked
-    with (
-        mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}),
-        apart.Pool(min(MOST, len(os.sched_getaffinity(0)))) as pool,
-    ):
+    with fork.Pool(len(os.sched_getaffinity(0)), torch.set_num_threads, (1,)) as pool:
         recorded = partial(_recorded, workload.batch_size, capability)
         found = {repr(each): each for part in pool.map(recorded, cases, 1) for each in part}
         seconds = time.perf_counter() - start
@@ -114,9 +108,9 @@ def _compiled(capability: int, variant: "Variant") -> str | None:
     import triton
     from triton.backends.nvidia.driver import CudaLauncher
 
+    module, name = variant.kernel
+    variant = replace(variant, kernel=getattr(import_module(module), name))
     try:
-        module, name = variant.kernel
-        variant = replace(variant, kernel=getattr(import_module(module), name))
         target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
         made = triton.compile(variant.source(target), target=target, options=variant.options)
     except Exception as error:

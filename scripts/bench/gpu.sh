@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a CUDA card says of razorctl, in under 8 minutes: of each part a JSON file and a short table.
+# What a CUDA card says of razorctl, in under 8 minutes: a JSON file for each part, a short table.
 #
 #     scripts/bench/gpu.sh [OUT]
 #     scripts/bench/gpu.sh --smoke [OUT]    rehearses on a CPU, with tiny models
@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 declare -A END=(  # seconds after the start
-  [first]=110 [layers]=160 [kernels]=230 [step]=345 [linear]=370 [frontier]=415 [roofline]=460
+  [first]=90 [layers]=145 [kernels]=220 [step]=340 [linear]=365 [frontier]=410 [roofline]=460
 )
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
@@ -51,7 +51,6 @@ part() {
     tail -n 15 "$out/part.log" >&2
   fi
   rm "$out/part.log"
-  "$PYTHON" scripts/bench/summary.py "$out/${name}_$kind.json" || failed=1
 }
 
 left() { # NAME: the seconds until the end of a part
@@ -85,4 +84,5 @@ turns step
 turns linear
 turns frontier
 if [[ $kind == cuda ]]; then bench roofline --device cuda; else bench roofline --smoke; fi
+"$PYTHON" scripts/bench/summary.py "$out" "$kind"
 exit "$failed"

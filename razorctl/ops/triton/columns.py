@@ -13,6 +13,7 @@ from razorctl.ops.triton.variants import Variant
 
 TILE = {"ROWS": 16, "COLUMNS": 128}
 WARPS, STAGES = 4, 2
+REGISTERS = 64  # of a thread: without a limit ptxas may take 48 and spill
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,7 +40,7 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
     grid = (cdiv(len(x), TILE["ROWS"]), cdiv(len(index), TILE["COLUMNS"]))
     gather_kernel[grid](
         x.view(integers), index, out.view(integers), *out.shape, x.stride(0), x.stride(1),
-        **TILE, num_warps=WARPS, num_stages=STAGES,
+        **TILE, num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
     return out
 
@@ -53,6 +54,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         yield Variant(
             gather_kernel, signature, TILE | {"column_stride": 1}, WARPS, STAGES,
             f"gather_columns i{bits}", unaligned=("rows", "columns"),
+            most_registers=REGISTERS,
         )  # fmt: skip
 
 

@@ -1,0 +1,66 @@
+"""What the default jobs launch on cards, recorded from their steps."""
+
+from contextlib import nullcontext
+from functools import cache
+
+from razorctl.job import Job
+from razorctl.models import transformers
+from razorctl.models.transformers.known import DECODER, KNOWN
+from razorctl.ops.triton.recorded import Card, Launch, distinct
+from razorctl.ops.triton.variants import DTYPES, Variant
+from razorctl.planning import job_trace
+from razorctl.recipe import Recipe
+from tests.models import registered
+
+CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capabilities of the presets
+JOBS = {  # model, rows, recipe
+    "vit": ("vit-b16", 32, Recipe("razor", 0.9)),
+    "vit in int8": ("vit-b16", 32, Recipe("razor", 0.5, int8_forward=True)),
+    "vit of the papers": ("vit-b16", 32, Recipe("prebackrazor++", 0.9)),
+    "bert": ("bert-base", 32, Recipe("razor", 0.9)),
+    "decoder": ("decoder", 4, Recipe("razor", 0.9)),
+    "cnn": ("timm:resnet18", 32, Recipe("razor", 0.5)),
+}
+# SmolLM2, cut to four of its layers.
+SMOL = KNOWN["smollm2-135m"]["config"] | {"num_hidden_layers": 4}
+
+
+@cache
+def launched(name: str) -> dict[int, list[Launch]]:
+    """By card, what a step of the job of that name launches: in bf16, on Turing in fp16."""
+    model, rows, recipe = JOBS[name]
+    decoder = transformers.from_hub("decoder", "four layers", "nobody/decoder", SMOL, DECODER)
+    found: dict[int, list[Launch]] = {}
+    with registered(decoder) if model == "decoder" else nullcontext():
+        for cards, precision in (((75,), "fp16"), (CARDS[1:], "bf16")):
+            task = "causal-lm" if model == "decoder" else None
+            job = Job(model, "random", batch_size=rows, precision=precision, task=task)
+            job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 100)
+            launches = job_trace.launches(job, recipe, 100, *map(Card, cards))
+            found |= {card.capability: launches[card] for card in launches}
+    return found
+
+
+def compilations(card: int) -> list[Variant]:
+    """What all of JOBS compile for a card, without what is sure to take less than another.
+
+    That is, of launches that differ only in which numbers are multiples of 16, all but one with
+    least multiples; and of products in the same tiles all but one of most operands and bytes.
+    """
+    every = distinct(launch for name in JOBS for launch in launched(name)[card])
+    most: dict[object, Variant] = {}
+    for variant in sorted(every, key=_demand):
+        key: tuple[object, ...] = variant.key[0], variant.key[2], variant.key[4]
+        if variant.kernel.__name__ == "scaled_gemm_kernel":
+            key = key[0], *(variant.constexprs[n] for n in ("BM", "BN", "BK")), key[2]
+        else:
+            key = *key, variant.key[1]
+        most[key] = variant
+    return list(most.values())
+
+
+def _demand(variant: Variant) -> tuple[int, int, int]:
+    """Pointers, bytes of what they point to, and arguments that are no multiples of 16."""
+    pointers = [kind[1:] for kind in variant.signature.values() if kind[0] == "*"]
+    sizes = (DTYPES[kind].itemsize for kind in pointers if kind in DTYPES)
+    return len(pointers), sum(sizes), len(variant.unaligned)
