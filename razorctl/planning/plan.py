@@ -62,7 +62,8 @@ class Plan:
         rival = "nothing exact fits"
         if exact is not None:
             rival = f"{_times(exact.seconds, self.chosen)} as fast as {exact.label}"
-        return f"{rival}, and its gradient was measured to be close to the exact one"
+        close = f"a cosine of {self.chosen.cosine:.3f} or more to the exact one"
+        return f"{rival}, and its gradient was measured in {self.job.precision} at {close}"
 
     @property
     def command(self) -> str:
@@ -132,6 +133,7 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "micro_batch": replace(job, accumulate=way.accumulate).micro_batch,
         "accumulate": way.accumulate,
         "exact": way.exact,
+        "cosine": way.cosine,
         "fits": way.fits(budget),
         "recipe": asdict(replace(recipe, seed=job.seed)),
         "predicted": asdict(way.predicted),
@@ -190,7 +192,7 @@ def plan(
     - `exact` takes the fastest exact way that fits.
     - `balanced` takes an approximate way instead if it is predicted to take at least 5 % less time,
       at the slow end of the range of its time, and its gradient was measured at a cosine of 0.98 or
-      more.
+      more at the job's precision.
     - `fast` takes the way with the least predicted time, with razor up to the job's `max_ratio`. At
       ratio 0.9 it may add what cost no more accuracy in fine-tuning than seeds differ by
       (scripts/bench/README.md): the int8 forward pass, and for encoders that classify texts a

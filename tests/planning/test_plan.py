@@ -10,6 +10,7 @@ import pytest
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache, Kernel, Trace, dump, load
+from razorctl.methods import METHODS
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
 from razorctl.planning.plan import Plan, plan, read
@@ -49,6 +50,14 @@ def test_the_largest_ratio_bounds_the_search(cache):
     ratios = {way.recipe.ratio for way in found.candidates if way.recipe.method == "razor"}
     assert ratios
     assert max(ratios) <= 0.8
+
+
+def test_the_reason_names_the_cosine_of_the_precision(cache):
+    found = planned(cache, job=replace(JOB, precision="bf16"), recipe=Recipe(ratio=0.5))
+    chosen = replace(found, prefer="balanced", others={"exact": None})
+    cosine = METHODS["razor"].cosines["narrow"][0.5]
+    assert f"measured in bf16 at a cosine of {cosine:.3f} or more" in chosen.reason
+    assert chosen.document()["chosen"]["cosine"] == cosine
 
 
 def test_the_command_has_every_digit(cache):
