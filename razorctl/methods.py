@@ -170,7 +170,7 @@ METHODS: dict[str, Method] = {
             attention="sparse-flash",
             ratio="nothing",
             skip_last_linear=True,
-            cosines={"wide": {1: 1.0}},
+            cosines={"wide": {1: 1.0}, "narrow": {1: 1.0}},
         ),
         Method(
             "int8",
@@ -181,7 +181,7 @@ METHODS: dict[str, Method] = {
             int8=True,
             ratio="nothing",
             skip_last_linear=True,
-            cosines={"wide": {1: 0.9991}},
+            cosines={"wide": {1: 0.9991}, "narrow": {1: 0.9991}},
         ),
         Method(
             "int2",
@@ -202,7 +202,14 @@ METHODS: dict[str, Method] = {
             ratio="bytes",
             skip_last_linear=True,
             cosines={
-                "wide": {0.5: 0.9991, 0.75: 0.9991, 0.9: 0.9872},
+                "wide": {
+                    0.5: 0.9991,
+                    0.75: 0.9991,
+                    0.8: 0.9991,
+                    0.85: 0.999,
+                    0.88: 0.9965,
+                    0.9: 0.9872,
+                },
                 "narrow": {
                     0.5: 0.9991,
                     0.75: 0.9989,
