@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/bench/curves.py [--check]
 
-The script reads results/accuracy-*.json and writes scripts/assets/curves-*.svg. Time is
-in steps of `full`, measured in turns. `--check` draws nothing, and exits with 1 if a picture was
-drawn from other results.
+The script reads results/accuracy-*.json and writes scripts/assets/curves-*.svg. Time is in steps of
+`full`, measured in turns; what was not timed is drawn by steps alone. `--check` draws nothing, and
+exits with 1 if a picture was drawn from other results.
 """
 
 import argparse
@@ -70,10 +70,16 @@ def draw(name: str) -> None:
 
     document = load(name)
     metric = document["rows"][0]["metric"].replace("_", " ")
-    figure, (loss, by_step, by_time) = plt.subplots(1, 3, figsize=SIZE, layout="constrained")
+    found = lines(document)
+    timed = any(line["time"] is not None for line in found)
+    width, height = SIZE
+    size = (width if timed else 2 / 3 * width, height)
+    figure, (loss, by_step, *by_time) = plt.subplots(
+        1, 3 if timed else 2, figsize=size, layout="constrained"
+    )
     others = cycle(OTHERS)
-    for line in lines(document):
-        case, time = line["case"], line["time"]
+    for line in found:
+        case, time = line["case"], line["time"] if timed else 1.0
         style: dict[str, Any] = {"linewidth": 2 if case == "razor" else 1, "label": case}
         style["color"] = COLORS.get(case) or next(others)
         steps, values = zip(*line["curve"], strict=True)
@@ -82,11 +88,13 @@ def draw(name: str) -> None:
         if time is not None:
             at = [LOSS_EVERY * i * time for i in range(len(line["losses"]))]
             loss.plot(at, line["losses"], **style)
-            by_time.plot([step * time for step in steps], values, **mark)
+            for axes in by_time:
+                axes.plot([step * time for step in steps], values, **mark)
+    unit = "time, steps of full" if timed else "steps"
     for axes, x, y in (
-        (loss, "time, steps of full", "training loss"),
+        (loss, unit, "training loss"),
         (by_step, "steps", f"validation {metric}"),
-        (by_time, "time, steps of full", f"validation {metric}"),
+        *((axes, unit, f"validation {metric}") for axes in by_time),
     ):
         axes.set_xlabel(x)
         axes.set_ylabel(y)
