@@ -28,7 +28,7 @@ MOST_PARTS, FEWEST_TERMS, BUSY = 8, 1024, 0.8
 
 # Seconds of the host for a call of an operation of PyTorch and of an op of razorctl, each with the
 # modules and autograd around it, and for a launch by the driver, which the measurement leaves out.
-CALL, OP = 10e-6, 65e-6
+CALL, OP = 9e-6, 45e-6
 DRIVER = 3e-6
 GRAPH = 50e-6  # of the replay of a CUDA graph, with what it copies before
 # The time of other hosts over that of the measured one, at least and at most: an assumption.
