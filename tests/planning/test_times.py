@@ -92,3 +92,9 @@ def test_with_cuda_graphs_the_host_replays_a_graph_for_each_micro_batch():
     step = trace({Kernel("fp32", 0, 10**6): 100}, Calls(1000, 100), Calls(5, 0))
     assert on_host(step, graphs=2).likely == pytest.approx(2 * GRAPH + 5 * (CALL + DRIVER))
     assert on_host(step, graphs=2).likely < 0.1 * on_host(step).likely
+
+
+def test_sums_are_split_as_the_kernels_split_them():
+    gemm = pytest.importorskip("razorctl.ops.triton.gemm")
+    names = ("MOST_PARTS", "FEWEST_TERMS", "BUSY")
+    assert [getattr(times, name) for name in names] == [getattr(gemm, name) for name in names]

@@ -216,8 +216,7 @@ def test_an_int8_forward_pass_is_counted(small, monkeypatch):
     monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
     job = replace(JOB, batch_size=16, precision="bf16")  # so that no terms are added to sums
     plain, int8 = (
-        tracing.trace(job, Recipe(ratio=0.5, int8_forward=forward), 5)
-        for forward in (False, True)
+        tracing.trace(job, Recipe(ratio=0.5, int8_forward=forward), 5) for forward in (False, True)
     )
 
     def operations(trace: Trace, precision: str) -> int:
