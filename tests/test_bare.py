@@ -93,3 +93,28 @@ def test_a_bare_machine(code, tmp_path):
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
+
+
+def test_gpu_sh_runs_what_matters_first_and_goes_on_after_a_failure(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n')
+    python.chmod(0o755)
+    calls = tmp_path / "calls"
+    environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls)}
+    command = ["bash", str(ROOT / "scripts/bench/gpu.sh"), "--smoke", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ran = [line.split() for line in calls.read_text().splitlines()]
+    assert [Path(words[0]).stem for words in ran if "summary" not in words[0]] == [
+        *("first", "-m", "-m", "step", "linear", "frontier", "roofline")
+    ]
+    assert [words[-1] for words in ran if "summary" in words[0]] == [
+        str(tmp_path / f"out/{part}_cpu.json")
+        for part in ("first", "layers", "kernels", "step", "linear", "frontier", "roofline")
+    ]
+    python.write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n[ "$1" != scripts/bench/first.py ]\n')
+    calls.unlink()
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "first failed" in done.stderr
+    assert len(calls.read_text().splitlines()) == len(ran)

@@ -151,6 +151,32 @@ def test_roofline_knows_what_each_kernel_launches(roofline):
                 assert len(labels) == (1 if capability == 75 else 6), case
 
 
+def test_the_preset_of_a_card_is_found_by_what_torch_says(roofline, monkeypatch):
+    card = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=int(79.2 * 2**30))
+    card.major, card.minor = 9, 0
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert roofline.preset() == gpus.load("h100-80gb")
+
+
+def test_what_first_launches_is_compiled_in_other_processes(monkeypatch, tmp_path):
+    """Kernels go there by name, and keys of Triton's cache are those of launches there too."""
+    triton = pytest.importorskip("triton")
+    import first
+
+    from razorctl.ops.triton.recorded import Card
+
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    variants = first._recorded(2, Card(90), Recipe("int2"))
+    sent = pickle.loads(pickle.dumps(variants))
+    assert sent == variants
+    assert {v.kernel[0].rpartition(".")[2] for v in sent} >= {"norm", "activation", "quantize"}
+    assert first._compiled(90, sent[0]) is None
+    assert list(tmp_path.glob("*/*.cubin"))
+    module, name = sent[0].kernel
+    assert "AttributeError" in first._compiled(90, replace(sent[0], kernel=(module, f"no_{name}")))
+
+
 def test_roofline_writes_what_it_counts(roofline, monkeypatch, tmp_path):
     pytest.importorskip("triton")
     document = run(roofline, monkeypatch, tmp_path)

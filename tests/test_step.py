@@ -204,11 +204,12 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
         },
         "step": about | {"rows": [turns.as_row(run, group) for run in group]},
     }
-    lines = [line.split() for line in module("summary").text(found)]
+    text = module("summary").text
+    lines = [line.split() for part in found.items() for line in text(*part)]
     assert ["razor", "0.9800", "-", "0.500", "gemm", "by", "cublas:", "no"] in lines
     assert ["layers:", "1", "passed,", "1", "failed"] in lines
     assert ["b:", "2"] in lines
-    assert ["==", "step,", "a", "card"] in lines
+    assert ["a", "card"] in lines
     assert ["razor", "at", "0.5", "fp32", "0.50"] in lines
     assert ["int8", "at", "0.5", "fp32", "-", "too", "large"] in lines
     assert ["full", "fp32", "1.00", "-", "100.0", "3"] in lines

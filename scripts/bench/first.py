@@ -21,12 +21,12 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -42,10 +42,12 @@ from razorctl.ops import kernels
 from razorctl.planning import job_trace
 
 if TYPE_CHECKING:
+    from razorctl.ops.triton.recorded import Card
     from razorctl.ops.triton.variants import Variant
 
 WORKLOAD = Workload("vit_base_patch16_224", 32, ("bf16",), turns=1, steps=2)
 FULL, TORCH = "full", "razor, PyTorch operations"
+MOST = 16  # processes that compile
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -65,21 +67,25 @@ def runs() -> Iterator[Run]:
 def compiled(workload: Workload) -> dict[str, Any]:
     """Compiles what the steps of all runs launch on the current card, and says what failed.
 
-    In processes, which leave CUDA alone: most of a compilation holds Python's lock.
+    In processes, as most of a compilation holds Python's lock. They see no card: none needs it, and
+    each would take memory of it.
     """
-    start, fork = time.perf_counter(), multiprocessing.get_context("fork")
-    with fork.Pool(1) as apart:
-        major, minor = apart.apply(torch.cuda.get_device_capability)
-    capability = 10 * major + minor
+    from razorctl.ops.triton.recorded import Card
+
+    start, card = time.perf_counter(), Card.of(torch.device("cuda"))
     cases = {run.case.recipe: run for run in runs() if METHODS[run.case.recipe.method].prunes}
-    with fork.Pool(len(os.sched_getaffinity(0)), torch.set_num_threads, (1,)) as pool:
-        recorded = partial(_recorded, workload.batch_size, capability)
+    apart = multiprocessing.get_context("spawn")  # what CUDA has set up here cannot be forked
+    with (
+        mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}),
+        apart.Pool(min(MOST, len(os.sched_getaffinity(0)))) as pool,
+    ):
+        recorded = partial(_recorded, workload.batch_size, card)
         found = {repr(each): each for part in pool.map(recorded, cases, 1) for each in part}
         seconds = time.perf_counter() - start
-        made = pool.imap_unordered(partial(_compiled, capability), found.values())
+        made = pool.imap_unordered(partial(_compiled, card.capability), found.values())
         errors = [why for why in made if why]
     whole = time.perf_counter() - start
-    print(f"compiled {len(found)} kernels for {major}.{minor} in {whole:.0f} s,", end=" ")
+    print(f"compiled {len(found)} kernels for sm_{card.capability} in {whole:.0f} s,", end=" ")
     print(f"{seconds:.0f} of them to find out which; {len(errors)} failed", *errors[:1], flush=True)
     return {"kernels": len(found), "seconds": whole, "recording_seconds": seconds, "errors": errors}
 
@@ -93,30 +99,26 @@ def attempted(workload: Workload) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _recorded(batch_size: int, capability: int, recipe: Recipe) -> "list[Variant]":
+def _recorded(batch_size: int, card: "Card", recipe: Recipe) -> "list[Variant]":
     """What a step launches; for another process, kernels are named as (module, name)."""
     job = Job("vit-b16", "random", batch_size=batch_size, precision="bf16", optimizer="sgd")
     job = replace(job, learning_rate=1e-3, weight_decay=0.0)
     from razorctl.ops.triton.recorded import distinct
 
-    variants = distinct(job_trace.launches(job, recipe, 1000, capability))
+    variants = distinct(job_trace.launches(job, recipe, 1000, card)[card])
     return [replace(v, kernel=(v.kernel.__module__, v.kernel.__name__)) for v in variants]
 
 
 def _compiled(capability: int, variant: "Variant") -> str | None:
-    """Compiles a variant, and what launches it, into Triton's cache; why that failed."""
-    import triton
-    from triton.backends.nvidia.driver import CudaLauncher
+    """Compiles a variant into Triton's cache; why that failed."""
+    from razorctl.ops.triton.compiled import compile_all
 
-    module, name = variant.kernel
-    variant = replace(variant, kernel=getattr(import_module(module), name))
     try:
-        target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-        made = triton.compile(variant.source(target), target=target, options=variant.options)
+        module, name = variant.kernel
+        variant = replace(variant, kernel=getattr(import_module(module), name))
+        compile_all([variant], capability, threads=1)
     except Exception as error:
         return f"{variant.label}: {type(error).__name__}: {error}"[:300]
-    with suppress(Exception):  # until Triton 3.6, in C; a launch says what is wrong
-        CudaLauncher(made.src, made.metadata)
     return None
 
 
@@ -208,6 +210,7 @@ def main() -> int:
     done = {row["case"] for row in document["rows"]}
     print(f"{'one training step':27}{'to fp32':>10}{'to full':>10}", end="")
     print(f"{'logits':>10}{'first s':>10}{'second s':>10}", flush=True)
+    torch.backends.cudnn.allow_tf32 = False  # the gradient in fp32 is exact
     steps = Steps(Bench(workload, torch.device(args.device)))
     for run in runs():
         if run.name in done and not run.name.startswith(FULL):

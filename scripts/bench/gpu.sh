@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a CUDA card says of razorctl, in under 8 minutes: a JSON file for each part, a short table.
+# What a CUDA card says of razorctl, in under 8 minutes: of each part a JSON file and a short table.
 #
 #     scripts/bench/gpu.sh [OUT]
 #     scripts/bench/gpu.sh --smoke [OUT]    rehearses on a CPU, with tiny models
@@ -11,10 +11,11 @@
 # after each row is left. gpu.log has all output. Needs torch, timm, transformers, pytest with xdist
 # and a C compiler; no network and no installed razorctl. Ends with 1 if a part failed or was cut.
 set -euo pipefail
+here=$PWD
 cd "$(dirname "$0")/../.."
 
 declare -A END=(  # seconds after the start
-  [first]=90 [layers]=145 [kernels]=220 [step]=340 [linear]=365 [frontier]=410 [roofline]=460
+  [first]=110 [layers]=160 [kernels]=230 [step]=345 [linear]=370 [frontier]=415 [roofline]=460
 )
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
@@ -30,7 +31,8 @@ elif ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
   echo "gpu.sh needs a CUDA device; --smoke rehearses without one." >&2
   exit 1
 fi
-out=${1:-scripts/bench/results}
+out=${1:-$PWD/scripts/bench/results}
+[[ $out == /* ]] || out=$here/$out
 if [[ $kind == cpu && $# == 0 ]]; then
   out=$(mktemp -d)
   trap 'rm -rf "$out"' EXIT
@@ -41,7 +43,8 @@ failed=0
 
 # part NAME ARGUMENT ...: runs Python until the end of the part.
 part() {
-  local name=$1 status=0
+  local name=$1 status=0 result=$out/${1}_$kind.json
+  rm -f "$result"
   echo "== $name, $(left "$name") s" | tee -a "$out/gpu.log"
   timeout -k 5 "$(left "$name")" "$PYTHON" "${@:2}" >"$out/part.log" 2>&1 || status=$?
   cat "$out/part.log" >>"$out/gpu.log"
@@ -51,6 +54,7 @@ part() {
     tail -n 15 "$out/part.log" >&2
   fi
   rm "$out/part.log"
+  "$PYTHON" scripts/bench/summary.py "$result" || failed=1
 }
 
 left() { # NAME: the seconds until the end of a part
@@ -84,5 +88,4 @@ turns step
 turns linear
 turns frontier
 if [[ $kind == cuda ]]; then bench roofline --device cuda; else bench roofline --smoke; fi
-"$PYTHON" scripts/bench/summary.py "$out" "$kind"
 exit "$failed"

@@ -7,8 +7,8 @@ and launches are what `plan` counts, and the time on each preset is what it pred
 Registers and shared memory are those of the compiled cubin, in fp16 for cards before compute
 capability 8.0; occupancy is what they leave of an SM's warps. All are null where Triton is not
 installed, for cards that it has no kernels for, and for ops without a kernel. With `--device cuda`
-each op is timed too, once its result is that of its PyTorch body, and compiled for that card alone;
-one that fails gets no time. The script writes results/roofline.json after every row.
+each op is timed instead, once its result is that of its PyTorch body; one that fails gets no time.
+The script writes results/roofline.json after every row.
 """
 
 import argparse
@@ -279,10 +279,9 @@ def main() -> None:
     if args.smoke:
         batch, chosen = 1, [case for case in chosen if case.of.startswith("gelu")]
         cards = {SHOWN[1]: cards[SHOWN[1]]}
-    capabilities = [gpu.compute_capability for gpu in cards.values()]
-    if args.device == "cuda":
-        capabilities = ["{}.{}".format(*torch.cuda.get_device_capability(device))]
-    compiled, rows = Compiled(capabilities), list[dict[str, Any]]()
+    capabilities = {gpu.compute_capability for gpu in cards.values()}
+    compiled = Compiled(() if args.device == "cuda" else capabilities)
+    rows: list[dict[str, Any]] = []
     document |= {"rows": rows, "kernels": compiled.kernels}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     partial = args.out.with_suffix(".partial")  # a limit on time may end this process anywhere

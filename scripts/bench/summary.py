@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
-PARTS = ("first", "layers", "kernels", "step", "linear", "frontier", "roofline")  # in their order
 LINEAR = (0.5, 0.9)  # the ratios that are shown of one linear layer
 
 
@@ -80,38 +79,31 @@ def tests(name: str, rows: dict[str, Row]) -> Iterator[str]:
             yield f"  {test}: {row['error'].splitlines()[0]}"
 
 
-def text(found: dict[str, Row]) -> Iterator[str]:
-    """The lines of the table, from the documents by name."""
-    for name, document in found.items():
-        rows = document["rows"]
-        if "device" in document:
-            yield f"== {name}, {document['device']}"
-        if name == "first":
-            yield from first(rows)
-        elif name in ("layers", "kernels"):
-            yield from tests(name, rows)
-        elif name == "step":
-            columns = ("vs full", "compiled", "ms", "peak MiB")
-            yield f"{'whole steps':55}" + "".join(f"{name:>9}" for name in columns)
-            yield from steps(rows)
-        elif name == "linear":
-            yield f"{'one linear layer, both passes':55}{'vs full':>9}"
-            yield from layers(rows)
-        elif name == "frontier":
-            yield "every ratio: time vs full / peak MiB"
-            yield from frontier(rows)
-        else:
-            yield from kernels(rows)
-
-
-def main() -> None:
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
-    files = {name: folder / f"{name}_{kind}.json" for name in PARTS}
-    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    print("\n".join(text(found)))
-    for name in files.keys() - found.keys():
-        print(f"{name}: nothing was written")
+def text(name: str, document: Row) -> Iterator[str]:
+    """The lines of a part's table."""
+    rows = document["rows"]
+    if "device" in document:
+        yield document["device"]
+    if name == "first":
+        yield from first(rows)
+    elif name in ("layers", "kernels"):
+        yield from tests(name, rows)
+    elif name == "step":
+        columns = ("vs full", "compiled", "ms", "peak MiB")
+        yield f"{'whole steps':55}" + "".join(f"{name:>9}" for name in columns)
+        yield from steps(rows)
+    elif name == "linear":
+        yield f"{'one linear layer, both passes':55}{'vs full':>9}"
+        yield from layers(rows)
+    elif name == "frontier":
+        yield "every ratio: time vs full / peak MiB"
+        yield from frontier(rows)
+    else:
+        yield from kernels(rows)
 
 
 if __name__ == "__main__":
-    main()
+    file = Path(sys.argv[1])
+    if not file.exists():
+        sys.exit(f"{file} was not written")
+    print("\n".join(text(file.stem.partition("_")[0], json.loads(file.read_text()))))

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 
 from razorctl.ops.triton.launch import WARP
 from razorctl.ops.triton.variants import Variant
@@ -163,7 +165,9 @@ def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> N
     target = GPUTarget("cuda", capability, WARP)
 
     def one(variant: Variant) -> None:
-        triton.compile(variant.source(target), target=target, options=variant.options)
+        made = triton.compile(variant.source(target), target=target, options=variant.options)
+        with suppress(Exception):  # a launch says what is wrong
+            CudaLauncher(made.src, made.metadata)  # Triton 3.6 compiles one in C for each signature
 
     with ThreadPoolExecutor(threads) as pool:
         done = [pool.submit(one, variant) for variant in variants]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.errors import TritonError
 
 from razorctl import folders
 from razorctl.ops import kernels
@@ -24,6 +25,7 @@ LONGEST = 32_000_000  # the most of them, for a way that takes many launches
 TRIES = 3  # timings that run out of memory before the process keeps what it found
 
 _short: Counter[tuple[str, str]] = Counter()  # (card, key) -> how often memory did not suffice
+_uncompiled: set[tuple[str, str]] = set()  # (op, way)
 
 
 def fastest(
@@ -33,9 +35,10 @@ def fastest(
 
     Times them all when it sees `key`, whose first word names the op, for the first time on this
     kind of card, unless a CUDA graph is being captured, which gets the first of them. All must
-    leave the same behind. Where memory does not suffice for one of them, nothing is kept, so that
-    the next call times them again; after TRIES of that the process, but not the disk, keeps the
-    best of the others. Raises what a way raises if all do, or if the card can run nothing after it.
+    leave the same behind. Where one of them fails, the disk keeps nothing, so that the next process
+    times them again and names what fails. Where memory does not suffice for one, this process keeps
+    nothing either until it has timed them TRIES times. Raises what a way raises if all do, or if
+    the card can run nothing after it.
     """
     if len(ways) == 1:
         return next(iter(ways.values()))
@@ -53,7 +56,7 @@ def fastest(
         if short and _short[card, key] < TRIES:
             return ways[best]
         chosen[key] = best
-        if not short:
+        if times.keys() == ways.keys():
             _keep(card, key, best)
     return ways[chosen[key]]
 
@@ -69,11 +72,16 @@ def _each(ways: Mapping[str, Callable[..., None]], recorder: launch.Recorder, *w
 def _times(
     ways: Mapping[str, Callable[..., None]], work: tuple[Any, ...], op: str
 ) -> tuple[dict[str, float], bool]:
-    """Way -> milliseconds, without those that fail, and whether one failed for lack of memory."""
+    """Way -> milliseconds, without those that fail, and whether one failed for lack of memory.
+
+    What Triton could not compile it could not for other sizes either.
+    """
     times: dict[str, float] = {}
     errors: list[Exception] = []
     short = False
     for name, way in ways.items():
+        if (op, name) in _uncompiled:
+            continue
         try:
             times[name] = _milliseconds(way, work)
         except Exception as error:
@@ -84,7 +92,10 @@ def _times(
                 raise
             else:
                 kernels.note_failed_way(op, name, error)
+                if isinstance(error, TritonError):
+                    _uncompiled.add((op, name))
     if not times:
+        errors = errors or [RuntimeError(f"no way to compute {op} works here")]
         raise next(filter(kernels.out_of_memory, errors), errors[0])
     return times, short
 

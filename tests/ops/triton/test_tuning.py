@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.errors import TritonError
 
 from razorctl.ops import kernels
 from razorctl.ops.triton import tuning
@@ -37,6 +38,7 @@ def timed(tmp_path, monkeypatch):
     yield calls
     tuning._chosen.cache_clear()
     tuning._short.clear()
+    tuning._uncompiled.clear()
     kernels._failed_ways.clear()
 
 
@@ -113,12 +115,18 @@ def test_memory_that_sufficed_later_leaves_a_choice(timed):
 
 
 def test_ways_that_fail_are_named_and_not_chosen(timed, tmp_path):
-    ways = {"quick": failing(TypeError("not in\nthis Triton")), "slow": slow}
-    assert tuning.fastest(ways, WORK, "gemm 8x8") is slow
-    assert kernels.failures() == {("gemm by quick", "cuda"): "TypeError: not in\nthis Triton"}
+    ways = {"quick": failing(TritonError("not in\nthis release")), "slow": slow}
+    for key in ("gemm 8x8", "gemm 8x8", "gemm 16x8"):
+        assert tuning.fastest(ways, WORK, key) is slow
+    assert kernels.failures() == {("gemm by quick", "cuda"): "TritonError: not in\nthis release"}
     assert not kernels.replaced()
+    assert timed == [ways["quick"], slow, slow]
+    ways["quick"] = failing(RuntimeError("not for these sizes"))
+    tuning._uncompiled.clear()
+    assert [tuning.fastest(ways, WORK, key) for key in ("gemm 4x4", "gemm 2x2")] == [slow, slow]
+    assert tuning.fastest(WAYS, WORK, "gemm 6x6") is quick
     kept = json.loads((tmp_path / "folder" / "kernels.json").read_text())
-    assert kept == {"a card": {"gemm 8x8": "slow"}}
+    assert kept == {"a card": {"gemm 6x6": "quick"}}  # the next process says what fails, too
 
 
 @pytest.mark.parametrize("error", [ValueError("no way"), SHORT[0]])
