@@ -31,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compile all that each Triton kernel may be launched as, not only what takes most",
     )
     parser.addoption(
+        "--program-order",
+        choices=("reverse", "shuffle"),
+        help="run the programs of interpreted Triton kernels in this order, not from first to last",
+    )
+    parser.addoption(
         "--few",
         type=int,
         metavar="N",

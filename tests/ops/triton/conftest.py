@@ -4,10 +4,13 @@ TRITON_INTERPRET=1 would have to be set before triton is first imported, and the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
 """
 
+import math
 import pkgutil
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -79,6 +82,37 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         for scope in reversed(scopes):
             scope.restore()
         patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def programs(request, monkeypatch) -> Callable[[str | None], None]:
+    """Called with an order, runs the programs of later launches in it; None is first to last.
+
+    A card runs them in any order. It begins with the order of --program-order.
+    """
+    builder, order = interpreter.interpreter_builder, request.config.getoption("--program-order")
+    go = builder.set_grid_idx
+
+    def choose(wanted: str | None) -> None:
+        nonlocal order
+        order = wanted
+
+    def go_elsewhere(*place: int) -> None:
+        sizes = builder.grid_dim
+        index = int(np.ravel_multi_index(place, sizes))
+        if order == "reverse":
+            index = math.prod(sizes) - 1 - index
+        elif order == "shuffle":
+            index = _shuffled(math.prod(sizes))[index]
+        go(*map(int, np.unravel_index(index, sizes)))
+
+    monkeypatch.setattr(builder, "set_grid_idx", go_elsewhere)
+    return choose
+
+
+@cache
+def _shuffled(count: int) -> list[int]:
+    return random.Random(count).sample(range(count), count)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from razorctl import Recipe, sparsify
 from razorctl.layers.linear import Linear
 from razorctl.ops import kernels
 from razorctl.ops.packing import packed_bytes
+from razorctl.ops.triton import topk
 from tests.models import vit
 
 pytestmark = pytest.mark.usefixtures("card")
@@ -110,6 +111,19 @@ def test_an_op_passes_the_checks_of_torch(name):
             getattr(OWN, name).default, args, test_utils=("test_schema", "test_faketensor")
         )
     assert name in kernels.outcomes(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_programs_may_run_in_any_order(name, programs, monkeypatch):
+    monkeypatch.setattr(topk, "BLOCK", 256)
+    monkeypatch.setattr(topk, "_stretch", lambda n: 512)
+    for args in CALLS[name]():
+        found = []
+        for order in (None, "reverse", "shuffle"):
+            programs(order)
+            found.append(getattr(OWN, name)(*copy.deepcopy(args)))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
 
 
 class ConvNet(nn.Module):
