@@ -133,6 +133,7 @@ def kernels_run():
     failures = kernels.failures()
     kernels._failed.clear()
     kernels._failed_ways.clear()
+    kernels._off.clear()
     assert not failures
 
 

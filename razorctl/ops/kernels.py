@@ -26,6 +26,7 @@ CHOICES = ("auto", "torch")
 
 _ran: set[tuple[str, str]] = set()  # (op, kind of device), as below
 _failed: dict[tuple[str, str], str] = {}
+_off: dict[str, str] = {}  # kind of device -> why no kernel is tried there
 _failed_ways: dict[tuple[str, str], str] = {}  # ("op by way", kind of device), as below
 
 
@@ -132,6 +133,41 @@ def note_failed_way(op: str, way: str, error: Exception) -> None:
     _failed_ways[key] = why
 
 
+def give_up(error: Exception, device: str = "cuda") -> bool:
+    """Whether an error of a kernel says that none runs here; then none is tried again.
+
+    An error of files, such as a cache that cannot be written, says so, and one of imports. After
+    any other the least kernel there is is launched: what it fails for is no fault of the other one,
+    but that of a card or a driver that Triton does not know, or of Triton.
+    """
+    if device != "cuda" or device in _off:
+        return device in _off
+    cause: Exception | None = error
+    if not isinstance(error, OSError | ImportError):
+        cause = _probe()
+    if cause is None:
+        return False
+    _off[device] = f"{type(cause).__name__}: {_line(cause)}"
+    for key in REGISTERED:
+        if key[1] == device:
+            _failed.setdefault(key, _off[device])
+    log.warning(
+        "no kernel of Triton runs here, so all ops run as PyTorch operations, slower: %s",
+        _off[device],
+    )
+    return True
+
+
+def _probe() -> Exception | None:
+    """What the least kernel fails for on the current CUDA device; None if it runs."""
+    try:
+        if torch.cuda.is_available():
+            import_module("razorctl.ops.triton.probe").run()
+    except Exception as error:
+        return None if out_of_memory(error) else error
+    return None
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether memory was too short, as torch, Triton's launcher and cuBLAS say it."""
     words = ("out of memory", "ALLOC_FAILED")
@@ -181,6 +217,8 @@ def state(device: torch.device) -> str:
         return str(import_module("razorctl.ops.cpu.library").state())
     if device.type != "cuda" or find_spec("triton") is None:
         return "PyTorch operations: no Triton here"
+    if device.type in _off:
+        return f"PyTorch operations: {_off[device.type]}"
     failed = sorted(op for op, where in _failed if where == device.type)
     but = f", but PyTorch operations for {', '.join(failed)}" if failed else ""
     return f"fused kernels, by Triton{but}"
@@ -218,6 +256,8 @@ def register(
     """
     fallback = op._init_fn if body is None else body
     key = op._name, device
+    if device in _off:
+        _failed[key] = _off[device]
     REGISTERED[key] = Registered(kernel, takes, fallback)
     launched = kernel
     if device == "cuda" and torch.cuda.device_count() > 1:
@@ -237,6 +277,8 @@ def register(
             except Exception as error:
                 if told := _told(op._name, error, args[0]):
                     raise told from error
+                if give_up(error, device):
+                    return fallback(*args)
                 _failed[key] = f"{type(error).__name__}: {error}"
                 log.warning(
                     "the kernel of %s failed, so it runs as PyTorch operations, slower: %s",
@@ -252,10 +294,15 @@ def register(
 def attach(module: str) -> None:
     """Imports the kernels of an ops file, which lie in files of its name in ops.cpu and ops.triton.
 
-    Those in Triton only where it runs, on a machine with a card that CUDA sees.
+    Those in Triton only where it runs, on a machine with a card that CUDA sees. If one of them
+    cannot be imported, with a Triton that lacks what it needs for instance, no other one is.
     """
     package, name = module.rsplit(".", 1)
+    if find_spec(f"{package}.cpu.{name}") is not None:
+        import_module(f"{package}.cpu.{name}")
     triton = torch.cuda.is_available() and find_spec("triton") is not None
-    for backend in ("cpu", "triton") if triton else ("cpu",):
-        if find_spec(f"{package}.{backend}.{name}") is not None:
-            import_module(f"{package}.{backend}.{name}")
+    if triton and "cuda" not in _off and find_spec(f"{package}.triton.{name}") is not None:
+        try:
+            import_module(f"{package}.triton.{name}")
+        except Exception as error:
+            give_up(ImportError(f"{module}: {_line(error)}"))

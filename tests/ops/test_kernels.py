@@ -33,11 +33,11 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
     assert events == [3, "ran", "left", "ran"]
 
 
-def registered(kernel, device="cuda"):
+def registered(kernel, device="cuda", name="op"):
     """What an op runs on a kind of device, whose body returns "body"."""
     found = {}
     op = SimpleNamespace(
-        _name="op",
+        _name=name,
         _init_fn=lambda x: "body",
         register_kernel=lambda device: lambda run: found.update({device: run}),
     )
@@ -86,9 +86,85 @@ def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
         "operations instead"
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(kernels, "_probe", lambda: None)
     assert run(card) == "body"
     assert list(kernels.replaced()) == [("op", "cuda")]
     kernels._failed.clear()
+
+
+@pytest.fixture
+def ops(monkeypatch):
+    """Two ops of a card, the first of which fails for what is appended; each runs its body then."""
+    errors = []
+
+    def kernel(x):
+        raise errors[0]
+
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
+    monkeypatch.setattr(kernels, "REGISTERED", {})
+    yield errors, [registered(kernel, name=name) for name in ("op", "other")]
+    kernels._failed.clear()
+    kernels._off.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "probe", "why"),
+    [
+        # A cache that cannot be written.
+        (PermissionError(13, "Permission denied", "/cache"), None, "Permission denied: '/cache'"),
+        (OSError(30, "Read-only file system", "/cache"), None, "Read-only file system: '/cache'"),
+        # A card that Triton or torch does not know, and an older driver.
+        (RuntimeError("a"), RuntimeError("ptxas fatal: 'sm_70' is not defined"), "'sm_70' is not"),
+        (RuntimeError("a"), RuntimeError("no kernel image is available"), "no kernel image"),
+        (RuntimeError("a"), RuntimeError("unsupported toolchain\nmore"), "unsupported toolchain"),
+        # A Triton that lacks a feature of all kernels.
+        (TypeError("a"), AttributeError("module 'triton' has no attribute 'x'"), "attribute 'x'"),
+    ],
+)
+def test_where_no_kernel_runs_one_warning_says_why(error, probe, why, ops, monkeypatch, caplog):
+    errors, runs = ops
+    errors.append(error)
+    monkeypatch.setattr(kernels, "_probe", lambda: probe)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: True)
+    assert [run(torch.ones(1)) for run in (*runs, *runs)] == ["body"] * 4
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith("no kernel of Triton runs here, so all ops run as PyTorch operations")
+    assert why in message
+    assert "\n" not in message
+    state = kernels.state(torch.device("cuda"))
+    assert state.startswith("PyTorch operations: ")
+    assert why in state
+    assert set(kernels.failures()) == {("op", "cuda"), ("other", "cuda")}
+    assert registered(failing(error), name="late")(torch.ones(1)) == "body"
+    assert len(caplog.records) == 1
+
+
+def test_a_kernel_that_fails_where_others_run_is_the_only_one_replaced(ops, monkeypatch, caplog):
+    errors, (run, _) = ops
+    errors.append(RuntimeError("a feature that this Triton lacks"))
+    monkeypatch.setattr(kernels, "_probe", lambda: None)
+    assert [run(torch.ones(1)) for _ in range(2)] == ["body"] * 2
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the kernel of op failed, so it runs as PyTorch")
+    assert set(kernels.failures()) == {("op", "cuda")}
+
+
+def test_kernels_that_cannot_be_imported_are_one_warning(ops, monkeypatch, caplog):
+    asked = []
+
+    def fails(name):
+        asked.append(name)
+        if ".triton." in name:
+            raise AttributeError("module 'triton.language' has no attribute 'x'")
+
+    monkeypatch.setattr(kernels, "import_module", fails)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("quantize", "norm"):
+        kernels.attach(f"razorctl.ops.{name}")
+    assert [name for name in asked if ".triton." in name] == ["razorctl.ops.triton.quantize"]
+    (record,) = caplog.records
+    assert "razorctl.ops.quantize: module 'triton.language' has no attribute" in record.getMessage()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -88,7 +88,7 @@ def _times(
             errors.append(error)
             if kernels.out_of_memory(error):
                 short = True
-            elif kernels.fatal(error, work[0]) is not None:
+            elif kernels.fatal(error, work[0]) is not None or kernels.give_up(error):
                 raise
             else:
                 kernels.note_failed_way(op, name, error)
