@@ -33,7 +33,9 @@ class Direct(CustomOpDef):
         """As that of `CustomOpDef`, for one kind of device."""
         if fn is None:
             return lambda fn: self.register_kernel(device_types, fn)
-        self.kernels[device_types] = fn
+        # torch wraps what is registered; that of another device may be registered for this one too.
+        known = {made: self.kernels[kind] for kind, made in self._backend_fns.items() if kind}
+        self.kernels[device_types] = known.get(fn, fn)
         return super().register_kernel(device_types, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

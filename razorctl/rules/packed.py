@@ -30,7 +30,13 @@ class Packed:
 
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
         """The same form with `tensors` in place of its own."""
-        return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
+        if torch.compiler.is_compiling():
+            return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
+        made = object.__new__(type(self))
+        fields = vars(made)
+        fields.update(vars(self))
+        fields.update(zip(self.TENSORS, tensors, strict=True))
+        return made
 
     def replaced(self, **changes: Any) -> Self:
         """`dataclasses.replace`, in less of the host's time, or as torch.compile can trace it."""
@@ -38,7 +44,9 @@ class Packed:
             names = type(self).__match_args__
             return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
         made = object.__new__(type(self))
-        vars(made).update(vars(self), **changes)
+        fields = vars(made)
+        fields.update(vars(self))
+        fields.update(changes)
         return made
 
 

@@ -120,7 +120,7 @@ def activation_grad_int8(
         )
     codes = dy.new_empty(rows, columns, dtype=torch.int8)
     each = dy.new_empty(rows, 1, dtype=torch.float32)
-    programs = len(scale) * cdiv(tile_rows, ROWS)
+    programs = scale.shape[0] * cdiv(tile_rows, ROWS)
     sums = each.new_empty(1, programs, columns)
     held, warps, most = _held(columns, dy.dtype, bits, function)
     activation_grad_int8_kernel[(programs,)](

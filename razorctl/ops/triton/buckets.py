@@ -19,7 +19,7 @@ from razorctl.ops.triton.packing import (
     unpacked,
 )
 from razorctl.ops.triton.tiles import VECTOR
-from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 SPAN = 512  # codes of each strip in a program that packs
 RESTORED = 1024  # elements in a program that restores
@@ -99,7 +99,7 @@ def from_buckets(
 
 
 def _fits(count: int, dtype: torch.dtype) -> bool:
-    return 0 < count < 2**31 - GROUP and dtype in DTYPES.values()
+    return 0 < count < 2**31 - GROUP and dtype in KNOWN
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:

@@ -236,10 +236,10 @@ def _gemm(
     right: Tensor | None,
 ) -> Tensor:
     """`scaled_gemm` in the way that is the fastest on the device of `a`."""
-    out = a.new_empty(len(a), len(b), dtype=dtype)
+    (m, k), n = a.shape, b.shape[0]  # len() of a tensor takes the host several times as long
+    out = a.new_empty(m, n, dtype=dtype)
     work = (a, b, a_scale, b_scale, left, right, out)
-    card = _capability(a.device), _shared_by(a)
-    choices, key = _choices(*card, len(a), len(b), a.shape[1], dtype)
+    choices, key = _choices(_capability(a.device), _shared_by(a), m, n, k, dtype)
     tuning.fastest(choices, work, key)(*work)
     return out
 
@@ -347,7 +347,7 @@ def run_tile(
     out: Tensor,
 ) -> None:
     """Fills `out` by one launch of `scaled_gemm_kernel`."""
-    (m, k), n = a.shape, len(b)
+    (m, k), n = a.shape, b.shape[0]
     grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns),)
     scaled_gemm_kernel[grid](
         a, b, a_scale, b_scale, left, right, out, m, n, k, a.stride(0), b.stride(0), None,

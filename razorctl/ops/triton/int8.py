@@ -15,7 +15,7 @@ from razorctl.ops.triton.numbers import inverse, nearest
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.sums import variant as sums_variant
 from razorctl.ops.triton.tiles import VECTOR
-from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
@@ -234,7 +234,7 @@ def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return (
         q.numel() > 0
         and q.dtype == k.dtype == v.dtype
-        and q.dtype in DTYPES.values()
+        and q.dtype in KNOWN
         and q.stride() == k.stride() == v.stride()
         and q.stride(3) == 1
         and not any(size % group for size in (q.shape[3], *q.stride()[:3]))
@@ -274,9 +274,7 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 def takes(x: Tensor) -> bool:
     """Whether the kernels of `int8_rows` and `int8_columns` take x."""
-    return (
-        x.numel() > 0 and x.dtype in DTYPES.values() and x.stride(1) == 1 and x.shape[1] <= WIDEST
-    )
+    return x.numel() > 0 and x.dtype in KNOWN and x.stride(1) == 1 and x.shape[1] <= WIDEST
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:

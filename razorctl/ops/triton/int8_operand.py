@@ -152,7 +152,7 @@ def int8_operand(
     function: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `op.int8_operand`."""
-    rows, (tiles, columns) = len(row_scale), scale.shape
+    rows, (tiles, columns) = row_scale.shape[0], scale.shape
     column_scale, center, factor = (row_scale.new_empty(columns) for _ in range(3))
     fold = row_scale.new_empty(1)
     codes = packed.new_empty(columns, rows, dtype=torch.int8)
@@ -184,7 +184,7 @@ def takes(
     """Whether the kernels take these."""
     columns = scale.shape[1]
     single = row_scale.dtype == torch.float32 and scale.dtype != torch.float64
-    return len(row_scale) * columns > 0 and columns % GROUP == 0 and single
+    return row_scale.shape[0] * columns > 0 and columns % GROUP == 0 and single
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:

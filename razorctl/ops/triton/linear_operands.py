@@ -25,16 +25,17 @@ REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
 
 @launchable
 def scales_kernel(
-    zero_point, scale, bias, row_scale, column_scale, center, factor, most, weight, partial,
+    zero_point, scale, bias, row_scale, column_scale, center, found, weight,
     tiles, rows, columns, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
     T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """A program finds the scales of C columns of x, or the largest of R rows of C of the weight.
 
-    most: takes the largest of the rows' scales. factor, partial: as of `bounds_kernel` and
-    `leave_largest`.
+    found: takes, one after the other, what `bounds_kernel` calls factor, [columns]; the largest of
+    the rows' scales, in as much place; and what `leave_largest` calls partial.
     """
+    factor, most, partial = found, found + columns, found + 2 * columns
     number, across = tl.program_id(0), tl.cdiv(columns, C)
     if number < across:
         column = number * C + tl.arange(0, C)
@@ -54,15 +55,16 @@ def scales_kernel(
 
 @launchable
 def codes_kernel(
-    packed, zero_point, scale, bias, row_scale, center, factor, most, x,
-    dy, balanced, weight, partial, of_weight, weight_scale,
+    packed, zero_point, scale, bias, row_scale, center, found, x,
+    dy, balanced, weight, of_weight, weight_scale,
     rows, terms, columns, tile_rows, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program has R rows and C columns of x, of dy or of the weight, and stores their codes.
 
-    terms: the length of the transposed rows of x and dy.
+    found: what `scales_kernel` has left there. terms: the length of the transposed rows of x, dy.
     """
+    factor, most, partial = found, found + columns, found + 2 * columns
     number = tl.program_id(0)
     of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, R) * tl.cdiv(columns, C)
     of_dy = tl.cdiv(rows, R) * tl.cdiv(outputs, C)
@@ -107,8 +109,7 @@ def linear_operands(
     balanced, x = dy.new_empty(outputs, terms), dy.new_empty(columns, terms)
     column_scale, center = row_scale.new_empty(columns), row_scale.new_empty(columns)
     across, down = cdiv(columns, width), 0 if weight is None else cdiv(outputs, height)
-    # One allocation for what the second kernel needs of the first.
-    factor, most, partial = row_scale.new_empty(2 + down, columns).split((1, 1, down))
+    found = row_scale.new_empty(2 + down, columns)
     if weight is None:
         of_weight, weight_scale, stride = dy.new_empty(0), center.new_empty(0), 0
     else:
@@ -116,7 +117,7 @@ def linear_operands(
         stride = weight.stride(0)
     lowest = None if function is None else FUNCTIONS[function].lowest
     scales_kernel[(across * (1 + down),)](
-        zero_point, scale, bias, row_scale, column_scale, center, factor, most, weight, partial,
+        zero_point, scale, bias, row_scale, column_scale, center, found, weight,
         tiles, rows, columns, outputs, stride, BITS=bits, FUNCTION=function, LOWEST=lowest,
         T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
         maxnreg=REGISTERS,
@@ -124,8 +125,8 @@ def linear_operands(
     programs = blocks(rows, columns, tile_rows, sizes)
     programs += cdiv(rows, height) * cdiv(outputs, width) + down * across
     codes_kernel[(programs,)](
-        packed, zero_point, scale, bias, row_scale, center, factor, most, x,
-        dy, balanced, weight, partial, of_weight, weight_scale,
+        packed, zero_point, scale, bias, row_scale, center, found, x,
+        dy, balanced, weight, of_weight, weight_scale,
         rows, terms, columns, tile_rows, outputs, stride, BITS=bits, FUNCTION=function, **sizes,
         num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
@@ -161,7 +162,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
 def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Iterator[Variant]:
     lowest = None if function is None else FUNCTIONS[function].lowest
     chosen = {"BITS": bits, "FUNCTION": function}
-    names = "row_scale", "center", "factor", "most", "partial"
+    names = "row_scale", "center", "found"
     floats = dict.fromkeys(names, "*fp32") | {"weight": f"*{dtype}"}
     sizes_of = dict.fromkeys(("rows", "columns", "outputs", "stride"), "i32")
     lengths = {"terms": "i32", "tile_rows": "i32"}

@@ -22,7 +22,7 @@ from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.tiles import COPY, VECTOR, affine
-from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
 WIDEST = 4096  # columns of a row that a program holds at once
@@ -219,7 +219,7 @@ def _grad(
     """
     rows, columns = dy.shape
     dx = rstd.new_empty(rows, columns)
-    programs = len(scale) * cdiv(tile_rows, ROWS)
+    programs = scale.shape[0] * cdiv(tile_rows, ROWS)
     kinds = 2 if codes is None else 3
     sums = dy.new_empty(kinds, programs, columns, dtype=torch.float32)
     held, warps = _held(columns)
@@ -264,7 +264,7 @@ def norm_grad_int8(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `op.norm_grad_int8`."""
     copy = packed, zero_point, scale, bits, tile_rows
-    codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(len(dy), 1)
+    codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(dy.shape[0], 1)
     int8 = codes, each
     dx, dweight, dbias, total = _grad(dy, *copy, weight, rstd, centers, residual, *int8)
     return dx, dweight, dbias, codes, each, total
@@ -337,7 +337,7 @@ def takes_grad(
 def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
     """Whether `residual_add` takes these."""
     alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
-    single = x.dtype in DTYPES.values() and f.dtype in DTYPES.values()
+    single = x.dtype in KNOWN and f.dtype in KNOWN
     return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
 
 

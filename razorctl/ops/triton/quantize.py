@@ -1,6 +1,7 @@
 """Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from razorctl.ops.triton.launch import all_registers, cdiv, launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import STRIPS, first_width, in_byte, placed, store_others, unpacked
 from razorctl.ops.triton.tiles import COPY, SHAPE, affine, block, block_of_tile, blocks
-from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 PARTS = constexpr(op.PARTS)
 FURTHEST = constexpr(op.FURTHEST)
@@ -248,10 +249,11 @@ def dequantize_kernel(
 
 def takes(x: Tensor, *others: Any) -> bool:
     """Whether the kernels take such an activation."""
-    known = x.numel() > 0 and x.dtype in DTYPES.values()
+    known = x.numel() > 0 and x.dtype in KNOWN
     return known and x.shape[1] % GROUP == 0 and x.stride(1) == 1
 
 
+@cache
 def config(
     dtype: torch.dtype, tile_rows: int, bits: int, function: str | None, random: bool
 ) -> tuple[Any, dict[str, int], int, int]:
@@ -270,6 +272,7 @@ def config(
     return quantize_tile, {"R": rows, "U": COLUMNS, "STAGES": STAGES[dtype]}, warps, registers
 
 
+@cache
 def limit(dtype: torch.dtype) -> float:
     """The largest magnitude of a value that codes stand for."""
     return op.LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
@@ -292,10 +295,11 @@ def run(
     """`op.quantize`, which also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
     rows, columns = x.shape
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
-    zero_point = x.new_empty(op.tiles(rows, tile_rows), columns, dtype=torch.int16)
-    scale = torch.empty_like(zero_point, dtype=torch.bfloat16)
+    tiles = op.tiles(rows, tile_rows)
+    zero_point = x.new_empty(tiles, columns, dtype=torch.int16)
+    scale = x.new_empty(tiles, columns, dtype=torch.bfloat16)
     kernel, sizes, warps, most = config(x.dtype, tile_rows, bits, function, seed is not None)
-    kernel[(len(zero_point) * cdiv(columns // 8, sizes["U"]),)](
+    kernel[(tiles * cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
@@ -400,6 +404,6 @@ kernels.register(
     "cuda",
     dequantize,
     lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: (
-        scale.numel() > 0 and scale.shape[1] % GROUP == 0 and dtype in DTYPES.values()
+        scale.numel() > 0 and scale.shape[1] % GROUP == 0 and dtype in KNOWN
     ),
 )

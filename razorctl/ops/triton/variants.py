@@ -18,6 +18,7 @@ from razorctl.ops.triton.launch import OPTIONS
 CONSTANT, MULTIPLE = "constexpr", "D"
 # The dtypes of activations that kernels take, by their names in signatures.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+KNOWN = frozenset(DTYPES.values())
 
 
 def dtypes(capability: int, every: bool) -> tuple[str, ...]:
