@@ -334,3 +334,15 @@ def test_gradients_in_bf16_are_compared_with_exact_ones_in_fp32():
     assert 0.95 < pruned < rounded < 1 - 1e-9
     assert [row["precision"] for row in rows] == ["fp32", "bf16", "bf16"]
     assert rows[1]["full_saved_bytes"] < 0.7 * rows[0]["full_saved_bytes"]
+
+
+def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():
+    pytest.importorskip("triton")
+    import host
+
+    found = host.counts()
+    razor = found["razor"]
+    assert razor["launches"] == sum(razor["by_kernel"].values()) <= 420
+    assert razor["op_calls"] <= 300
+    assert razor["aten_calls"] < found["full"]["aten_calls"]
+    assert found["full"]["launches"] == found["full"]["op_calls"] == 0

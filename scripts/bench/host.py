@@ -1,0 +1,191 @@
+"""Says what a training step of razor takes the host, beside full's, if a card did all the rest.
+
+    .venv/bin/python scripts/bench/host.py [--steps 100]
+
+A ViT of depth 12 and of tiny tensors trains on the CPU, under bf16 autocast and on one thread. Ops
+of razor run what they run on a card of compute capability 8.9, but that nothing is launched: the
+first launch of a kind runs Triton's binder, as on a card, later ones what `launch` does without it.
+So the time is that of Python, autograd and PyTorch's dispatcher, and of the little work that the
+CPU does for operations of PyTorch itself; a card's driver takes a few microseconds more for each
+launch of either. Steps of razor and full take turns, in seconds of the process. The counts are
+exact. The script writes results/host.json.
+"""
+
+import argparse
+import datetime
+import json
+import pkgutil
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from machine import device_name
+from timm.models.vision_transformer import VisionTransformer
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+import razorctl
+import razorctl.ops.triton
+from razorctl.layers.linear import Linear
+from razorctl.ops import kernels
+from razorctl.ops.triton.launch import WARP, Kernel
+
+CAPABILITY, RATIO, DEPTH = 89, 0.9, 12
+RESULTS = Path(__file__).parent / "results"
+
+
+class Compiled:
+    """Stands for a compiled kernel: a launch of it is counted."""
+
+    def __init__(self, name: str, launches: Counter[str]) -> None:
+        self.name, self.launches = name, launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            self.launches[self.name] += 1
+
+        return launch
+
+
+def _bound(kernel: Kernel, launches: Counter[str]) -> Callable[..., Compiled]:
+    """What stands for `kernel.run`: Triton's binder, and no launch but in the counts."""
+    backend = make_backend(GPUTarget("cuda", CAPABILITY, WARP))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+
+    def run(*args: Any, grid: Any, warmup: bool, **settings: Any) -> Compiled:
+        bind(*args, **settings)
+        launches[kernel.__name__] += 1
+        return Compiled(kernel.__name__, launches)
+
+    return run
+
+
+@contextmanager
+def card() -> Iterator[Counter[str]]:
+    """Inside, ops on CPU tensors run as on a card, without launches, which it counts by kernel."""
+    launches: Counter[str] = Counter()
+    with ExitStack() as stack:
+        names = [name for _, name, _ in pkgutil.iter_modules(razorctl.ops.triton.__path__)]
+        modules = {name: import_module(f"razorctl.ops.triton.{name}") for name in names}
+        known = {id(v): v for m in modules.values() for v in vars(m).values()}
+        for kernel in (value for value in known.values() if isinstance(value, Kernel)):
+            stack.enter_context(patch.object(kernel, "run", _bound(kernel, launches)))
+            stack.enter_context(patch.object(kernel, "plans", {}))
+        gemm: Any = modules["gemm"]
+        stack.enter_context(patch.object(gemm, "_capability", lambda device: CAPABILITY))
+        first = patch.object(gemm.tuning, "fastest", lambda ways, *_: next(iter(ways.values())))
+        stack.enter_context(first)
+        stack.enter_context(patch.object(Linear, "SMALLEST", 0))
+        for op in [op for name, op in OPDEFS.items() if name.startswith("razorctl::")]:
+            if "cuda" in op._backend_fns:
+                before = op._backend_fns.get("cpu", op._init_fn)
+                op.register_kernel("cpu")(op._backend_fns["cuda"])
+                stack.callback(op.register_kernel("cpu"), before)
+        stack.enter_context(kernels.assumed(dot=True))
+        yield launches
+
+
+def stepper(ratio: float | None) -> Callable[[], None]:
+    """A training step of the ViT, of razor's at a ratio or of full's."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"embed_dim": 64, "depth": DEPTH, "num_heads": 1, "num_classes": 10}
+    model = VisionTransformer(img_size=32, patch_size=16, **sizes).train()
+    if ratio is not None:
+        razorctl.sparsify(model, razorctl.Recipe("razor", ratio))
+    x, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(x)
+        F.cross_entropy(logits.float(), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations: those of PyTorch, and razorctl's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found["op_calls" if func.namespace == "razorctl" else "aten_calls"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counts() -> dict[str, Any]:
+    """What a step of razor launches and calls, and what full calls."""
+    found: dict[str, Any] = {}
+    for name, ratio in (("razor", RATIO), ("full", None)):
+        with card() as launches:
+            step = stepper(ratio)
+            step()
+            launches.clear()
+            with Calls() as calls:
+                step()
+        found[name] = {"launches": launches.total(), "op_calls": 0, **calls.found}
+        found[name]["by_kernel"] = dict(launches.most_common())
+    return found
+
+
+def timed(steps: int) -> dict[str, list[float]]:
+    """Milliseconds of steps that take turns."""
+    torch.set_num_threads(1)
+    full = stepper(None)
+    found: dict[str, list[float]] = {"razor": [], "full": []}
+    with card():
+        razor = stepper(RATIO)
+        for number in range(-3, steps):
+            for name, step in (("razor", razor), ("full", full)):
+                start = time.process_time()
+                step()
+                if number >= 0:
+                    found[name].append(1e3 * (time.process_time() - start))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULTS / "host.json")
+    options = parser.parse_args()
+    times = timed(options.steps)
+    ratios = sorted(r / f for r, f in zip(times["razor"], times["full"], strict=True))
+    document = {
+        "command": shlex.join([".venv/bin/python", *sys.argv]),
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "device": device_name(),
+        "precision": "bf16",
+        "model": f"ViT of depth {DEPTH}, 64 wide, razor@{RATIO}",
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "steps": options.steps,
+        "host_ms": {name: median(each) for name, each in times.items()},
+        "host_time_vs_full": median(ratios),
+        "quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+        **counts(),
+    }
+    options.out.write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps(document, indent=2))
+
+
+if __name__ == "__main__":
+    main()
