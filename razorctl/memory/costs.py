@@ -36,7 +36,6 @@ _REDUCE = {
     *("_fused_rms_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data"),
     *("sum", "mean", "amax", "amin", "max", "min", "linalg_vector_norm", "_foreach_norm"),
 }
-_HOLD = {"detach", "detach_", "alias"}  # operations that the host does as good as nothing for
 TILE = 128  # rows and columns of sums that a program of an int8 product is counted to have
 # Operation -> how many of its first arguments it copies if they are not contiguous.
 _CONTIGUOUS = {
@@ -85,11 +84,8 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
 
 
 def caller(operation: Any) -> str | None:
-    """The field of `Calls` that counts a call of an operation; None if it takes no time."""
-    if operation.namespace == "razorctl":
-        return "ops"
-    named = operation.namespace, operation.overloadpacket.__name__
-    return None if named[0] == "prim" or named[1] in _HOLD else "aten"
+    """The field of `Calls` that counts a call of an operation; None for what only traces call."""
+    return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 
 def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
