@@ -1,6 +1,8 @@
 """Predicted times of kernels, of a card and of its host."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,11 @@ def test_sums_are_split_as_the_kernels_split_them():
     gemm = pytest.importorskip("razorctl.ops.triton.gemm")
     names = ("MOST_PARTS", "FEWEST_TERMS", "BUSY")
     assert [getattr(times, name) for name in names] == [getattr(gemm, name) for name in names]
+
+
+def test_what_calls_take_the_host_is_what_was_measured():
+    measured = json.loads(Path("scripts/bench/results/host.json").read_text())
+    for case in ("full", "razor"):
+        calls = Calls(measured[case]["aten_calls"], measured[case]["op_calls"])
+        taken = on_host(trace({}, calls)).likely
+        assert 1e3 * taken == pytest.approx(measured["host_ms"][case], rel=0.05)
