@@ -15,7 +15,16 @@ from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_pow
 from razorctl.ops.triton.numbers import inverse, slope
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
-from razorctl.ops.triton.tiles import COPY, SHAPE, VECTOR, affine, block, block_of_tile, blocks
+from razorctl.ops.triton.tiles import (
+    AHEAD,
+    COPY,
+    SHAPE,
+    VECTOR,
+    affine,
+    block,
+    block_of_tile,
+    blocks,
+)
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 WIDEST = 16384  # bytes of a row that a program of `activation_grad_int8` holds at once
@@ -54,7 +63,7 @@ def activation_grad_int8_kernel(
     column = tl.arange(0, C)
     there = (column < columns)[None, :]
     total = tl.zeros((1, C), tl.float32)
-    for number in range(first, last):
+    for number in tl.range(first, last, num_stages=AHEAD):
         row = number + tl.zeros((1,), tl.int64)
         numbers = unpacked(packed, row, column, columns, there, BITS, V)
         # Read again, from a cache, for each row: a thread has no registers left to hold these.
@@ -99,7 +108,8 @@ def _held(
     """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
     held = next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
-    spills = dtype == torch.float32 or (function == "gelu-tanh" and bits == 6)  # without a limit
+    # Without a limit some spill.
+    spills = dtype == torch.float32 or held > 4096 or (function == "gelu-tanh" and bits == 6)
     return held, warps, all_registers(warps) if spills else None
 
 

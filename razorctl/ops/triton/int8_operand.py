@@ -21,7 +21,8 @@ from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
 from razorctl.ops.triton.variants import Variant
 
 LEVELS = constexpr(CODES)
-BOUNDS = {"T": 64, "C": 32, "N": 1024}
+BOUNDS = {"T": 64, "C": 32, "N": 4096}
+STAGES = constexpr(3)  # parts of the rows' scales that are looked at or on their way
 VECTOR = 8  # columns whose bytes a thread loads at once
 
 
@@ -72,7 +73,7 @@ def bounds(
 def largest_scale(row_scale, rows, N: tl.constexpr):
     """The largest of the rows' scales, but for those that are NaN."""
     found = tl.zeros((N,), tl.float32)
-    for start in range(0, rows, N):
+    for start in tl.range(0, rows, N, num_stages=STAGES):
         row = start + tl.arange(0, N)
         each = tl.load(row_scale + row, mask=row < rows, other=0.0)
         found = tl.maximum(found, tl.where(each > 0, each, 0.0))

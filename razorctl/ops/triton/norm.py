@@ -21,7 +21,7 @@ from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
 from razorctl.ops.triton.packing import unpacked
 from razorctl.ops.triton.sums import column_sums
-from razorctl.ops.triton.tiles import COPY, VECTOR, affine
+from razorctl.ops.triton.tiles import AHEAD, COPY, VECTOR, affine
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
@@ -103,7 +103,8 @@ def norm_grad_kernel(
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
     total = tl.zeros((1, C), tl.float32)
-    for number in range(first, last):
+    STAGES: tl.constexpr = AHEAD if C <= 1024 else 1  # wider rows leave no registers for it
+    for number in tl.range(first, last, num_stages=STAGES):
         row = number + tl.zeros((1,), tl.int64)
         src = dy + row[:, None] * stride + column[None, :]
         d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)

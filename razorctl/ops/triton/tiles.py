@@ -13,6 +13,9 @@ from razorctl.ops.triton.launch import cdiv
 PARTS = constexpr(op.PARTS)
 ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program that works on elements
 VECTOR = 16  # bytes that a thread loads at once
+# Of a loop over rows: while a program works on one, the next is on its way, where a card can copy
+# into shared memory meanwhile.
+AHEAD = constexpr(2)
 # Arguments of kernels that `variants` gives types.
 COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
 SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
