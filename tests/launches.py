@@ -52,7 +52,8 @@ def compilations(card: int) -> list[Variant]:
     for variant in sorted(every, key=_demand):
         key: tuple[object, ...] = variant.key[0], variant.key[2], variant.key[4]
         if variant.kernel.__name__ == "scaled_gemm_kernel":
-            key = key[0], *(variant.constexprs[n] for n in ("BM", "BN", "BK")), key[2]
+            sizes = (variant.constexprs[name] for name in ("BM", "BN", "BK"))
+            key = key[0], *sizes, "terms_each" in variant.signature, key[2]
         else:
             key = *key, variant.key[1]
         most[key] = variant

@@ -19,7 +19,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from razorctl.ops.triton.launch import WARP
 from razorctl.ops.triton.variants import Variant
 
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([\w.]+)(.*?);", re.M)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)(.*?);", re.M)
 _REGISTER = re.compile(r"\bR(\d+)\b")
 # Layouts of tensors over threads, and loads of tensors of pointers, in what Triton calls TTGIR.
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", re.M)

@@ -75,12 +75,16 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
     assert said.workspace == products[0].nbytes
     want = []
     for product in products:
-        rows = len(product)
+        rows, sums = len(product), product.nbytes
+        # The scales of all columns are read again, which is next to nothing.
+        scaled = sums + rows * (2 * n + 4) + 4 * n * rows // m
         want += [
-            Kernel("int8", 2 * rows * n * k, rows * k + n * k + product.nbytes),
-            # The scales of all columns are read again, which is next to nothing.
-            Kernel("fp32", 0, product.nbytes + rows * (2 * n + 4) + 4 * n * rows // m),
-        ]
+            Kernel(
+                "int8", 2 * rows * n * k, rows * k + n * k + sums,
+                terms=k, programs=1, written=sums,
+            ),
+            Kernel("fp32", 0, scaled, own=True),
+        ]  # fmt: skip
     assert sorted(said.kernels.elements()) == sorted(want)
 
 
@@ -117,25 +121,27 @@ def test_products_of_few_tiles_are_split(monkeypatch):
     assert set(many) == {label for label in few if not label.endswith(gemm.SPLIT)}
 
 
-def test_a_split_product_takes_no_more_than_planning_counts(interpreted, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_a_split_product_takes_no_more_than_planning_counts(dtype, interpreted, monkeypatch):
     interpreted(gemm)
     monkeypatch.setattr(gemm, "_processors", lambda device: 7)
     monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
-    work, made = operands(40, 24, 64), []
-    product = gemm._scale
+    work, out, products = operands(40, 24, 64), torch.empty(40, 24, dtype=dtype), []
+    scale = gemm._scale
 
-    def noted(taken, *args):
-        made.append(taken)
-        product(taken, *args)
+    def noted(product, *args):
+        products.append(product)
+        scale(product, *args)
 
     monkeypatch.setattr(gemm, "_scale", noted)
-    for dtype in (torch.float32, torch.half):
-        out = torch.empty(40, 24, dtype=dtype)
-        gemm.run_split(SMALL[0], *work, out)
-        torch.testing.assert_close(out, scaled_gemm_reference(*work[:4], dtype, *work[4:]))
-        own = made[-1].data_ptr() != out.data_ptr()
+    gemm.run_split(SMALL[0], *work, out)
+    torch.testing.assert_close(out, scaled_gemm_reference(*work[:4], dtype, *work[4:]))
+    (product,) = products
+    taken = 0 if product.data_ptr() == out.data_ptr() else product.nbytes
+    assert taken == (0 if dtype == torch.float32 else 4 * out.numel())
+    with kernels.assumed(dot=True):
         said = cost(torch.ops.razorctl.scaled_gemm.default, (*work[:4], dtype), {}, out)
-        assert said.workspace >= (made[-1].nbytes if own else 0)
+    assert said.workspace >= taken
 
 
 def test_the_longest_sum_fits():

@@ -1,0 +1,170 @@
+"""No kernel of a default job leaves a card's memory or multiprocessors idle, by arithmetic.
+
+Little's law: memory gives its bandwidth only while bandwidth x latency bytes are asked for. What a
+kernel asks for follows from its machine code, its registers and its grid. Nothing is timed here.
+"""
+
+from collections import Counter
+from math import ceil, prod
+
+import pytest
+
+from razorctl.job import Job
+from razorctl.ops.triton import gemm, sums
+from razorctl.ops.triton.compiled import Compiled, compiled
+from razorctl.ops.triton.launch import REGISTERS, WARP
+from razorctl.ops.triton.recorded import Card, Launch
+from razorctl.planning import gpus, job_trace
+from razorctl.recipe import Recipe
+from tests.planning.test_gpus import CHIPS
+
+# Seconds from a load to its data while memory is busy. Copies into shared memory reach most of a
+# B200's bandwidth, 6.6 TB/s, with 32 KiB in flight on each of 148 SMs, which is 735 ns
+# (SemiAnalysis, "Dissecting Nvidia Blackwell", 2026); loads on an RTX 5070 Ti that of GDDR7,
+# 847 GB/s, with 8 KiB on each of 70, which is 677 ns (Euhedral, "Memory system of the RTX 5070
+# Ti"). Of idle memory it is about half.
+LATENCY = 700e-9
+# What a launch takes anyway; what takes no longer need not fill a card.
+SHORTEST = 5e-6
+# Of a multiprocessor: KiB of shared memory, of which each program takes one more than it asks for,
+# and threads (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+PROCESSORS = {
+    75: (64, 1024), 80: (164, 2048), 86: (100, 1536), 89: (100, 1536),
+    90: (228, 2048), 120: (100, 1536),
+}  # fmt: skip
+BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i32": 4, "*i16": 2, "*i8": 1, "*u8": 1}
+# Kernels of which each program that has columns of its own reads all of the rows' scales.
+BY_COLUMNS = ("bounds_kernel", "scales_kernel")
+THIRSTIEST = "h100-80gb"  # of the presets: it wants most for each multiprocessor
+
+
+def pytest_generate_tests(metafunc):
+    if "name" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--every-variant")
+        with_triton = [name for name in CHIPS if gpus.load(name).compute_capability != "7.0"]
+        metafunc.parametrize("name", with_triton if every else [THIRSTIEST])
+
+
+def moved(launch: Launch) -> int:
+    """Bytes that a launch reads or writes."""
+    kinds = launch.variant.signature
+    sizes = {
+        name: prod(shape) * BYTES[kinds[name]]
+        for name, shape in launch.arguments.items()
+        if isinstance(shape, tuple)
+    }
+    if launch.variant.kernel.__name__ in BY_COLUMNS:
+        columns, each = launch.arguments["columns"], launch.variant.constexprs["C"]
+        sizes["row_scale"] *= ceil(columns / each)
+    return sum(sizes.values())
+
+
+def resident(found: Compiled, capability: int) -> int:
+    """Programs that a multiprocessor has place for."""
+    shared, threads = PROCESSORS[capability]
+    registers = ceil(found.registers / 8) * 8 * WARP * found.warps
+    places = REGISTERS // registers, shared * 1024 // (found.shared + 1024)
+    return min(*places, threads // (WARP * found.warps))
+
+
+def starves(launch: Launch, found: Compiled | None, name: str) -> str | None:
+    """Why a launch takes more than twice as long as the card could take for it, or None."""
+    gpu, (processors, *_), programs = gpus.load(name), CHIPS[name], prod(launch.grid)
+    if launch.variant.kernel.__name__ == "scaled_gemm_kernel":
+        busy = programs / (processors * ceil(programs / processors))
+        return f"{programs} programs keep {busy:.0%} of the card busy" if busy < 0.5 else None
+    places = resident(found, capability_of(gpu))
+    in_flight = found.in_flight * min(places, programs / processors)
+    wanted = gpu.bandwidth * LATENCY / processors
+    takes = moved(launch) * LATENCY / (in_flight * processors)
+    if in_flight >= wanted / 2 or takes <= SHORTEST:
+        return None
+    return f"{in_flight / 1024:.1f} of {wanted / 1024:.1f} KiB in flight, {1e6 * takes:.0f} us"
+
+
+def launches_of(name: str) -> list[Launch]:
+    """What the default job launches on a card."""
+    gpu, (processors, *_) = gpus.load(name), CHIPS[name]
+    precision = "bf16" if "bf16" in gpu.rates else "fp16"
+    job = Job("vit-b16", "cifar100", batch_size=128, precision=precision)
+    job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 50_000)
+    card = Card(capability_of(gpu), processors)
+    return job_trace.launches(job, Recipe("razor", 0.9), 100, card)[card]
+
+
+def capability_of(gpu: gpus.Gpu) -> int:
+    return int(gpu.compute_capability.replace(".", ""))
+
+
+def test_kernels_of_the_default_job_fill_a_card(name):
+    found, starving = {}, Counter()
+    for launch in launches_of(name):
+        if not launch.trial:
+            key, kernel = launch.variant.key, launch.variant.kernel.__name__
+            if key not in found:
+                found[key] = compiled(launch.variant, capability_of(gpus.load(name)))
+            if why := starves(launch, found[key], name):
+                starving[f"{launch.op}: {kernel} of {launch.grid} programs, {why}"] += 1
+    assert found
+    assert not starving
+
+
+@pytest.mark.parametrize(("columns", "enough"), [(20_000, True), (384, False)])
+def test_a_kernel_of_few_programs_starves(columns, enough):
+    variant, shapes = sums.variant(), {"partial": (100_000, columns), "first": (columns,)}
+    launch = Launch("sums", variant, (columns // sums.COLUMNS,), shapes, trial=False)
+    assert (starves(launch, compiled(variant, 90), THIRSTIEST) is None) == enough
+
+
+def test_a_product_of_few_tiles_starves():
+    variant = next(v for v in gemm.variants(90) if v.kernel is gemm.scaled_gemm_kernel)
+    for programs, enough in ((36, False), (108, True), (133, True)):
+        launch = Launch("gemm", variant, (programs,), {}, trial=False)
+        assert (starves(launch, None, THIRSTIEST) is None) == enough
+
+
+LOADS = """
+        /*0000*/                   LDG.E.64 R4, desc[UR4][R2.64] ;
+        /*0010*/              @!P0 LDG.E.U16 R8, desc[UR4][R2.64+0x8] ;
+        /*0020*/                   FADD R9, R9, R10 ;
+        /*0030*/                   LDG.E.128 R12, desc[UR4][R2.64+0x10] ;{}
+        /*0050*/                   LDG.E R20, desc[UR4][R2.64+0x20] ;
+"""
+COPIES = """
+        /*0000*/                   LDGSTS.E.64 [R5], desc[UR4][R2.64] ;
+        /*0010*/                   LDGDEPBAR ;
+        /*0020*/               @P1 LDGSTS.E.BYPASS.128 [R5+0x8], desc[UR4][R2.64+0x8] ;
+        /*0030*/                   LDGDEPBAR ;{}
+        /*0050*/                   LDGSTS.E [R5+0x20], desc[UR4][R2.64+0x20] ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "between", "most"),
+    [
+        (LOADS, "", 8 + 2 + 16 + 4),
+        (LOADS, "FADD R9, R5, R10", 8 + 2 + 16),  # then only 2 + 16 + 4
+        (LOADS, "STG.E desc[UR4][R2.64], R15", 8 + 2 + 16),  # what came before is there too
+        (COPIES, "", 8 + 16 + 4),
+        (COPIES, "DEPBAR.LE SB0, 0x1", 8 + 16),
+        (COPIES, "DEPBAR.LE SB0, 0x0", 8 + 16),
+        (COPIES, "DEPBAR.LE SB0, 0x2", 8 + 16 + 4),
+    ],
+)
+def test_what_a_thread_has_asked_for(code, between, most, monkeypatch):
+    line = f"\n        /*0040*/                   {between} ;" if between else ""
+    monkeypatch.setattr("razorctl.ops.triton.compiled._dumped", lambda *args: code.format(line))
+    found = Compiled(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
+    assert found.outstanding == most
+    assert found.in_flight == 4 * 32 * most
+
+
+def test_what_threads_ask_for_together_counts_once():
+    ttgir = """
+#blocked = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
+%x = tt.load %a : tensor<32x16x!tt.ptr<f32>, #blocked> loc(#loc1)
+%mean = tt.load %b : tensor<32x!tt.ptr<f32>, #ttg.slice<{dim = 1, parent = #blocked}>> loc(#loc2)
+"""  # noqa: E501
+    found = Compiled(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
+    # Of x each thread has four elements; of the means two, as the seven threads beside it.
+    assert found._share == (32 * 16 + 32) / (128 * 4 + 128 * 2)
