@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import LANGUAGE, NO_LABEL, Job, Precision, settle_precision
+from razorctl.ops.kept import shared_by
 
 # `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {
@@ -68,16 +69,17 @@ def train_step(
         micro-batch the same weight.
     """
     found = []
-    for number, (inputs, labels) in enumerate(micro_batches, 1):
-        with nullcontext() if number == job.accumulate else unsynced(model):
-            with phase("forward"), autocast(labels.device, job):
-                loss = losses(model, inputs, labels, "mean" if total is None else "sum")
-                loss = loss / (job.accumulate if total is None else total)
-            if job.optimizer_in_backward:
-                check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
-            with phase("backward"):
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        found.append(loss.detach())
+    with shared_by(job.accumulate):
+        for number, (inputs, labels) in enumerate(micro_batches, 1):
+            with nullcontext() if number == job.accumulate else unsynced(model):
+                with phase("forward"), autocast(labels.device, job):
+                    loss = losses(model, inputs, labels, "mean" if total is None else "sum")
+                    loss = loss / (job.accumulate if total is None else total)
+                if job.optimizer_in_backward:
+                    check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
+                with phase("backward"):
+                    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            found.append(loss.detach())
     if job.optimizer_in_backward:
         return processes.mean(torch.stack(found).sum()), torch.zeros_like(found[0])
     with phase("optimizer"):

@@ -15,9 +15,11 @@ from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import Copy, copy_of
+from razorctl.ops import kept
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.kept import Columns
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
 from razorctl.ops.quantize import quantize
@@ -32,7 +34,7 @@ class Gemms(Product):
 
     weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
     of dy, which is `int8` if that is known. With both, dy itself is not needed. weight: [out, in],
-    None if dX is not wanted.
+    None if dX is not wanted. columns: its int8 copy, None until there is one.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class Gemms(Product):
         input_int8: bool,
         int8: Int8 | None = None,
         weight: Tensor | None = None,
+        columns: Columns | None = None,
     ) -> None:
         super().__init__(lambda x: dy.T @ x)
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
-        self.weight, self._columns = weight, None
+        self.weight, self.columns = weight, columns
         # Made when asked for; torch.compile cannot trace functools.cached_property.
         self._int8 = int8
 
@@ -79,10 +82,13 @@ class Gemms(Product):
             return grad
         rows, row_scale, total = self.int8
         if fused(rows.device):
-            whole = self.input_int8 and self.weight is not None and self.weight.is_contiguous()
-            operands = *copy, *form, packed.function, self.weight if whole else None
+            weight = self.weight if self.input_int8 and self.columns is None else None
+            if weight is not None and not weight.is_contiguous():
+                weight = None  # the kernels take no other
+            operands = *copy, *form, packed.function, weight
             balanced, x, scale, center, *columns = linear_operands(rows, row_scale, *operands)
-            self._columns = columns if whole else None
+            if weight is not None:
+                self.columns = columns[0], columns[1]
         else:  # where no launch is saved, nothing waits in memory for the other GEMM
             balanced, row_scale = balance(rows, row_scale)
             x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
@@ -95,8 +101,9 @@ class Gemms(Product):
         if not self.input_int8:
             return self.dy @ cast_weight(self.weight, self.dy.dtype)
         rows, row_scale, _ = self.int8
-        columns, scale = self._columns or int8_columns(self.weight)
-        dx: Tensor = scaled_gemm(rows, columns, row_scale, scale, self.dy.dtype)
+        if self.columns is None:
+            self.columns = int8_columns(self.weight)
+        dx: Tensor = scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
         return dx
 
 
@@ -149,7 +156,8 @@ class LinearFunction(torch.autograd.Function):
         known = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
         rows = flat(dy) if known is None else dy
-        product = Gemms(rows, weight_int8, input_int8, known, matrix)
+        columns = kept.find(weight) if input_int8 else None
+        product = Gemms(rows, weight_int8, input_int8, known, matrix, columns)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
@@ -160,6 +168,7 @@ class LinearFunction(torch.autograd.Function):
                 db = product.total
             if ctx.needs_input_grad[0]:
                 dx = shaped(product.input_grad(), ctx.shape)
+                kept.keep(weight, product.columns)
         return dx, dw, db, None, None, None, None
 
 
