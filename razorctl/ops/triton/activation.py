@@ -104,13 +104,13 @@ def activation_grad(
 
 def _held(
     columns: int, dtype: torch.dtype, bits: int, function: str
-) -> tuple[int, int, int | None]:
+) -> tuple[int, int, int]:
     """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
     held = next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
-    # Without a limit some spill.
+    # Without a limit some spill, though two programs have place; others only if there is one.
     spills = dtype == torch.float32 or held > 4096 or (function == "gelu-tanh" and bits == 6)
-    return held, warps, all_registers(warps) if spills else None
+    return held, warps, all_registers(warps if spills else 2 * warps)
 
 
 def activation_grad_int8(
