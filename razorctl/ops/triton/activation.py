@@ -102,9 +102,7 @@ def activation_grad(
     return dx
 
 
-def _held(
-    columns: int, dtype: torch.dtype, bits: int, function: str
-) -> tuple[int, int, int]:
+def _held(columns: int, dtype: torch.dtype, bits: int, function: str) -> tuple[int, int, int]:
     """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
     held = next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
