@@ -63,14 +63,22 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
     # By identity: hashing one looks at all that it calls.
     swapped: dict[int, Interpreted] = {}
 
+    def own() -> list[ModuleType]:
+        return [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
+
+    def forget() -> None:
+        """Takes kernels out of what functions remember of their results."""
+        for value in [value for place in own() for value in vars(place).values()]:
+            getattr(value, "cache_clear", bool)()
+
     def swap(module: ModuleType) -> ModuleType:
-        own = [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
-        for place in (module, *own, triton.language, triton.language.standard):
+        forget()
+        for place in (module, *own(), triton.language, triton.language.standard):
             for name, value in list(vars(place).items()):
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), Interpreted(value.fn))
                     patch.setattr(place, name, twin)
-                elif isinstance(value, constexpr) and place in (module, *own):
+                elif isinstance(value, constexpr) and place in (module, *own()):
                     patch.setattr(place, name, value.value)
         return module
 
@@ -82,6 +90,7 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         for scope in reversed(scopes):
             scope.restore()
         patch.undo()
+        forget()
 
 
 @pytest.fixture(autouse=True)
@@ -145,9 +154,7 @@ def card() -> Iterator[Callable[[str], None]]:
         patch.setattr(gemm, "_capability", lambda device: 80)
         patch.setattr(gemm, "tiles", lambda capability, aligned: (SMALL,))
         patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))
-        gemm.ways.cache_clear()
         run("kernels")
         yield run
-        gemm.ways.cache_clear()
     for op, function in before.items():
         op.register_kernel("cpu")(function)
