@@ -156,7 +156,16 @@ class Run(Iterator[Step]):
         self.peak_bytes, self.feed.loading.begun = known["peak_bytes"], tuple(known["begun"])
 
     def __next__(self) -> Step:
-        return next(self._steps)
+        try:
+            return next(self._steps)
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        """Lets others train in the directory; the garbage collector may take its time."""
+        if self.lock is not None:
+            self.lock.release()
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -203,6 +212,7 @@ class Run(Iterator[Step]):
         """Saves the run if what goes over its steps has failed between two of them."""
         if self._between and self.job.processes == 1:
             self.save()
+        self._release()
 
     def _stopped(self) -> BaseException | None:
         """What `stop` returns in any process. Collective."""

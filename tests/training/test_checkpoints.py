@@ -62,7 +62,8 @@ def test_a_step_that_fails_loses_none_before_it(where, tmp_path, monkeypatch):
         patch.setattr(*place, fail)
         with pytest.raises(OSError, match="damaged"):
             next(run)
-    stop(run)
+    assert run.lock is not None
+    assert not run.lock.is_locked  # though the run is still there
     assert steps(tmp_path / "run") == [2 if where == "rows" else 3]
     for _ in resume(tmp_path / "run", job, JOINT):
         pass
