@@ -15,7 +15,7 @@ def config() -> Path:
 
 
 def _of(kind: str, variable: str, usual: str) -> Path:
-    """What platformdirs says; where it is not installed, what it says on Linux."""
+    """The folder that platformdirs names; where it is not installed, the one it names on Linux."""
     try:
         import platformdirs
     except ModuleNotFoundError:  # a GPU machine with torch and little else

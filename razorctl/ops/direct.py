@@ -30,7 +30,7 @@ class Direct(CustomOpDef):
     kernels: dict[str, Callable[..., Any]]
 
     def register_kernel(self, device_types: Any, fn: Any = None, /) -> Any:
-        """As that of `CustomOpDef`, for one kind of device."""
+        """Registers the kernel of one kind of device, as `CustomOpDef` does."""
         if fn is None:
             return lambda fn: self.register_kernel(device_types, fn)
         # torch wraps what is registered; that of another device may be registered for this one too.

@@ -140,7 +140,7 @@ def _opened(path: Path) -> int | None:
 
 
 def _seal(content: bytes) -> bytes:
-    """What a library with that content ends with."""
+    """The end of a library with that content."""
     return SEAL + hashlib.sha256(content).hexdigest().encode()
 
 
