@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
-from razorctl.planning.times import on_card, on_host, seconds
+from razorctl.planning.times import launches, on_card, on_host, seconds
 from razorctl.recipe import Recipe
 
 # Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
@@ -88,8 +88,8 @@ class Predicted:
             step.low,
             step.high,
             on_card(trace, gpu).likely,
-            on_host(trace, graphs).likely,
-            sum(trace.kernels.values()),
+            on_host(trace, gpu, graphs).likely,
+            launches(trace, gpu),
             step.likely / seconds(full, gpu, min(graphs, 1)).likely,
         )
 

@@ -25,6 +25,7 @@ MOST, MOST_REDUCING, LEAST = 1.0, 0.91, 0.5
 # `ops.triton.gemm` splits the terms of a sum of an int8 product among at most so many programs of
 # at least so many terms each: the fewest that keep this share of multiprocessors busy.
 MOST_PARTS, FEWEST_TERMS, BUSY = 8, 1024, 0.8
+SPLITS = 2  # more launches of such a product: one sets its int32 sums to zero, one applies scales
 
 # Seconds of the host for a call of an operation of PyTorch and of an op of razorctl, each with the
 # modules and autograd around it: by scripts/bench/host.py on a core of an AMD EPYC of 2024, where a
@@ -61,22 +62,33 @@ def seconds(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     graphs: how many CUDA graphs the host replays for all that comes before the optimizer's update,
     one for each micro-batch; 0 if it launches each kernel.
     """
-    return Seconds(*map(max, on_card(trace, gpu), on_host(trace, graphs)))
+    return Seconds(*map(max, on_card(trace, gpu), on_host(trace, gpu, graphs)))
+
+
+def split(trace: Trace, gpu: Gpu) -> int:
+    """How many int8 products of a step have sums that several programs share on that card."""
+    return sum(count for kernel, count in trace.kernels.items() if _parts(kernel, gpu) > 1)
+
+
+def launches(trace: Trace, gpu: Gpu) -> int:
+    """How many kernels a step runs on that card."""
+    return sum(trace.kernels.values()) + SPLITS * split(trace, gpu)
 
 
 def on_card(trace: Trace, gpu: Gpu) -> Seconds:
     """The seconds that the kernels of a step take one after the other."""
     each = [_kernel(kernel, gpu).times(count) for kernel, count in trace.kernels.items()]
-    launches = LAUNCH * sum(trace.kernels.values())
-    return Seconds(*(launches + sum(ends) for ends in zip(*each, strict=True)))
+    launching = LAUNCH * launches(trace, gpu)
+    return Seconds(*(launching + sum(ends) for ends in zip(*each, strict=True)))
 
 
-def on_host(trace: Trace, graphs: int = 0) -> Seconds:
+def on_host(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     """The seconds that the host takes for the calls and launches of a step; see `seconds`."""
-    calls, launches = trace.calls, sum(trace.kernels.values())
+    (aten, ops), launched = trace.calls, launches(trace, gpu)
+    aten += split(trace, gpu)  # PyTorch sets the sums to zero
     if graphs:
-        calls, launches = trace.update, trace.update.aten
-    likely = GRAPH * graphs + CALL * calls.aten + OP * calls.ops + DRIVER * launches
+        (aten, ops), launched = trace.update, trace.update.aten
+    likely = GRAPH * graphs + CALL * aten + OP * ops + DRIVER * launched
     fast, slow = HOSTS
     return Seconds(fast * likely, likely, slow * likely)
 

@@ -8,7 +8,17 @@ import pytest
 
 from razorctl.memory.trace_cache import NONE, Calls, Kernel, Trace
 from razorctl.planning import gpus, times
-from razorctl.planning.times import CALL, DRIVER, GRAPH, LAUNCH, OP, on_card, on_host, seconds
+from razorctl.planning.times import (
+    CALL,
+    DRIVER,
+    GRAPH,
+    LAUNCH,
+    OP,
+    launches,
+    on_card,
+    on_host,
+    seconds,
+)
 
 GPU = gpus.load("rtx-4090")
 
@@ -19,7 +29,8 @@ def trace(kernels: dict[Kernel, int], calls: Calls = NONE, update: Calls = NONE)
 
 def taken(kernel: Kernel, gpu: gpus.Gpu = GPU) -> times.Seconds:
     """The seconds of a kernel on a card without its launch."""
-    return times.Seconds(*(end - LAUNCH for end in on_card(trace({kernel: 1}), gpu)))
+    one = trace({kernel: 1})
+    return times.Seconds(*(end - LAUNCH * launches(one, gpu) for end in on_card(one, gpu)))
 
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
@@ -87,13 +98,23 @@ def test_a_step_takes_as_long_as_the_card_or_the_host():
     low, likely, high = seconds(many, GPU)
     assert likely == pytest.approx(1e6 * CALL + 10 * OP + 100 * DRIVER)
     assert low < likely < high
-    assert seconds(many, GPU) == on_host(many)
+    assert seconds(many, GPU) == on_host(many, GPU)
 
 
 def test_with_cuda_graphs_the_host_replays_a_graph_for_each_micro_batch():
     step = trace({Kernel("fp32", 0, 10**6): 100}, Calls(1000, 100), Calls(5, 0))
-    assert on_host(step, graphs=2).likely == pytest.approx(2 * GRAPH + 5 * (CALL + DRIVER))
-    assert on_host(step, graphs=2).likely < 0.1 * on_host(step).likely
+    assert on_host(step, GPU, graphs=2).likely == pytest.approx(2 * GRAPH + 5 * (CALL + DRIVER))
+    assert on_host(step, GPU, graphs=2).likely < 0.1 * on_host(step, GPU).likely
+
+
+def test_a_product_whose_sums_are_split_takes_two_more_launches_and_a_call():
+    whole, parted = (Kernel("int8", 10**9, 1, False, True, terms, 16) for terms in (1024, 8192))
+    step = trace({whole: 2, parted: 3}, Calls(10, 5))
+    cards = GPU, replace(GPU, multiprocessors=None)  # the other one: as if all were filled
+    assert [launches(step, card) for card in cards] == [11, 5]
+    more, few = (on_host(step, card).likely for card in cards)
+    assert more - few == pytest.approx(3 * CALL + 6 * DRIVER)
+    assert on_card(trace({parted._replace(operations=0): 1}), GPU).low > 3 * LAUNCH
 
 
 def test_sums_are_split_as_the_kernels_split_them():
@@ -106,5 +127,5 @@ def test_what_calls_take_the_host_is_what_was_measured():
     measured = json.loads(Path("scripts/bench/results/host.json").read_text())
     for case in ("full", "razor"):
         calls = Calls(measured[case]["aten_calls"], measured[case]["op_calls"])
-        taken = on_host(trace({}, calls)).likely
+        taken = on_host(trace({}, calls), GPU).likely
         assert 1e3 * taken == pytest.approx(measured["host_ms"][case], rel=0.05)
