@@ -79,7 +79,8 @@ class Job:
         well, and so has an evaluation that is the best so far.
     keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
     compile: whether training steps run through torch.compile.
-    cuda_graphs: whether compiled forward and backward passes are captured as CUDA graphs.
+    cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or not.
+        Evaluations and updates cannot use the memory of these, which no plan counts.
     activation_memory_budget: share of the bytes that compiled steps would save of which
         torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all of
         them. No plan predicts what it saves.
@@ -142,11 +143,6 @@ class Job:
         check_seed(self.seed)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs cannot both be set; give one of them.")
-        if self.cuda_graphs and not self.compile:
-            raise UsageError(
-                "CUDA graphs are captured from compiled steps; add --compile, or leave "
-                "--cuda-graphs out."
-            )
         self._check_memory_budget()
         for name, choices in (
             ("precision", get_args(Precision)),
@@ -325,9 +321,14 @@ class Job:
         return self.batch_size // (self.processes * self.accumulate)
 
     @property
+    def captured(self) -> bool:
+        """Whether micro-batches become CUDA graphs without torch.compile."""
+        return self.cuda_graphs and not self.compile
+
+    @property
     def buckets(self) -> bool:
         """Whether all gradients have their place in memory at all times, as under DDP."""
-        return self.processes > 1 and self.strategy == "ddp"
+        return self.captured or (self.processes > 1 and self.strategy == "ddp")
 
     def decay(self, step: int) -> float:
         """The share of `learning_rate` that a step uses, counted from 0; needs a resolved job."""

@@ -38,6 +38,34 @@ def precision(job: Job, device: torch.device) -> Precision:
 Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
 
 
+# (model, losses, batch, job, scaler, phase, check) -> the loss; see `passes`.
+Passes = Callable[..., Tensor]
+
+
+def passes(
+    model: nn.Module,
+    losses: Losses,
+    batch: tuple[Any, Tensor, Tensor | None],
+    job: Job,
+    scaler: torch.amp.GradScaler,
+    phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
+    check: Callable[[Tensor, Tensor], object] = lambda *_: None,
+) -> Tensor:
+    """Runs forward and backward of a micro-batch; returns its share of the loss of the step.
+
+    batch: inputs, labels and `total`; see `train_step`, also for the rest.
+    """
+    inputs, labels, total = batch
+    with phase("forward"), autocast(labels.device, job):
+        loss = losses(model, inputs, labels, "mean" if total is None else "sum")
+        loss = loss / (job.accumulate if total is None else total)
+    if job.optimizer_in_backward:
+        check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
+    with phase("backward"):
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
 def train_step(
     model: nn.Module,
     losses: Losses,
@@ -50,6 +78,7 @@ def train_step(
     unsynced: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
     keep_gradients: bool = False,
     total: Tensor | None = None,
+    run: Passes = passes,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
@@ -67,19 +96,14 @@ def train_step(
     keep_gradients: whether gradients stay in memory, as zeros, after the step.
     total: the number of labels of the whole batch that count, as `counted` says; None gives each
         micro-batch the same weight.
+    run: `passes`, or another that does the same.
     """
     found = []
     with shared_by(job.accumulate):
         for number, (inputs, labels) in enumerate(micro_batches, 1):
             with nullcontext() if number == job.accumulate else unsynced(model):
-                with phase("forward"), autocast(labels.device, job):
-                    loss = losses(model, inputs, labels, "mean" if total is None else "sum")
-                    loss = loss / (job.accumulate if total is None else total)
-                if job.optimizer_in_backward:
-                    check(processes.mean(loss.detach()), torch.zeros_like(loss.detach()))
-                with phase("backward"):
-                    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            found.append(loss.detach())
+                batch = inputs, labels, total
+                found.append(run(model, losses, batch, job, scaler, phase, check))
     if job.optimizer_in_backward:
         return processes.mean(torch.stack(found).sum()), torch.zeros_like(found[0])
     with phase("optimizer"):
@@ -91,8 +115,9 @@ def train_step(
         check(loss, norm)
         scaler.step(optimizer)
         scaler.update()
-        # A graph's output must not become a gradient: its next replay would write over the sum.
-        kept = keep_gradients or (job.cuda_graphs and job.accumulate > 1)
+        # A compiled graph's output must not become a gradient: its next replay would write over
+        # the sum.
+        kept = keep_gradients or (job.cuda_graphs and job.compile and job.accumulate > 1)
         optimizer.zero_grad(set_to_none=not kept)
     return loss, norm
 

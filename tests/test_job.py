@@ -60,12 +60,6 @@ def test_epochs_become_steps(epochs, steps):
     assert job.epochs is None
 
 
-def test_cuda_graphs_are_of_compiled_steps():
-    assert Job("m", "d", compile=True, cuda_graphs=True).cuda_graphs
-    with pytest.raises(UsageError, match="add --compile, or leave --cuda-graphs out"):
-        Job("m", "d", cuda_graphs=True)
-
-
 def test_an_activation_memory_budget_is_of_compiled_steps():
     assert Job("m", "d", compile=True, activation_memory_budget=1.0).activation_memory_budget == 1
     with pytest.raises(UsageError, match="add --compile, or leave --activation-memory-budget out"):

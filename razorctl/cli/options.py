@@ -99,7 +99,7 @@ JOB = _typed(
     save_every=_of_job(help="Steps between checkpoints. [default: every evaluation]"),
     keep_checkpoints=_of_job(help="Keep the checkpoints of a finished run. [default: no]"),
     compile=_of_job(help="Compile training steps, which pays off in long runs. [default: no]"),
-    cuda_graphs=_of_job(help="Capture compiled steps as CUDA graphs. [default: no]"),
+    cuda_graphs=_of_job(help="Capture forward and backward passes as CUDA graphs. [default: no]"),
     activation_memory_budget=_of_job(
         help="Share of activations that compiled steps keep, in (0, 1]. [default: 1]"
     ),

@@ -182,13 +182,22 @@ def fatal(error: Exception, x: Any) -> Exception | None:
     """
     if isinstance(error, torch.AcceleratorError):
         return error
-    if getattr(x, "is_cuda", False):
-        try:
-            if not torch.cuda.is_current_stream_capturing():
-                torch.cuda.synchronize(x.device)
-        except torch.AcceleratorError as found:
-            return found
+    return None if _capturing(x) else unusable(x.device)
+
+
+def unusable(device: torch.device) -> Exception | None:
+    """What says that a card can run nothing any more; None if it can."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except torch.AcceleratorError as found:
+        return found
     return None
+
+
+def _capturing(x: Any) -> bool:
+    """Whether what is launched for `x` becomes part of a CUDA graph now."""
+    return getattr(x, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
 
 def _told(op: str, error: Exception, x: Any) -> Exception | None:
@@ -275,6 +284,8 @@ def register(
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
+                if _capturing(args[0]):
+                    raise  # a kernel that cannot be captured has not failed
                 if told := _told(op._name, error, args[0]):
                     raise told from error
                 if give_up(error, device):

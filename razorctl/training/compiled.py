@@ -57,17 +57,27 @@ def payoff(first: float, eager: float, compiled: float) -> Payoff:
 
 
 def refuse(job: Job, recipe: Recipe, device: torch.device) -> None:
-    """Raises UsageError for a job that cannot be compiled as it says with a recipe on a device."""
+    """Raises UsageError for a job that cannot be compiled, or captured, as it says."""
     if job.cuda_graphs and device.type != "cuda":
         raise UsageError(
             "CUDA graphs need a CUDA device; leave --cuda-graphs out, or choose --device cuda."
         )
-    if job.compile and job.processes > 1:
-        raise UsageError("steps of several processes are not compiled; leave --compile out.")
-    if job.compile and recipe.joint_budget < 1:
+    if not (job.compile or job.captured):
+        return
+    how, kind, option = "compiled", "compiled", "--compile"
+    if job.captured:
+        how, kind, option = "captured as CUDA graphs", "CUDA", "--cuda-graphs"
+    if job.processes > 1:
+        raise UsageError(f"steps of several processes are not {how}; leave {option} out.")
+    if recipe.joint_budget < 1:
         raise UsageError(
-            "a joint budget draws anew in every step, which a compiled graph cannot follow; leave "
-            "--compile out, or set --joint-budget to 1."
+            f"a joint budget draws anew in every step, which a {kind} graph cannot follow; leave "
+            f"{option} out, or set --joint-budget to 1."
+        )
+    if job.captured and job.optimizer_in_backward:
+        raise UsageError(
+            "a CUDA graph would repeat the learning rate of an update in the backward pass; leave "
+            "--cuda-graphs or --optimizer-in-backward out."
         )
 
 
@@ -120,14 +130,14 @@ class Compiled:
             with self._budgeted():
                 return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            log.warning("training goes on without compiling: %s", _reason(error))
+            log.warning("training goes on without compiling: %s", reason(error))
             self._compiled = None
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             if not self._graphs:
                 raise
-            log.warning("training goes on without CUDA graphs: %s", _reason(error))
+            log.warning("training goes on without CUDA graphs: %s", reason(error))
             self._graphs = False
             self._compiled = self._compile()
         self.model.zero_grad()  # of the micro-batches before
@@ -197,7 +207,7 @@ class Trial(Compiled):
             log.info("%s.", self.payoff)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The sentence of a UsageError that a layer raised while it was traced, else torch's first."""
     refusal = re.search(r"raised exception UsageError\((['\"])(.*)\1\)", str(error))
     if refusal:

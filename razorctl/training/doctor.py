@@ -26,13 +26,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import razorctl
 from razorctl import folders, hub
-from razorctl.job import settle_precision
+from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect
 from razorctl.recipe import Recipe
+from razorctl.step import Passes, by_logits, passes
 from razorctl.surgery.sparsify import sparsify
+from razorctl.training.captured import WARM_UPS, Captured
 
 State = Literal["ok", "note", "problem"]
 PACKAGES = ("torch", "triton", "timm", "transformers", "datasets", "peft", "accelerate", "torchao")
@@ -47,6 +49,7 @@ TRIED = (
 )
 BATCH = 64  # images of the trial, so that its GEMMs are large enough for int8
 CLOSE = 0.95  # least cosine of that gradient to the exact one
+SAME = 0.999  # and of the gradient of a step to that of the same step; sums may be in other orders
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -80,6 +83,8 @@ def diagnose() -> Iterator[Check]:
     for device in _places():
         yield _attention(device)
         yield from _kernels(device)
+        if device.type == "cuda":
+            yield graphs(device)
 
 
 def _places() -> list[torch.device]:
@@ -134,6 +139,8 @@ def _gpus() -> Iterator[Check]:
             yield Check("gpu", f"card {number}", "note", f"{found}; it has no preset", mend)
         else:
             yield Check("gpu", f"card {number}", "ok", found)
+    found = "no release has run on a card where it was made; the parts below are tried here"
+    yield Check("gpu", "tests of razorctl", "note", found)
     yield _cuda(len(cards))
     if kernels.wanted():
         yield _launcher()
@@ -260,6 +267,36 @@ def _kernels(device: torch.device) -> Iterator[Check]:
         )
 
 
+def graphs(device: torch.device) -> Check:
+    """Whether razor's steps run as CUDA graphs on a device, and give the same gradient so."""
+    job = Job("", "", precision="fp16" if _narrow(device) is torch.float16 else "bf16")
+    torch.manual_seed(0)
+    model, captured = _small_vit().to(device).train(), Captured()
+    sparsify(model, TRIED[0])
+    losses = by_logits(lambda net, images: net(images), job)
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+    def gradient(run: Passes, images: Tensor) -> Tensor:
+        model.zero_grad()
+        run(model, losses, (images, torch.arange(BATCH, device=device) % 10, None), job, scaler)
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    mend = "leave --cuda-graphs out"
+    for _ in range(WARM_UPS + 2):  # the last one is a replay
+        images = torch.randn(BATCH, 3, 32, 32, device=device)
+        try:
+            replayed = gradient(captured, images)
+        except RuntimeError as error:
+            return Check(str(device), "CUDA graphs", "note", _line(error), mend)
+    if not captured.works:
+        return Check(str(device), "CUDA graphs", "note", "a step cannot be captured", mend)
+    cosine = F.cosine_similarity(replayed.double(), gradient(passes, images).double(), 0).item()
+    found = f"cosine {cosine:.4f} of a replayed step's gradient to that of the step"
+    if cosine >= SAME:
+        return Check(str(device), "CUDA graphs", "ok", found)
+    return Check(str(device), "CUDA graphs", "problem", found, mend)
+
+
 def _small_vit() -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
@@ -275,14 +312,17 @@ def _gradient(model: nn.Module, images: Tensor, recipe: Recipe | None) -> Tensor
     model = copy.deepcopy(model).train()
     if recipe is not None:
         sparsify(model, recipe)
-    narrow = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        narrow = torch.float16
-    with torch.autocast(device.type, dtype=narrow, enabled=device.type == "cuda"):
+    with torch.autocast(device.type, dtype=_narrow(device), enabled=device.type == "cuda"):
         logits = model(images)
     labels = torch.arange(len(images), device=device) % logits.shape[1]
     F.cross_entropy(logits.float(), labels).backward()  # type: ignore[no-untyped-call]
     return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def _narrow(device: torch.device) -> torch.dtype:
+    """The dtype of 16 bits that a device computes in."""
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if old else torch.bfloat16
 
 
 def _line(error: Exception | str) -> str:

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map_only
 from razorctl import processes
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
-from razorctl.step import by_logits, refuse_infinite, train_step
+from razorctl.step import by_logits, passes, refuse_infinite, train_step
 from razorctl.training import parallel, state
+from razorctl.training.captured import Captured
 from razorctl.training.compiled import Trial
 from razorctl.training.recovery import parted
 
@@ -41,6 +42,7 @@ class Learner:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.trial = Trial(together, job)
+        self._captured = Captured() if job.captured else None
         self.parts, self.torn = 1, False
         self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
 
@@ -81,8 +83,11 @@ class Learner:
                 check=self._check,
                 unsynced=parallel.unsynced,
                 total=total,
+                run=self._captured or passes,
             )
         except Exception:
+            if self._captured is not None:
+                self._captured.forget()  # what comes next may be a changed model
             self.model.zero_grad()
             state.load_transient(self.model, before)
             raise

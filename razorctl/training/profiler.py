@@ -29,9 +29,10 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
-from razorctl.step import by_logits, train_step
+from razorctl.step import by_logits, passes, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.of_job import OfJob
+from razorctl.training.captured import Captured
 from razorctl.training.compiled import Compiled, refuse
 
 CLASSES = 10
@@ -61,7 +62,8 @@ class Phases:
     forward: the forward pass and the loss, without `sampling`.
     sampling: choosing and packing what layers save in the forward pass, and the draws of a joint
         budget; 0 in a compiled step, where it is part of `forward`.
-    backward: the backward pass, with unpacking and the updates of samplers.
+    backward: the backward pass, with unpacking and the updates of samplers; a CUDA graph that is
+        not compiled has both passes in `forward`.
     optimizer: clipping, the update, and setting the gradients to None.
     """
 
@@ -192,6 +194,7 @@ class Training:
         self._updates = build_optimizer(model, job)
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.compiled = Compiled(model, job)
+        self._captured = Captured() if job.captured else None
 
     def batch(self) -> tuple[Any, Tensor]:
         """Inputs and labels, these at random, on the device."""
@@ -220,8 +223,9 @@ class Training:
                 yield
 
         with clock.phase("step"):
-            losses = by_logits(self.family.logits, self.job)
-            train_step(model, losses, batch(), self._updates, self.job, self._scaler, phase)
+            losses, run = by_logits(self.family.logits, self.job), self._captured or passes
+            given = model, losses, batch(), self._updates, self.job, self._scaler
+            train_step(*given, phase, run=run)
         return clock.seconds
 
 
@@ -325,7 +329,7 @@ def _measure(
 
     The peaks are the most bytes that the allocator had allocated and reserved.
     """
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP + training.job.captured):  # the last one captures
         training.step()
     cuda = training.device.type == "cuda"
     if cuda:

@@ -69,13 +69,15 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def random_states() -> dict[str, Any]:
-    """The states of all default generators: torch's, on CUDA if it is in use, Python's, NumPy's."""
+def random_states(cuda: bool = True) -> dict[str, Any]:
+    """The states of all default generators: torch's, on CUDA if it is in use, Python's, NumPy's.
+
+    cuda: whether those on CUDA are among them.
+    """
     kind, keys, *rest = numpy.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state_all() if _cuda() else []
     return {
         "torch": torch.get_rng_state(),
-        "cuda": cuda,
+        "cuda": torch.cuda.get_rng_state_all() if cuda and _cuda() else [],
         "python": random.getstate(),
         "numpy": [kind, torch.from_numpy(keys.astype(numpy.int64)), *rest],  # type: ignore[union-attr]
     }

@@ -7,7 +7,8 @@ before, for that card alone, by a process for each core; Triton keeps it, and co
 missing later. A row has whether all gradients are finite, the cosine of the whole gradient to that
 of full in fp32 and in bf16, the distance of the logits to those of full in bf16, the seconds of a
 first and a second step, the peak, and which kernels failed. The last row has razor's gradient by
-PyTorch operations, which kernels must come close to. The script writes results/first_DEVICE.json
+PyTorch operations, which kernels must come close to. At the end a step is captured as a CUDA graph,
+as `razorctl doctor` does it. The script writes results/first_DEVICE.json
 after every row, and starts again with the next case if a card can run nothing more. It ends with 1
 if a step or a kernel failed, or a gradient is not finite.
 """
@@ -21,7 +22,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,7 @@ from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
 from razorctl.planning import job_trace
+from razorctl.training.doctor import graphs
 
 if TYPE_CHECKING:
     from razorctl.ops.triton.recorded import Card
@@ -230,6 +232,10 @@ def main() -> int:
         if (run.error or "").startswith("AcceleratorError"):
             rest = [] if args.resume else ["--resume"]
             os.execv(sys.executable, [sys.executable, *sys.argv, *rest])
+    if args.device == "cuda":
+        document["graphs"] = asdict(graphs(torch.device(args.device)))
+        out.write_text(json.dumps(document, indent=2) + "\n")
+        print("CUDA graphs:", document["graphs"]["found"])
     print(f"written to {out}")
     return int(any(r["error"] or r["failed"] or not r["finite"] for r in document["rows"]))
 

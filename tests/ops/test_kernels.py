@@ -73,7 +73,7 @@ def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
     def synchronize(device):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
 
-    card = SimpleNamespace(is_cuda=True, device="cuda:0")
+    card = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
@@ -90,6 +90,11 @@ def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
     assert run(card) == "body"
     assert list(kernels.replaced()) == [("op", "cuda")]
     kernels._failed.clear()
+    # What a CUDA graph cannot take says nothing of the kernel.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="misaligned"):
+        run(card)
+    assert not kernels.replaced()
 
 
 @pytest.fixture

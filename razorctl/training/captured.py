@@ -1,0 +1,204 @@
+"""Micro-batches as CUDA graphs, without torch.compile: a forward and a backward pass in one launch.
+
+The host launches a step of hundreds of kernels in a few calls. Untried on a card. Without one, a
+test replays recorded operations in place of a graph, and `doctor` tries graphs where a card is.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from razorctl.job import Job
+from razorctl.ops import kernels
+from razorctl.ops.kept import shared_by
+from razorctl.step import Losses, passes
+from razorctl.training import state
+from razorctl.training.compiled import reason
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Gradients = list[Tensor | None]  # of all parameters
+
+# Micro-batches that run as they are before one is captured: they compile and time kernels.
+WARM_UPS = 2
+
+
+class Graphs:
+    """Graphs of one device, which are replayed one after the other and so share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        # Everything that waits for work runs on one stream, as torch asks for.
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def warm_up(self, run: Callable[[], T]) -> T:
+        """Runs what is captured later, where it will be captured."""
+        now = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(now)
+        with torch.cuda.stream(self.stream):
+            found = run()
+        now.wait_stream(self.stream)
+        return found
+
+    def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """What `run` returns, and what computes it, which `run` does not do here.
+
+        It reads what `run` has read and writes into the same memory, each time that it is called.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on with the device: one of a DataLoader pins memory.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode=mode):
+            found = run()
+        return found, graph.replay
+
+
+class _Graph(NamedTuple):
+    """A captured micro-batch.
+
+    loss: where its share of the loss is after `replay`. before, after: the gradients that it adds
+    to, and those that are there then.
+    """
+
+    replay: Callable[[], None]
+    loss: Tensor
+    before: Gradients
+    after: Gradients
+
+
+class Captured:
+    """`step.passes` that runs micro-batches of one kind as CUDA graphs, after the first WARM_UPS.
+
+    The first micro-batch of a step writes the gradients, and the others add to them: each of both
+    has a graph. If one cannot be captured, or micro-batches have several shapes, training goes on
+    without graphs after one warning. Nothing that is drawn on the host can change in a graph, so a
+    model that draws there has none. What a graph has computed stays in memory until `forget`.
+    """
+
+    def __init__(self) -> None:
+        self.works = True  # as far as is known
+        self.forget()
+
+    def forget(self) -> None:
+        """Frees all graphs; called when the model, or the sizes of micro-batches, may change."""
+        self._kind: Any = None
+        self._warm = 0
+        self._maker: Graphs | None = None
+        self._parameters: list[nn.Parameter] = []
+        self._batch: Any = None  # what graphs read; each micro-batch is copied there
+        self._graphs: list[_Graph] = []
+
+    def __call__(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        batch: tuple[Any, Tensor, Tensor | None],
+        job: Job,
+        scaler: torch.amp.GradScaler,
+        phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
+        check: Callable[[Tensor, Tensor], object] = lambda *_: None,
+    ) -> Tensor:
+        plain = partial(passes, model, losses, batch, job, scaler, phase, check)
+        if self.works and not self._alike(model, batch, job):
+            self._end("micro-batches have several shapes")
+        if not self.works:
+            return plain()
+        assert self._maker is not None
+        if self._warm < WARM_UPS:
+            self._warm += 1
+            return self._maker.warm_up(plain)
+        before = [parameter.grad for parameter in self._parameters]
+        graph = next((g for g in self._graphs if _same(g.before, before)), None)
+        if graph is None:
+            if not self._lasting(before):  # the rest of a step that began without graphs
+                return self._maker.warm_up(plain)
+            graph = self._captured(model, losses, batch, job, scaler, before)
+        if graph is None:
+            return plain()
+        with phase("forward"):
+            for known, new in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
+                if isinstance(new, Tensor):
+                    known.copy_(new)
+            graph.replay()
+        with phase("backward"):
+            self._set(graph.after)
+        return graph.loss.clone()
+
+    def _alike(self, model: nn.Module, batch: Any, job: Job) -> bool:
+        """Whether a micro-batch is of the kind of those before it."""
+        leaves, structure = tree_flatten(batch)
+        like = [(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves]
+        kind = model, job.accumulate, structure, like
+        if self._kind is None:
+            self._kind, self._maker = kind, Graphs(batch[1].device)
+            self._parameters = list(model.parameters())
+        return bool(self._kind == kind)
+
+    def _lasting(self, gradients: Gradients) -> bool:
+        """Whether gradients will be where they are in later steps as well."""
+        none = all(gradient is None for gradient in gradients)
+        return none or any(_same(graph.after, gradients) for graph in self._graphs)
+
+    def _captured(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        batch: Any,
+        job: Job,
+        scaler: torch.amp.GradScaler,
+        before: Gradients,
+    ) -> _Graph | None:
+        """The graph of a micro-batch; None if it cannot be captured."""
+        assert self._maker is not None
+        if self._batch is None:
+            self._batch = tree_map_only(Tensor, torch.clone, batch)
+        run = partial(passes, model, losses, self._batch, job, scaler)
+        host = state.random_states(cuda=False)
+        try:
+            with shared_by(1):  # else a graph would read what another one has kept
+                loss, replay = self._maker.capture(run)
+            graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._set(before)
+            if kernels.unusable(batch[1].device) is not None:
+                raise
+            self._end(reason(error))
+            return None
+        finally:
+            drawn = _listed(host) != _listed(state.random_states(cuda=False))
+            state.set_random_states(host)
+        self._set(before)
+        if drawn:
+            self._end("the model draws random numbers on the host, which a graph would repeat")
+            return None
+        self._graphs.append(graph)
+        return graph
+
+    def _set(self, gradients: Gradients) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _end(self, why: str) -> None:
+        """Trains without graphs from now on."""
+        log.warning("training goes on without CUDA graphs: %s", why)
+        self.works = False
+        self.forget()
+
+
+def _same(some: Gradients, others: Gradients) -> bool:
+    """Whether all gradients are where the others are."""
+    return all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _listed(states: Any) -> Any:
+    """States of generators, which can be compared."""
+    return tree_map_only(Tensor, Tensor.tolist, states)

@@ -1,0 +1,69 @@
+"""What stands in for CUDA graphs on a CPU: operations that are recorded, and replayed in place."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Recording(TorchDispatchMode):
+    """Keeps each operation with its arguments and results, whose memory `replay` fills again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
+        self.made: set[int] = set()  # storages
+        self.before: list[tuple[Tensor, Tensor]] = []  # what was there already, and its values
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tensors((args, kwargs))
+        if func._schema.is_mutable or "batch_norm" in func.name():  # whose schema hides it
+            outside = (t for t in given if t.untyped_storage()._cdata not in self.made)
+            self.before += [(t, t.clone()) for t in outside]
+        result = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage()._cdata for t in given}
+        own = [t for t in tensors(result) if t.untyped_storage()._cdata not in known]
+        self.made |= {t.untyped_storage()._cdata for t in own}
+        self.calls.append((partial(func, *args, **(kwargs or {})), own))
+        return result
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for call, own in self.calls:
+                results = tensors(call())
+                for old, new in zip(own, results[-len(own) :] if own else (), strict=True):
+                    old.copy_(new)
+
+    def undo(self) -> None:
+        """Takes back what was written, since a graph computes nothing while it is captured."""
+        with torch.no_grad():
+            for tensor, values in reversed(self.before):
+                tensor.copy_(values)
+            for _, own in self.calls:
+                for tensor in own:
+                    tensor.fill_(0)
+
+
+class Graphs:
+    """`captured.Graphs` where there is no card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.captured = 0
+
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        return run()
+
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        with Recording() as recording:
+            found = run()
+        recording.undo()
+        self.captured += 1
+        return found, recording.replay

@@ -1,0 +1,209 @@
+"""Micro-batches as CUDA graphs: as without them, or without them after one warning."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from razorctl import Recipe, models, sparsify
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.ops import kernels
+from razorctl.training import captured
+from razorctl.training.captured import WARM_UPS
+from razorctl.training.compiled import refuse
+from razorctl.training.doctor import graphs as trial
+from razorctl.training.learner import Learner
+from razorctl.training.profiler import PHASES, profile
+from tests import graphs
+
+pytestmark = pytest.mark.usefixtures("shallow")
+
+JOB = Job(
+    *("vit-micro", "digits"),
+    batch_size=8,
+    steps=6,
+    precision="bf16",
+    learning_rate=0.01,
+)
+RAZOR = Recipe("razor", 0.5)
+STEPS = WARM_UPS + 3
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    """The graphs that were made."""
+    made: list[graphs.Graphs] = []
+
+    def graphs_of(device):
+        made.append(graphs.Graphs(device))
+        return made[-1]
+
+    monkeypatch.setattr(captured, "Graphs", graphs_of)
+    return made
+
+
+def said(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
+
+
+def learner(job: Job, recipe: Recipe, drop: float = 0.0) -> Learner:
+    family = models.find(job.model)
+    job = job.resolved(family.defaults, 1000)
+    torch.manual_seed(0)
+    model = family.bare(10, None)
+    model.head = nn.Sequential(nn.Dropout(drop), nn.BatchNorm1d(128), model.head)
+    sparsify(model, recipe)
+    return Learner(model, job, family.logits, torch.device("cpu"))
+
+
+def batches(job: Job, step: int, rows: int | None = None) -> list[tuple[torch.Tensor, ...]]:
+    """The micro-batches of a step."""
+    draw = torch.Generator().manual_seed(step)
+    size = (rows or 8) // job.accumulate
+    return [
+        (torch.randn(size, 1, 28, 28, generator=draw), torch.randint(10, (size,), generator=draw))
+        for _ in range(job.accumulate)
+    ]
+
+
+def trained(job: Job, recipe: Recipe, steps: int = STEPS, drop: float = 0.0):
+    """Losses and norms, and the weights and buffers after the last step."""
+    it = learner(job, recipe, drop)
+    torch.manual_seed(1)
+    found = [it.step(batches(job, step)) for step in range(steps)]
+    return torch.tensor(found), it.model.state_dict()
+
+
+def assert_same(some, others) -> None:
+    torch.testing.assert_close(some, others, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "accumulate", "precision"),
+    [
+        (Recipe("full"), 1, "fp32"),
+        (RAZOR, 1, "bf16"),
+        (Recipe("razor", 0.9, int8_forward=True), 2, "bf16"),
+        (Recipe("prebackrazor++", 0.5), 4, "bf16"),  # draws in place
+        (Recipe("backrazor", 0.9), 1, "bf16"),
+    ],
+    ids=lambda value: value.method if isinstance(value, Recipe) else str(value),
+)
+def test_steps_are_the_same(recipe, accumulate, precision, stand_in, caplog):
+    job = replace(JOB, accumulate=accumulate, precision=precision)
+    plain = trained(job, recipe)
+    assert not stand_in
+    assert_same(trained(replace(job, cuda_graphs=True), recipe), plain)
+    (made,) = stand_in
+    assert made.captured == (1 if accumulate == 1 else 2)  # those that write, and that add
+    assert said(caplog) == []
+
+
+def test_random_numbers_of_the_host_end_it(stand_in, caplog):
+    plain = trained(JOB, RAZOR, drop=0.5)
+    assert_same(trained(replace(JOB, cuda_graphs=True), RAZOR, drop=0.5), plain)
+    assert said(caplog) == [
+        "training goes on without CUDA graphs: the model draws random numbers on the host, which a "
+        "graph would repeat"
+    ]
+
+
+def test_micro_batches_of_several_shapes_end_it(stand_in, caplog):
+    ends = []
+    for graph in (False, True):
+        it = learner(replace(JOB, cuda_graphs=graph), RAZOR)
+        sizes = [8] * STEPS + [6, 8]
+        found = [it.step(batches(JOB, step, rows)) for step, rows in enumerate(sizes)]
+        ends.append((torch.tensor(found), it.model.state_dict()))
+    assert_same(*ends)
+    assert said(caplog) == [
+        "training goes on without CUDA graphs: micro-batches have several shapes"
+    ]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_cannot_be_captured_runs_as_it_is(accumulate, monkeypatch, caplog):
+    job = replace(JOB, accumulate=accumulate)
+    plain = trained(job, RAZOR)
+
+    def fails(self, run):
+        captured = capture(self, run)
+        if self.captured < accumulate:  # of two graphs, the second one fails
+            return captured
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    capture = graphs.Graphs.capture
+    monkeypatch.setattr(graphs.Graphs, "capture", fails)
+    assert_same(trained(replace(job, cuda_graphs=True), RAZOR), plain)
+    assert said(caplog) == [
+        "training goes on without CUDA graphs: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_dead_card_and_a_lack_of_memory_are_raised(monkeypatch, stand_in, caplog):
+    def fails(self, run):
+        raise error
+
+    monkeypatch.setattr(graphs.Graphs, "capture", fails)
+    monkeypatch.setattr(kernels, "unusable", lambda device: RuntimeError("dead"))
+    for error in (RuntimeError("an illegal memory access"), torch.OutOfMemoryError()):
+        with pytest.raises(type(error)):
+            trained(replace(JOB, cuda_graphs=True), RAZOR)
+    assert said(caplog) == []
+
+
+def test_graphs_are_forgotten_after_an_error(stand_in):
+    """As after a lack of memory, when micro-batches become smaller or the model is changed."""
+    it = learner(replace(JOB, cuda_graphs=True), RAZOR)
+    for step in range(STEPS):
+        it.step(batches(JOB, step))
+    with pytest.raises(ZeroDivisionError):
+        it.step(1 / 0 for _ in range(1))
+    it.parts = 2
+    for step in range(STEPS):
+        it.step(batches(JOB, step))
+    assert [made.captured for made in stand_in] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("job", "recipe", "mend"),
+    [
+        ({}, Recipe(joint_budget=0.5), "leave --cuda-graphs out, or set --joint-budget to 1"),
+        ({"processes": 2}, RAZOR, "not captured as CUDA graphs; leave --cuda-graphs out"),
+        ({"optimizer_in_backward": True}, RAZOR, "leave --cuda-graphs or --optimizer-in-backward"),
+    ],
+)
+def test_what_changes_outside_of_a_graph_is_refused(job, recipe, mend):
+    with pytest.raises(UsageError, match=mend):
+        refuse(replace(JOB, cuda_graphs=True, **job), recipe, torch.device("cuda"))
+
+
+def test_a_profile_has_both_passes_in_one_phase(monkeypatch, stand_in):
+    monkeypatch.setattr("razorctl.training.profiler.refuse", lambda *args: None)
+    found = profile("vit-micro", RAZOR, batch_size=4, steps=2, device="cpu", cuda_graphs=True)
+    assert stand_in[0].captured == 1
+    assert found.phases.forward_s > 10 * found.phases.backward_s
+    assert set(PHASES) == {name.removesuffix("_s") for name in vars(found.phases)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "found"),
+    [
+        (None, "ok", "cosine 1.0000 of a replayed step's gradient"),
+        ("capture", "note", "a step cannot be captured"),
+        ("replay", "problem", "of a replayed step's gradient"),
+    ],
+)
+def test_doctor_tries_a_graph(wrong, state, found, monkeypatch):
+    def fails(self, run):
+        if wrong == "capture":
+            raise RuntimeError("no")
+        return capture(self, run)[0], lambda: None
+
+    capture = graphs.Graphs.capture
+    if wrong:
+        monkeypatch.setattr(graphs.Graphs, "capture", fails)
+    check = trial(torch.device("cpu"))
+    assert (check.state, found in check.found) == (state, True)
