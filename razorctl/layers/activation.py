@@ -127,7 +127,7 @@ class Activation(RazorLayer):
         """The copy of `x` that a norm offers, with its layout; None if there is none."""
         if self.memo is not None:
             for layout in layouts(x):
-                copy = self.memo.find(x, layout)
+                copy = self.memo.find(x, layout, self)
                 if copy is not None and isinstance(copy.rule, Shareable):
                     return layout, copy
         return None, None

@@ -135,7 +135,7 @@ class WeightLayer(RazorLayer):
         if self.memo is None:
             copy, shared = made(), False
         else:
-            copy, shared = self.memo.pack(input, layout, made)
+            copy, shared = self.memo.pack(input, layout, made, self)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
@@ -157,6 +157,7 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
     forms: list[Packed | None] = []
     for part in parts:
         if isinstance(part, Packed):
+            part.saved_by(ctx)
             forms.append(part.holding([None] * len(part.tensors)))
             tensors.extend(part.tensors)
         else:

@@ -62,7 +62,7 @@ class Gate(RazorLayer):
 
     def _copy(self, x: Tensor) -> Copy:
         """A copy of `x` that is known already, or one by this layer's rule."""
-        known = None if self.memo is None else self.memo.find(x, layout(x))
+        known = None if self.memo is None else self.memo.find(x, layout(x), self)
         if known is not None and known.rule.elementwise:
             return known
         return copy_of_images(x.detach(), self.rules)

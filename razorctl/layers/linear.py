@@ -232,7 +232,7 @@ class Linear(WeightLayer):
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:
         """The int8 copy of `rows`, which are the input in the dtype of the GEMM."""
-        return Int8(*int8_rows(rows)) if self.memo is None else self.memo.int8(input, rows)
+        return Int8(*int8_rows(rows)) if self.memo is None else self.memo.int8(input, rows, self)
 
     def large(self, x: Tensor) -> bool:
         """Whether GEMMs with the input `x` have at least SMALLEST multiplications."""

@@ -48,15 +48,17 @@ T = TypeVar("T")
 class Made(Generic[T]):
     """What was made of a tensor, until that is gone; it is found in the same state alone.
 
+    Each layer finds it once. One that looks again takes part in another forward pass, before which
+    the tensor may have been filled anew where autograd does not count versions, as through NumPy.
     last: whether that of the tensor before is forgotten for it.
     """
 
     def __init__(self, last: bool = False) -> None:
         self._last = last
-        self._entries: dict[int, tuple[weakref.ref[Tensor], Hashable, T]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Tensor], Hashable, T, set[int]]] = {}
 
-    def put(self, x: Tensor, state: Hashable, made: T) -> None:
-        """Replaces what there was of `x`."""
+    def put(self, x: Tensor, state: Hashable, made: T, by: object = None) -> None:
+        """Replaces what there was of `x`; `by` is the layer that has it already."""
         if self._last:
             self.clear()
         number = id(x)
@@ -65,13 +67,14 @@ class Made(Generic[T]):
             if number in self._entries and self._entries[number][0] is dead:
                 del self._entries[number]
 
-        self._entries[number] = weakref.ref(x, forget), (x._version, state), made
+        self._entries[number] = weakref.ref(x, forget), (x._version, state), made, {id(by)}
 
-    def get(self, x: Tensor, state: Hashable) -> T | None:
-        """What was put last of `x`, if it is unchanged, in this state."""
+    def get(self, x: Tensor, state: Hashable, by: object) -> T | None:
+        """What was put last of `x`, if it is unchanged, in this state; for the layer `by`."""
         if id(x) in self._entries:
-            known, before, made = self._entries[id(x)]
-            if known() is x and before == (x._version, state):
+            known, before, made, found_by = self._entries[id(x)]
+            if known() is x and before == (x._version, state) and id(by) not in found_by:
+                found_by.add(id(by))
                 return made
         return None
 
@@ -85,8 +88,8 @@ class Memo:
 
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
-    output, to the layers which the output feeds. A copy is found only while autograd saves in the
-    same place (`_place`): a checkpointed region runs again by itself, so it must share with nothing
+    output, to the layers which the output feeds. A copy is found only in one forward pass: by each
+    layer once, while the graph that saved it is there, and while autograd saves in the same place (`_place`): a checkpointed region runs again by itself, so it must share with nothing
     outside. torch.compile cannot trace a weak reference, so in a compiled program a copy is an
     attribute of its tensor (`traced`).
 
@@ -98,47 +101,51 @@ class Memo:
         self._int8 = Made[Int8](last=True)  # nobody else holds it
         self.gradients = Gradients()
 
-    def pack(self, x: Tensor, layout: Hashable, make: Callable[[], Copy]) -> tuple[Copy, bool]:
+    def pack(
+        self, x: Tensor, layout: Hashable, make: Callable[[], Copy], by: object
+    ) -> tuple[Copy, bool]:
         """Returns the copy of `x`, and whether there was one already; if not, makes it.
 
-        x: the activation as the layer received it; after a change in place its copy is not found.
+        x: the activation as the layer `by` received it; after a change in place its copy is not
+            found.
         layout: layers that show a rule the same rows of x have the same layout.
         """
-        copy = self.find(x, layout)
+        copy = self.find(x, layout, by)
         if copy is not None:
             return copy, True
         copy = make()
-        self.offer(x, layout, copy)
+        self.offer(x, layout, copy, by)
         return copy, False
 
-    def offer(self, x: Tensor, layout: Hashable, copy: Copy) -> None:
-        """Makes `copy` the copy of `x` in that layout."""
+    def offer(self, x: Tensor, layout: Hashable, copy: Copy, by: object = None) -> None:
+        """Makes `copy` the copy of `x` in that layout; `by` is the layer that has it already."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
             traced.offer(x, layout, copy)
         else:
-            self._copies.put(x, (layout, _place()), copy)
+            self._copies.put(x, (layout, _place()), copy, by)
 
-    def find(self, x: Tensor, layout: Hashable) -> Copy | None:
-        """The copy of `x` in that layout, if there is one."""
+    def find(self, x: Tensor, layout: Hashable, by: object) -> Copy | None:
+        """The copy of `x` in that layout for the layer `by`, if there is one."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
             return traced.find(x, layout)
-        return self._copies.get(x, (layout, _place()))
+        copy = self._copies.get(x, (layout, _place()), by)
+        return copy if copy is not None and copy.packed.alive else None
 
-    def int8(self, x: Tensor, rows: Tensor) -> Int8:
+    def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
         """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.
 
         It is found wherever autograd saves, because it is not saved.
         """
         if torch.compiler.is_compiling():  # the compiler itself makes equal copies once
             return Int8(*int8_rows(rows))
-        made = self._int8.get(x, rows.dtype)
+        made = self._int8.get(x, rows.dtype, by)
         if made is None:
             made = Int8(*int8_rows(rows))
-            self._int8.put(x, rows.dtype, made)
+            self._int8.put(x, rows.dtype, made, by)
         return made
 
     def clear(self) -> None:

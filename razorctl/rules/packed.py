@@ -4,6 +4,7 @@ Each has the shape and the dtype of the activation that it stands for. It names 
 tensors; autograd saves those alone.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -27,6 +28,17 @@ class Packed:
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What autograd is to save."""
         return tuple(getattr(self, name) for name in self.TENSORS)
+
+    def saved_by(self, ctx: Any) -> None:
+        """Called when the context of an autograd function saves it for the backward pass."""
+        if not torch.compiler.is_compiling():
+            vars(self).setdefault("_ctx", weakref.ref(ctx))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the graph that saved it first is still there, if one did."""
+        ctx = vars(self).get("_ctx")
+        return ctx is None or ctx() is not None
 
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
         """The same form with `tensors` in place of its own."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from razorctl import sparsify
+from razorctl import Recipe, sparsify
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.sharing import Memo
 
@@ -158,3 +158,44 @@ def test_hooks_of_any_kind(shared):
     with saved_tensors_hooks(torch.Tensor.cpu, torch.Tensor.cpu):  # of which there is no weakref
         gradients(sparse(Block()))
     assert shared == [False, True]
+
+
+@pytest.mark.parametrize("refill", ["numpy", "data"])
+@pytest.mark.parametrize(
+    ("kept", "second"), [(False, "both"), (True, "both"), (False, "right")]
+)  # a layer of its own on a graph that is kept is as in one pass
+def test_a_copy_is_of_one_forward_pass(refill, kept, second):
+    """A tensor whose version does not change may have other values in the next pass."""
+    net = sparse(Block())
+    block, x = net.blocks[0], torch.randn(64, WIDTH)
+    fresh = torch.randn(64, WIDTH)
+
+    def run(x: Tensor) -> Tensor:
+        return block.right(x) + (block.left(x) if second == "both" else 0)
+
+    before = block.left(x) + (block.right(x) if second == "both" else 0)
+    if not kept:
+        del before
+    if refill == "numpy":
+        x.numpy()[:] = fresh.numpy()
+    else:
+        x.data = fresh.clone()
+    run(x).square().sum().backward()
+    found = [p.grad for p in block.parameters() if p.grad is not None]
+    net.zero_grad()
+    run(fresh).square().sum().backward()
+    want = [p.grad for p in block.parameters() if p.grad is not None]
+    torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("refill", ["numpy", "data"])
+def test_so_is_an_int8_copy(refill):
+    net, x, fresh = nn.Linear(512, 512), torch.randn(512, 512), torch.randn(512, 512)
+    sparsify(net, Recipe("razor", 0.5, int8_forward=True))
+    assert net.large(x)
+    net(x)
+    if refill == "numpy":
+        x.numpy()[:] = fresh.numpy()
+    else:
+        x.data = fresh.clone()
+    torch.testing.assert_close(net(x), net(fresh), rtol=0, atol=0)

@@ -198,7 +198,7 @@ class TestSharing:
             saved.clear()
             y = net[2](hidden)
             (rule, packed), known = net[2].memo.pack(
-                hidden, ("linear", y.dtype), lambda: pytest.fail("packed again")
+                hidden, ("linear", y.dtype), lambda: pytest.fail("packed again"), "another layer"
             )
         assert not [t for t in saved if t.shape == hidden.shape]
         assert known
@@ -222,7 +222,10 @@ class TestSharing:
         with torch.no_grad():
             hidden.mul_(2)
         _, known = net[2].memo.pack(
-            hidden, ("linear", hidden.dtype), lambda: copy_of(hidden.detach(), net[2].rules)
+            hidden,
+            ("linear", hidden.dtype),
+            lambda: copy_of(hidden.detach(), net[2].rules),
+            "another layer",
         )
         assert not known
 
