@@ -43,7 +43,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
         del wanted["precision"]  # the run has the one that suited its device
     if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
         job = replace(job, learning_rate=wanted.pop("learning_rate"))  # `Run` checks that it fits
-    rundir.refuse_others(out, known | _planned(document), wanted | _planning(told, plan))
+    rundir.refuse_others(out, known | _planned(document), wanted | _planning(told, plan, document))
     return job, recipe, document
 
 
@@ -79,14 +79,16 @@ def _planned(document: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _planning(told: Settings, plan: Path | None) -> dict[str, Any]:
-    """The same of the settings that are given now."""
+def _planning(told: Settings, plan: Path | None, document: dict[str, Any] | None) -> dict[str, Any]:
+    """The same of the settings that are given now; `document` is the run's plan."""
     from razorctl.planning import gpus
     from razorctl.planning import plan as planner
 
     wanted = {name: told.given[name] for name in PLANNING if name in told.given}
     if "vram" in wanted:
-        wanted["vram"] = gpus.memory_size(wanted["vram"])
+        asked = gpus.memory_size(wanted["vram"])
+        memory = asked if document is None else document["gpu"]["memory_bytes"]
+        wanted["vram"] = gpus.usable(asked, memory) or asked
     if "gpu" in wanted:
         wanted["gpu"] = gpus.load(wanted["gpu"]).name
     if plan is not None:

@@ -89,9 +89,10 @@ class Memo:
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
     output, to the layers which the output feeds. A copy is found only in one forward pass: by each
-    layer once, while the graph that saved it is there, and while autograd saves in the same place (`_place`): a checkpointed region runs again by itself, so it must share with nothing
-    outside. torch.compile cannot trace a weak reference, so in a compiled program a copy is an
-    attribute of its tensor (`traced`).
+    layer once, while the graph that saved it is there, and while autograd saves in the same place
+    (`_place`): a checkpointed region runs again by itself, so it must share with nothing outside.
+    torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
+    its tensor (`traced`).
 
     gradients: what the layers hand on to each other in the backward pass.
     """

@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # a GPU machine with torch and little else
 
 from razorctl.config import presets
 from razorctl.errors import UsageError
-from razorctl.planning.gpus import Gpu, load, memory_size, names, read
+from razorctl.planning.gpus import Gpu, load, memory_size, names, read, usable
 
 # Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
 _SAME_MEMORY = 0.05
@@ -132,16 +132,17 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
         gpu = min(
             cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
         )
-        return Target(gpu, budget, "as asked for", assumed=True)
+        return Target(gpu, usable(budget, gpu.memory_bytes) or budget, "as asked for", assumed=True)
     else:
         raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
     if budget is None:
         return Target(gpu, free, source)
-    if budget > max(free, gpu.memory_bytes):
+    asked = usable(budget, max(free, gpu.memory_bytes))
+    if asked is None:
         raise UsageError(
             f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
         )
-    return Target(gpu, budget, "as asked for")
+    return Target(gpu, asked, "as asked for")
 
 
 def _bare(name: str) -> str:

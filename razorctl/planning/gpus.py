@@ -30,6 +30,9 @@ _MOST = 1.5
 # kernels of APEX that it ported, on an A100 (NVIDIA/apex pull request 1037: 896 and 953 GB/s, both
 # passes of the backward one counted).
 REDUCES = 0.67
+# A box says up to 7 % more than the driver: 16 GB of a T4 are 15,360 MiB, 24 GB of an L4 23,034.
+_LABEL = 0.08
+_SIZE = re.compile(r"-[0-9]+gb$")  # at the end of a preset's name, where cards differ by it alone
 SHORT, LONG = 1024, 4096  # terms of the int8 products that were measured
 
 
@@ -226,10 +229,26 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Gpu:
     """The preset of that name, or in that file if the name ends in .toml.
 
-    Raises UsageError for an unknown name, which suggests the nearest one, and for a file that
-    cannot be read or has a missing, unknown or invalid field.
+    A card is also known by its number, such as 4090, and by what the driver calls it. Raises
+    UsageError for an unknown name, which suggests the nearest one, for a name of several cards, and
+    for a file that cannot be read or has a missing, unknown or invalid field.
     """
-    return read(Path(name) if name.endswith(".toml") else find("GPU", name, presets.files("gpus")))
+    if name.endswith(".toml"):
+        return read(Path(name))
+    known = presets.files("gpus")
+    if name in known:
+        return read(known[name])
+    same = [each for each in known if _plain(name) in (_plain(each), _plain(_SIZE.sub("", each)))]
+    same = same or [each for each in known if _plain(name) == _plain(read(known[each]).name)]
+    if len(same) > 1:
+        raise UsageError(f"there is more than one GPU {name!r}; choose {' or '.join(same)}.")
+    return read(find("GPU", same[0] if same else name, known))
+
+
+def _plain(name: str) -> str:
+    """A card's name without brands and signs."""
+    letters = re.sub(r"[^a-z0-9]", "", name.casefold())
+    return re.sub(r"^(nvidia)?(geforce|tesla)?(rtx|gtx)?", "", letters)
 
 
 def read(file: Path) -> Gpu:
@@ -248,11 +267,19 @@ def read(file: Path) -> Gpu:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 11GB or 11264MiB; GB and GiB both mean 2^30, as on a card's label.
+    """Bytes of a size such as 11GB, 11 or 11264MiB; GB and GiB mean 2^30, as on a card's label.
 
     Raises UsageError for any other text.
     """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([MG])i?B?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([MG])(?:i?B)?)?\s*", text, re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a size of memory; write one like 11GB or 11264MiB.")
-    return round(float(match[1]) * (2**30 if match[2] in "Gg" else 2**20))
+    return round(float(match[1]) * (2**20 if match[2] in ("M", "m") else 2**30))
+
+
+def usable(asked: int, memory_bytes: int) -> int | None:
+    """The bytes that a size means of a card with so much memory; None if it has not that much.
+
+    What its box says is all of it, though a driver reports less.
+    """
+    return min(asked, memory_bytes) if asked <= (1 + _LABEL) * memory_bytes else None

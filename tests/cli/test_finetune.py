@@ -278,14 +278,14 @@ class TestResume:
         assert Path("run/result.json").exists()
 
     def test_goes_on_with_what_a_plan_has_chosen(self, monkeypatch):
-        planned = ["--gpu", "t4", "--vram", "11GB", "--precision", "fp32", "--out", "run"]
+        planned = ["--gpu", "T4", "--vram", "16GB", "--precision", "fp32", "--out", "run"]
         with monkeypatch.context() as patch:
             patch.setattr(trainer.Run, "_note_peak", lambda _: signal.raise_signal(signal.SIGTERM))
             assert finetune(*planned).exit_code == 143
         document = json.loads(Path("run/plan.json").read_text())
         other = finetune("--resume", *planned, "--vram", "12GB")
         assert other.exit_code == 2
-        assert f"vram {11 * 2**30}" in other.stderr
+        assert f"vram {15 * 2**30}" in other.stderr  # as a driver says it
         result = finetune("--resume", "--json", *planned)
         assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["predicted"] == document["chosen"]["predicted"]

@@ -88,7 +88,7 @@ def test_what_does_not_fit():
         (["--vram", "-3GB"], "'-3GB' is not a size of memory"),
         (["--vram", "inf"], "'inf' is not a size of memory"),
         (["--gpu", "rtx-4091"], "did you mean 'rtx-4090'?"),
-        (["--gpu", "t4", "--vram", "40GB"], "has 15.0 GiB; ask for no more than that."),
+        (["--gpu", "t4", "--vram", "17GB"], "has 15.0 GiB; ask for no more than that."),
         ([], "no GPU was found; name one with --gpu, or its memory with --vram."),
         (["--gpu", "none.toml"], "cannot read none.toml"),
         (["--gpu", "t4", "--prefer", "quick"], "unknown preference 'quick'"),

@@ -157,7 +157,7 @@ def test_the_mission_cards_are_there():
 
 def test_unknown_gpu_gets_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'rtx-4090'"):
-        gpus.load("rtx4090")
+        gpus.load("rtx-4091")
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -257,3 +257,35 @@ def test_precision_of_every_preset():
         if settle_precision("auto", gpus.load(name).compute_capability) == "bf16"
     }
     assert bf16 == {name for name in gpus.names() if "bf16" in gpus.load(name).rates}
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("4060 Ti", "rtx-4060-ti-16gb"),
+        ("2080ti", "rtx-2080-ti"),
+        ("H100", "h100-80gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("v100", "v100-16gb"),
+    ],
+)
+def test_a_card_is_known_by_what_people_call_it(name, preset):
+    assert gpus.load(name) == gpus.load(preset)
+
+
+def test_a_name_of_two_cards_is_neither():
+    with pytest.raises(UsageError, match="'A100'; choose a100-40gb or a100-80gb"):
+        gpus.load("A100")
+
+
+@pytest.mark.parametrize(("text", "gib"), [("24", 24), ("24G", 24), ("24gb", 24), ("24 GiB", 24)])
+def test_memory_is_what_the_box_says(text, gib):
+    assert gpus.memory_size(text) == gib * 2**30
+    found = detect.target("rtx-4090", text)
+    assert found.budget == found.gpu.memory_bytes < gib * 2**30
+    assert detect.target("t4", "16GB").budget == gpus.load("t4").memory_bytes
