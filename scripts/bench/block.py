@@ -158,7 +158,7 @@ def copies() -> Iterator[Case]:
     yield Case(quantize.quantize, "proj", of_input, launches)
     yield Case(quantize.quantize, "q", of_heads, launches)
     yield Case(quantize.dequantize, "q", back, (f"quantize: dequantize {BITS} bits HALF",))
-    launches = "int8: int8_heads 4096 HALF", "int8: column_sums"
+    launches = "int8: int8_heads 1024 HALF", "int8: column_sums"
     yield Case(int8.int8_heads, "dq, dk, dv", gradients, launches)
 
 

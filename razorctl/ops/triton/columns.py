@@ -11,7 +11,7 @@ from razorctl.ops import kernels
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
-TILE = {"ROWS": 16, "COLUMNS": 128}
+COLUMNS = 128  # of the elements that a program gathers
 WARPS, STAGES = 4, 2
 REGISTERS = 64  # of a thread: without a limit ptxas may take 48 and spill
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,30 +31,35 @@ def gather_kernel(
     tl.store(out + row[:, None] * columns + column[None, :], values, inside)
 
 
+def _rows(size: int) -> int:
+    """Of the elements that a program gathers, if they are of so many bytes."""
+    return 8 if size == 8 else 16  # of 16 rows of 8 bytes threads spill
+
+
 def gather_columns(x: Tensor, index: Tensor) -> Tensor:
     """See `razorctl.ops.columns.gather_columns`."""
     out = x.new_empty(len(x), len(index))
     if not out.numel():
         return out
-    integers = INTEGERS[x.element_size()]
-    grid = (cdiv(len(x), TILE["ROWS"]), cdiv(len(index), TILE["COLUMNS"]))
+    integers, rows = INTEGERS[x.element_size()], _rows(x.element_size())
+    grid = (cdiv(len(x), rows), cdiv(len(index), COLUMNS))
     gather_kernel[grid](
         x.view(integers), index, out.view(integers), *out.shape, x.stride(0), x.stride(1),
-        **TILE, num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
+        ROWS=rows, COLUMNS=COLUMNS, num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
     return out
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launch above asks for; eight bytes take most registers."""
+    """What the launch above asks for; tiles of four bytes take most registers."""
     sizes = {"rows": "i32", "columns": "i32", "row_stride": "i32"}
-    for bits in (8, 16, 32, 64) if every else (64,):
+    for bits in (8, 16, 32, 64) if every else (32, 64):
         kind = f"*i{bits}"
         signature = {"x": kind, "index": "*i64", "out": kind, **sizes}
+        constants = {"ROWS": _rows(bits // 8), "COLUMNS": COLUMNS, "column_stride": 1}
         yield Variant(
-            gather_kernel, signature, TILE | {"column_stride": 1}, WARPS, STAGES,
-            f"gather_columns i{bits}", unaligned=("rows", "columns"),
-            most_registers=REGISTERS,
+            gather_kernel, signature, constants, WARPS, STAGES, f"gather_columns i{bits}",
+            unaligned=("rows", "columns"), most_registers=REGISTERS,
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
 WIDEST = 16384  # columns of a row that a program holds at once
-WIDEST_HEADS = 8192  # columns of all heads of q, k and v, whose places it holds too
+WIDEST_HEADS = 4096  # columns of all heads of q; those of k and v, and their places, it holds too
 ROWS = 32  # that a program of `int8_rows` copies one after the other
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
@@ -28,17 +28,22 @@ COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spi
 
 
 @triton.jit
-def _scale(largest):
-    """The scale of values up to a magnitude."""
-    return tl.div_rn(tl.minimum(largest, LARGEST), 127.0)
+def _magnitude(x):
+    """The bits of |x|, which order as magnitudes do, with NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _scale(bits):
+    """The scale of values up to a magnitude, whose bits these are; NaN if that is NaN."""
+    scale = tl.div_rn(tl.minimum(bits.to(tl.float32, bitcast=True), LARGEST), 127.0)
+    return tl.where(bits > 0x7F800000, float("nan"), scale)
 
 
 @triton.jit
 def row_scale(x):
     """The scale of each row of `x`, which lies along the last axis; NaN for one with a NaN."""
-    # These bits order as magnitudes do, with NaN above infinity.
-    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, len(x.shape) - 1)
-    return tl.where(most > 0x7F800000, float("nan"), _scale(most.to(tl.float32, bitcast=True)))
+    return _scale(tl.max(_magnitude(x), len(x.shape) - 1))
 
 
 @triton.jit
@@ -77,27 +82,35 @@ def int8_heads_kernel(
 ):  # fmt: skip
     """`int8_rows_kernel` for rows that lie in pieces of `width` columns in q, k and v.
 
-    columns: of the heads of one of them. V divides width and the strides.
+    columns: of the heads of one of them, of which each C are held. V divides width and the strides.
     """
-    column = tl.arange(0, C)
-    part, within = column // columns, column % columns
-    at = within // width * head_stride + within % width
+    column = tl.max_contiguous(tl.arange(0, C), V)
+    at = column // width * head_stride + column % width
     at = tl.max_contiguous(tl.multiple_of(at, V), V)
-    there = part < 3
+    there = column < columns
     first = tl.program_id(0).to(tl.int64) * ROWS
-    total = tl.zeros((C,), tl.float32)
+    of_q = tl.zeros((C,), tl.float32)
+    of_k, of_v = of_q, of_q
     for row in range(first, tl.minimum(first + ROWS, rows)):
         start = row // tokens * batch_stride + row % tokens * token_stride
-        values = tl.load(q + start + at, mask=part == 0, other=0.0).to(tl.float32)
-        values += tl.load(k + start + at, mask=part == 1, other=0.0).to(tl.float32)
-        values += tl.load(v + start + at, mask=part == 2, other=0.0).to(tl.float32)
-        step = row_scale(values)
-        to = codes + row * 3 * columns + tl.max_contiguous(column, V)
-        tl.store(to, codes_of(values, inverse(step)), mask=there)
+        in_q = tl.load(q + start + at, mask=there, other=0.0).to(tl.float32)
+        in_k = tl.load(k + start + at, mask=there, other=0.0).to(tl.float32)
+        in_v = tl.load(v + start + at, mask=there, other=0.0).to(tl.float32)
+        most = tl.maximum(_magnitude(in_q), tl.maximum(_magnitude(in_k), _magnitude(in_v)))
+        step = _scale(tl.max(most, 0))
+        factor = inverse(step)
+        to = codes + row * 3 * columns + column
+        tl.store(to, codes_of(in_q, factor), mask=there)
+        tl.store(to + columns, codes_of(in_k, factor), mask=there)
+        tl.store(to + 2 * columns, codes_of(in_v, factor), mask=there)
         tl.store(scale + row, step)
-        total += values
+        of_q += in_q
+        of_k += in_k
+        of_v += in_v
     to = sums + tl.program_id(0).to(tl.int64) * 3 * columns + column
-    tl.store(to, total, mask=there)
+    tl.store(to, of_q, mask=there)
+    tl.store(to + columns, of_k, mask=there)
+    tl.store(to + 2 * columns, of_v, mask=there)
 
 
 @triton.jit
@@ -111,13 +124,14 @@ def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
-    """Leaves the largest magnitudes in a block of R rows of C columns."""
+    """Leaves the largest magnitudes in a block of R rows of C columns; NaN is the largest."""
     row, column, inside = _tile(number, rows, columns, R, C)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
     block = number // tl.cdiv(columns, C)
     to = partial + block.to(tl.int64) * columns + column
-    tl.store(to, tl.max(tl.abs(values), 0), mask=column < columns)
+    largest = tl.max(_magnitude(values), 0).to(tl.float32, bitcast=True)
+    tl.store(to, largest, mask=column < columns)
 
 
 @triton.jit
@@ -127,12 +141,12 @@ def copy_columns(
     """Copies a block whose columns have the magnitudes in `partial`, transposed."""
     row, column, inside = _tile(number, rows, columns, R, C)
     there, blocks = column < columns, tl.cdiv(rows, R)
-    largest = tl.zeros((16, C), tl.float32)
+    largest = tl.zeros((16, C), tl.int32)
     for first in range(0, blocks, 16):
         block = first + tl.arange(0, 16)
         src = partial + block[:, None] * columns + column[None, :]
         found = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
-        largest = tl.maximum(largest, found)
+        largest = tl.maximum(largest, _magnitude(found))
     step = _scale(tl.max(largest, 0))
     if number < tl.cdiv(columns, C):
         tl.store(scale + column, step, mask=there)
@@ -219,7 +233,7 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
     scale = q.new_empty(rows, 1, dtype=torch.float32)
     sums = q.new_empty(1, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
-    held = next_power_of_2(3 * columns)
+    held = next_power_of_2(columns)
     int8_heads_kernel[(sums.shape[1],)](
         q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
         ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
@@ -238,7 +252,7 @@ def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.stride() == k.stride() == v.stride()
         and q.stride(3) == 1
         and not any(size % group for size in (q.shape[3], *q.stride()[:3]))
-        and 3 * q.shape[1] * q.shape[3] <= WIDEST_HEADS
+        and q.shape[1] * q.shape[3] <= WIDEST_HEADS
     )
 
 
@@ -293,7 +307,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | result | {"sums": "*fp32"}
         sizes_of = ("rows", "tokens", "width", "columns")
         strides = ("batch_stride", "head_stride", "token_stride")
-        for held in (1024, 2048, 4096, WIDEST_HEADS) if every else (WIDEST_HEADS,):
+        for held in (256, 1024, 2048, WIDEST_HEADS) if every else (WIDEST_HEADS,):
             signature = pointers | dict.fromkeys((*sizes_of, *strides), "i32")
             sizes = {"ROWS": ROWS, "C": held, "V": group}
             label = f"int8_heads {held} {dtype}"

@@ -231,3 +231,11 @@ def test_a_nan_in_the_gradient_reaches_that_of_the_input_of_a_frozen_layer():
     cotangent[3, 7] = torch.nan
     layer(x).backward(cotangent)
     assert x.grad.isnan().any(1).nonzero().tolist() == [[3]]
+
+
+def test_a_nan_of_a_weight_is_the_scale_of_its_column():
+    weight = normal(300, WIDTH)  # several programs share a column
+    weight[200, 7] = torch.nan
+    args = codes(ROWS, 300), torch.rand(ROWS, 1), *packed(), None, BITS, TILE_ROWS, None, weight
+    for scale in (OWN.int8_columns(weight)[1], OWN.linear_operands(*args)[5]):
+        assert scale.isnan().nonzero().tolist() == [[7]]
