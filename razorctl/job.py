@@ -328,7 +328,7 @@ class Job:
     @property
     def buckets(self) -> bool:
         """Whether all gradients have their place in memory at all times, as under DDP."""
-        return self.captured or (self.processes > 1 and self.strategy == "ddp")
+        return self.processes > 1 and self.strategy == "ddp"
 
     def decay(self, step: int) -> float:
         """The share of `learning_rate` that a step uses, counted from 0; needs a resolved job."""
