@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 CLASSES = ("bus", "car", "tram")
@@ -13,6 +14,13 @@ def picture(
 ) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (shade, 2 * shade % 256, 50)).convert(mode).save(file)
+    return file
+
+
+def floats(file: Path, values: Sequence[float]) -> Path:
+    """An image of one row of floating-point pixels."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.array([values], np.float32)).save(file)
     return file
 
 

@@ -104,7 +104,8 @@ def predict(
     job = replace(job, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
         modality = models.named(job.model).modality
-        parts, skipped = whole.unlabeled(files, job, modality, _stdin(files), at)
+        white = rundir.known_split(run).get("white")
+        parts, skipped = whole.unlabeled(files, job, modality, _stdin(files), at, white)
         at(f"loading {run}")
         from razorctl.training import inference
 

@@ -61,6 +61,8 @@ def train(
 
         if run.skipped:
             views.note(f"{_bad(run)} left out; {out / rundir.SPLIT} has their numbers.")
+        for sentence in run.notes:
+            views.note(sentence)
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
             steps = tracked(run, trackers if processes.first() else ())

@@ -31,13 +31,15 @@ class Splits:
 
     A row for classification has a `label`, which is an index into `classes`, and an `image`, or a
     `text` and sometimes a `text_pair`. One for segmentation has an `image` and a `mask` of the same
-    size, whose values `models.masks` says, and may have a `first` as there. One for
-    language modelling has a `text`, or `messages`, each with a `role` and a `content`; it has no
-    classes.
+    size, whose values `models.masks` says, and may have a `first` as there. Images may have a
+    `white`, the level of white in their set as `models.images` has it. One for language modelling
+    has a `text`, or `messages`, each with a `role` and a `content`; it has no classes.
 
     skipped: a line for each bad row that is left out; of streams, as they are read. record: what
     was put aside and skipped, a JSON value from which the splits can be repeated; None if all rows
-    are used as they are, or streamed.
+    are used as they are, or streamed. digests: split -> that of its rows, as `own.contents` has it;
+    None before it is known, and of streams. white: that of the rows, if they have one. notes: what
+    a user may not have meant, in sentences.
     """
 
     train: "Dataset | Stream"
@@ -46,6 +48,9 @@ class Splits:
     classes: tuple[str, ...]
     skipped: Sequence[str] = ()
     record: Mapping[str, Any] | None = None
+    digests: Mapping[str, str] | None = None
+    white: int | None = None
+    notes: Sequence[str] = ()
 
     @property
     def evaluated(self) -> tuple[str, "Dataset | Stream"]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+WIDE = ("I", "F")  # modes of PIL whose white is not told by the mode
 RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
 
 
@@ -47,20 +48,31 @@ def example(config: Mapping[str, Any], batch_size: int) -> "Tensor":
     return torch.zeros(batch_size, *config["input_size"])
 
 
-def converted(image: "Image") -> "Image":
+def white(highest: float) -> int:
+    """The value that is white in images of the modes WIDE, by the highest of all their values.
+
+    Integers of more than 8 bits have the range of 16, and numbers up to 1 are shares of white.
+    """
+    return 1 if highest <= 1 else 255 if highest <= 255 else 65535
+
+
+def converted(image: "Image", level: int | None = None) -> "Image":
     """An image that can be converted to 8 bits as it looks: on white, and not cut off at 255.
 
-    Integers of more bits have the range of 16, and numbers up to 1 are shares of white.
+    level: that of white, if the mode is WIDE; None is what `white` says of this image alone. A
+    value that is no number is black.
     """
     import numpy as np
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image, np.float32)
-        highest = values.max()
-        white = 65535 if image.mode.startswith("I;16") or highest > 255 else 255
-        white = 1 if image.mode == "F" and highest <= 1 else white
-        return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
+        if image.mode not in WIDE:
+            level = 65535
+        elif level is None:
+            level = white(values.max(initial=0, where=np.isfinite(values)))
+        shown = np.nan_to_num(values, nan=0, posinf=level, neginf=0).clip(0, level)
+        return Image.fromarray((shown * (255 / level)).round().astype(np.uint8))
     if image.has_transparency_data:
         white_page = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white_page, image.convert("RGBA"))
@@ -72,5 +84,10 @@ def _mode(config: Mapping[str, Any]) -> str:
 
 
 def _prepared(prepare: Callable[[Any], "Tensor"], mode: str, rows: Rows) -> Rows:
-    inputs = [prepare(converted(image).convert(mode)) for image in rows["image"]]
-    return prepared(inputs, rows)
+    images = zip(rows["image"], levels(rows), strict=True)
+    return prepared([prepare(converted(*each).convert(mode)) for each in images], rows)
+
+
+def levels(rows: Rows) -> list[int | None]:
+    """The level of white of each row, as its set has it; None for rows that do not have it."""
+    return rows.get("white", [None] * len(rows["image"]))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.job import NO_LABEL
 from razorctl.models import Rows
-from razorctl.models.images import converted
+from razorctl.models.images import converted, levels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,8 +89,8 @@ def _prepared(
     channels, *size = config["input_size"]
     smooth = InterpolationMode(config["interpolation"])
     parts, found = [], Rows(inputs=[])
-    for image in rows["image"]:
-        plain = converted(image).convert("L" if channels == 1 else "RGB")
+    for image, level in zip(rows["image"], levels(rows), strict=True):
+        plain = converted(image, level).convert("L" if channels == 1 else "RGB")
         parts.append(part(plain))
         found["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
     if "mask" in rows:

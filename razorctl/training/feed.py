@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models
+from razorctl.data.own import contents
 from razorctl.data.own.stream import count
 from razorctl.job import Job
 from razorctl.step import counted
@@ -20,6 +21,7 @@ def sequenced(
     splits: data.Splits, family: models.Model, job: Job, progress: models.Progress
 ) -> data.Splits:
     """The splits of a data set as the model's transform takes them; see `Model.sequences`."""
+    splits = contents.digested(splits)  # of texts, not of their tokens
     make = family.sequences
     if make is None:
         return splits
@@ -66,7 +68,7 @@ class Feed:
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": count(splits.train), self.split: count(rows)}
-        self.facts = {**counts, "classes": [*splits.classes]}
+        self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
         self.evaluated = in_order(kept(rows.with_transform(transform), device), job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:

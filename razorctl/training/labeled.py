@@ -1,13 +1,12 @@
 """Rows that a finished run is evaluated on."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
-from razorctl.data.own import whole
+from razorctl.data.own import contents, whole
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
@@ -41,9 +40,11 @@ def own_rows(
     """
     run = Path(run)
     result, job = rundir.finished(run)
-    splits = data.of(job).load(progress)
-    document = rundir.document(run / rundir.SPLIT)
-    if document != json.loads(json.dumps(splits.record)):
+    splits = contents.digested(data.of(job).load(progress))
+    known, found = rundir.known_split(run), rundir.split_document(splits) or {}
+    if "digests" not in known:  # of an older razorctl, or of streams
+        found = {name: value for name, value in found.items() if name not in ("digests", "white")}
+    if known != found:
         raise DataError(
             f"{job.dataset} has changed since {run} was trained on it, so that other rows would be "
             "put aside; undo that, or name data to evaluate."
@@ -68,9 +69,14 @@ def labeled(
         return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
     if not job.classifies:
-        return _all(job, result["classes"], progress)
+        found = _all(job, result["classes"], progress)
+        if isinstance(found.rows, Stream):
+            return found
+        white = rundir.known_split(Path(run)).get("white")
+        return replace(found, rows=whole.whitened(found.rows, white))
     modality = models.named(job.model).modality
-    return Labeled(*whole.labeled(job, modality, result["classes"], progress))
+    white = rundir.known_split(Path(run)).get("white")
+    return Labeled(*whole.labeled(job, modality, result["classes"], progress, white))
 
 
 def _all(job: Job, classes: list[str], progress: data.Progress) -> Labeled:

@@ -91,14 +91,16 @@ class Run(Iterator[Step]):
             if processes.first():
                 self.metrics = Metrics(out, self.history)
                 place = devices.name(device), torch.get_num_threads()
-                rundir.write_settings(out, self.job, recipe, *place, plan, splits.record)
+                rundir.write_settings(
+                    out, self.job, recipe, *place, plan, rundir.split_document(splits)
+                )
 
     def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
         """Loads the data and builds the model as the recipe says."""
         progress(f"loading {job.dataset}")
         family, source = data.pair(job)
         splits = sequenced(source.load(progress), family, job, progress)
-        self.skipped, self.classes = splits.skipped, splits.classes
+        self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
         # By their absolute paths, so that the run can be resumed from any directory.
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, self.device))
@@ -147,7 +149,10 @@ class Run(Iterator[Step]):
 
     def _go_on(self, known: Mapping[str, Any]) -> None:
         """Takes what the state of a checkpoint says of the run before it."""
-        if known["data"] != self.feed.facts:
+        facts = self.feed.facts
+        if known["data"].get("digests") is None:  # in a checkpoint of an older razorctl
+            facts = {name: value for name, value in facts.items() if name != "digests"}
+        if {name: known["data"].get(name) for name in facts} != facts:
             raise UsageError(
                 f"{self.job.dataset} has changed since {self.out} was begun; undo that, or name "
                 "another directory with --out."

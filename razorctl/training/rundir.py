@@ -24,11 +24,13 @@ from razorctl.recipe import Recipe
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+    from razorctl.data import Splits
+
 CONFIG, METRICS = "config.toml", "metrics.jsonl"  # written from the start
 PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
-SPLIT = "split.json"  # the rows that were put aside or skipped, if any were
+SPLIT = "split.json"  # the rows that were put aside or skipped, and digests of all, unless streamed
 # Written at the end: the best model, if it is not the last, and the adapters, if there are some.
 BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
 
@@ -230,7 +232,7 @@ def write_settings(
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
 
     device: its name. threads: of an operation on the CPU. plan: that of its plan. split:
-    `Splits.record`.
+    `split_document`.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 
@@ -264,6 +266,29 @@ def settings(out: Path) -> tuple[Job, Recipe] | None:
         return Job(**tables["job"]), Recipe(**tables["recipe"])
     except (LookupError, TypeError, UsageError):
         raise _damaged(out / CONFIG) from None
+
+
+def split_document(splits: "Splits") -> dict[str, Any] | None:
+    """What the run directory says of the rows of splits; None of streams, which are not known."""
+    if splits.digests is None:
+        return None
+    white = {} if splits.white is None else {"white": splits.white}
+    found: dict[str, Any] = json.loads(
+        json.dumps({**(splits.record or {}), "digests": splits.digests, **white})
+    )
+    return found
+
+
+def known_split(run: Path) -> dict[str, Any]:
+    """What a run directory says of its rows; DataError if that is damaged.
+
+    That of a stream says nothing, and one of an older razorctl has no digests.
+    """
+    found = document(run / SPLIT)
+    white = None if found is None else found.get("white")
+    if white not in (None, 1, 255, 65535):
+        raise _damaged(run / SPLIT)
+    return found or {}
 
 
 def document(file: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """One's own data as a user meets them: what is detected, and what is refused."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from datasets import Dataset
 from PIL import Image
 
 from tests.cli.commands import razorctl
-from tests.own import CLASSES, photos, picture, table, texts
+from tests.own import CLASSES, floats, photos, picture, table, texts
 
 QUICK = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--out", "run"]
 
@@ -126,6 +127,10 @@ BAD = {
         lambda: (photos(Path("d")), Path("d/car/x.jpg").symlink_to("nothing")),
         *("d", 5, "car/x.jpg (missing)"),
     ),
+    "pixels that are no numbers": (
+        lambda: (photos(Path("d")), floats(Path("d/car/0.tif"), [0.5, math.nan, math.inf])),
+        *("d", 5, "car/0.tif (2 of its pixels are NaN or infinite)"),
+    ),
     # of images in tables
     "a missing image": (lambda: images("none.jpg,car"), "a.csv", 5, "line 14 (missing)"),
     "no image path": (lambda: images(",car"), "a.csv", 5, "a.csv, line 14 (no image path)"),
@@ -140,6 +145,10 @@ BAD = {
         "a.csv",
         5,
         "(outside the folder of its",
+    ),
+    "an address": (
+        lambda: images("https://example.org/a.jpg,car"),
+        *("a.csv", 5, "line 14 (an address, not the path of a file); name images by paths"),
     ),
     "a link upwards": (lambda: link("../secret.jpg"), "a.csv", 5, "line 14 (outside the folder of"),
     "a member of an archive": (
@@ -317,7 +326,7 @@ def test_all_bad_rows_are_named_below_the_sentence():
     assert named[1:] == [f"  car/{i}.jpg (zero bytes)" for i in range(7)]
 
 
-@pytest.mark.parametrize("case", ["a path upwards", "a link upwards"])
+@pytest.mark.parametrize("case", ["a path upwards", "a link upwards", "an address"])
 def test_rows_that_reach_other_files_are_never_skipped(case, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir("here")
@@ -364,7 +373,11 @@ def test_the_test_split_is_evaluated_once_at_the_end():
     assert document["validation_accuracy"] == last["accuracy"]
     # The images are the same, and the last weights are those of the last evaluation.
     assert document["loss"] == pytest.approx(document["validation_loss"])
-    assert not Path("run/split.json").exists()
+    record = json.loads(Path("run/split.json").read_text())
+    assert (record.keys(), record["digests"].keys()) == (
+        {"digests"},
+        {"train", "validation", "test"},
+    )
 
 
 def test_a_run_on_ones_own_data_can_be_repeated():

@@ -25,6 +25,7 @@ from razorctl.training import rundir
 from razorctl.training.checkpoints import MARKER
 from razorctl.training.feed import Feed
 from razorctl.training.run import Run, finetune
+from tests.own import photos
 from tests.training.runs import FULL, JOB, JOINT, begin, resume, same, steps, stop
 
 pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
@@ -132,6 +133,28 @@ def test_data_that_has_changed_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="digits has changed since"):
         resume(tmp_path / "run")
     monkeypatch.setitem(data.DATASETS, "digits", source)
+    resume(tmp_path / "run")
+
+
+def test_images_that_were_exchanged_between_two_steps_are_refused(tmp_path):
+    one, other = photos(tmp_path / "d", 6) / "car/0.jpg", tmp_path / "d/tram/0.jpg"
+    job = replace(JOB, dataset=str(tmp_path / "d"), batch_size=4)
+    stop(begin(tmp_path / "run", job, steps=2))
+    contents = one.read_bytes(), other.read_bytes()
+    for first, second, refused in ((*contents[::-1], True), (*contents, False)):
+        one.write_bytes(first)
+        other.write_bytes(second)
+        if refused:
+            with pytest.raises(UsageError, match="d has changed since"):
+                resume(tmp_path / "run", job)
+    stop(resume(tmp_path / "run", job))
+
+
+def test_a_checkpoint_of_an_older_razorctl_has_no_digests_and_goes_on(tmp_path):
+    run = begin(tmp_path / "run", steps=1)
+    del run.feed.facts["digests"]
+    next(run)
+    stop(run)
     resume(tmp_path / "run")
 
 

@@ -1,6 +1,8 @@
 """Finished runs as classifiers: with the run's figures, and from their directory alone."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import constants
 
+from razorctl import data
 from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
@@ -21,8 +24,9 @@ from razorctl.training.labeled import labeled, own_rows
 from razorctl.training.predicting import labels
 from razorctl.training.run import Run, finetune
 from tests import local_hub
+from tests.cli.commands import razorctl
 from tests.models import registered
-from tests.own import CLASSES, photos, picture, table
+from tests.own import CLASSES, floats, photos, picture, table
 
 QUICK = {"batch_size": 8, "steps": 6, "evaluate_every": 1, "validation": 0.5}
 WORDS = ("a cat", "dog sat", "cat sat a dog", "dog dog")
@@ -154,6 +158,100 @@ def test_data_that_have_changed_are_refused(runs, tmp_path):
     (out / "split.json").write_text(json.dumps(record | {"rows": record["rows"][1:]}))
     with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
         own_rows(out)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Renames two files into each other, which keeps their sizes and times."""
+    there = one.with_suffix(".swapped")
+    one.rename(there)
+    other.rename(one)
+    there.rename(other)
+
+
+def edit(file: Path) -> None:
+    """Changes a byte that no decoder looks at; the size and the time stay."""
+    status, content = file.stat(), bytearray(file.read_bytes())
+    at = content.index(b"JFIF")
+    content[at + 9] ^= 1  # a unit of the density
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def written(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+# What changes the data of a run -> the run, the change, and whether rows are others by it.
+CHANGES = {
+    "a renamed image": ("photos", lambda d: (d / "car/0.jpg").rename(d / "car/9.jpg"), True),
+    "exchanged images": ("photos", lambda d: exchange(d / "car/1.jpg", d / "car/2.jpg"), True),
+    "an edited image": ("photos", lambda d: edit(d / "car/1.jpg"), True),
+    "an added image": ("photos", lambda d: picture(d / "car/8.jpg", 3), True),
+    "a name that keeps its place": (
+        "photos",
+        lambda d: (d / "car/0.jpg").rename(d / "car/00.jpg"),
+        False,
+    ),
+    "a time": ("photos", lambda d: os.utime(d / "car/0.jpg", (1, 1)), False),
+    "an edited text": ("texts", lambda file: written(file, "a cat", "a dog"), True),
+    "exchanged labels": ("texts", lambda file: written(file, "pos\n", "neg\n"), True),
+    "a column beside the texts": (
+        "texts",
+        lambda file: file.write_text(
+            re.sub(r"(?m),(label|pos|neg)$", r",note,\1", file.read_text())
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_rows_that_are_others_now_are_refused(case, runs, tmp_path):
+    name, change, refused = CHANGES[case]
+    out = shutil.copytree(runs[name].out, tmp_path / "run")
+    before = Path(runs[name].job.dataset)
+    copy = shutil.copytree if before.is_dir() else shutil.copy
+    there = copy(before, tmp_path / before.name)
+    for file in (out / "result.json", out / "split.json"):
+        file.write_text(file.read_text().replace(str(before), str(there)))
+    assert len(own_rows(out).rows)
+    change(there)
+    if refused:
+        with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
+            own_rows(out)
+        # A run of an older razorctl has no digests.
+        record = json.loads((out / "split.json").read_text())
+        record.pop("digests")
+        (out / "split.json").write_text(json.dumps(record))
+    if case != "an added image":
+        assert len(own_rows(out).rows)
+
+
+def test_a_run_on_splits_that_are_used_as_they_are_knows_them_too(runs, monkeypatch):
+    out, digits = runs["digits"].out, data.DATASETS["digits"]
+    assert json.loads((out / "split.json").read_text()).keys() == {"digests"}
+    splits = digits.load()
+    turned = replace(splits, test=splits.test.select([*range(359, -1, -1)]))
+    monkeypatch.setitem(data.DATASETS, "digits", replace(digits, load=lambda _: turned))
+    with pytest.raises(DataError, match="digits has changed since"):
+        own_rows(out)
+
+
+def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
+    for number in range(8):
+        floats(tmp_path / "d" / "ab"[number % 2] / f"{number}.tif", [0, 20 * number, 9])
+        floats(tmp_path / "dark" / "ab"[number % 2] / f"{number}.tif", [0, 0.1 * number])
+    job = Job("vit-micro", str(tmp_path / "d"), batch_size=4, steps=1)
+    list(finetune(job, out=tmp_path / "run", device="cpu"))
+    assert json.loads((tmp_path / "run/split.json").read_text())["white"] == 255
+    found = labeled(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
+    assert found.rows["white"][:] == [255] * 8
+    used, real = [], whole.unlabeled
+    monkeypatch.setattr(whole, "unlabeled", lambda *args: used.append(args[-1]) or real(*args))
+    result = razorctl("predict", str(tmp_path / "run"), str(tmp_path / "dark"), "--device", "cpu")
+    assert (result.exit_code, used) == (0, [255])
 
 
 def test_a_precision_that_the_device_lacks_becomes_fp32(runs, tmp_path):

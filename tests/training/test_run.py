@@ -90,6 +90,7 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
         "metrics.jsonl",
         "model.safetensors",
         "result.json",
+        "split.json",
         *([] if last else ["best"]),
         *(["adapter"] if method == "lora" else []),
     }
@@ -268,7 +269,7 @@ def test_a_failed_save_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(RazorError, match=r"No space left on device\), and no step is saved"):
         list(run)
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
-        *(".lock", "checkpoints", "config.toml", "metrics.jsonl")
+        *(".lock", "checkpoints", "config.toml", "metrics.jsonl", "split.json")
     }
     assert not list((tmp_path / "run/checkpoints").iterdir())
 

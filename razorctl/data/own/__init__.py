@@ -122,7 +122,7 @@ def _checked(raw: Raw, job: Job) -> Checked:
     classes, numbers = numbered(raw)
     checked = Checked(raw, job, classes, numbers, faults(raw, numbers))
     if not job.skip_bad and (any(checked.faults.values()) or raw.nowhere):
-        checked.refuse(lambda _: None)
+        checked.looked(lambda _: None)
     return checked
 
 

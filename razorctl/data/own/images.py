@@ -5,26 +5,91 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Condition
+from typing import Any
 
 from razorctl import folders
-from razorctl.data.own.raw import OUTSIDE, Raw
+from razorctl.data.own import contents
+from razorctl.data.own.raw import ADDRESS, OUTSIDE, Raw, content
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import stamp
+from razorctl.models.images import WIDE
 
-T = TypeVar("T")
 BATCH = 256  # images that are read before the progress is told
 THREADS = min(32, os.cpu_count() or 1)
+ONE_BYTE = ("1", "L", "P")  # modes of PIL with a byte for a pixel; others have up to 4
+SEEN = 12  # more bytes for a pixel whose value is looked at
+Said = Mapping[str, Mapping[int, Any]]  # split -> row -> what is said of it
 
 
-def faults(raw: Raw, known: Faults, progress: Callable[[str], None]) -> dict[str, dict[int, str]]:
-    """The rows whose images cannot be used, beside those in `known`, which are not looked at."""
-    return seen(raw, known, progress, ("image",), partial(fault, raw.root))
+class Room:
+    """Memory that threads share: each waits until as much as it needs is left, at most all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = self.left = size
+        self._changed = Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Has so many bytes inside the block."""
+        size = min(size, self.size)
+        with self._changed:
+            self._changed.wait_for(lambda: self.left >= size)
+            self.left -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.left += size
+                self._changed.notify_all()
+
+
+DECODED = Room(256 << 20)  # of all images that are decoded at once
+
+
+def looked(raw: Raw, known: Faults, progress: Callable[[str], None]) -> Said:
+    """What is wrong with each image, or "", with its content and the highest of its wide values.
+
+    Rows in `known` are not looked at. The content is as of `contents.of`, 0 of a bad image; the
+    highest value is None of an image whose mode is not WIDE.
+    """
+    look = partial(_look, raw.root)
+    return seen(raw, known, progress, ("image",), look, (str, int, (float, type(None))))
+
+
+def faults(said: Said) -> dict[str, dict[int, str]]:
+    """The rows whose images cannot be used, of what `looked` returns."""
+    return {
+        split: {row: fault for row, (fault, *_) in of.items() if fault}
+        for split, of in said.items()
+    }
+
+
+def highest(said: Mapping[int, Any]) -> float | None:
+    """The highest of the wide values in one split of what `looked` returns; None without any."""
+    return max((top for *_, top in said.values() if top is not None), default=None)
+
+
+def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
+    top = None
+
+    def see(opened: Any) -> None:
+        nonlocal top
+        if opened.mode in WIDE:
+            top = float(opened.getextrema()[1])
+
+    bad = fault(root, image, see)
+    if bad:
+        return bad, 0, None
+    try:
+        return "", contents.of_image(image), top
+    except OSError as error:  # it has just been there
+        return error.strerror or str(error), 0, None
 
 
 def seen(
@@ -32,20 +97,17 @@ def seen(
     known: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
-    see: Callable[..., T | None],
-) -> dict[str, dict[int, T]]:
-    """Split -> row -> what `see` says of its contents, unless that is None; kept in a file.
+    see: Callable[..., tuple[Any, ...]],
+    kinds: tuple[Any, ...],
+) -> Said:
+    """What `see` says of the contents of each row; kept in a file.
 
     columns: those whose contents are the arguments of `see`; the last one is what is looked at.
-    see: returns a value of JSON. Rows in `known` are not looked at.
+    see: returns values of JSON, of the types `kinds`. Rows in `known` are not looked at.
     """
     verdicts = _verdicts(raw, known, columns)
-    if verdicts is not None and verdicts.exists():
-        with suppress(OSError, ValueError):
-            found = json.loads(verdicts.read_text())
-            return {
-                split: {int(row): said for row, said in of.items()} for split, of in found.items()
-            }
+    if verdicts is not None and (kept := _kept(verdicts, raw, known, kinds)) is not None:
+        return kept
     found = dict(_checked(raw, known, progress, columns, see))
     if verdicts is not None:
         with suppress(OSError):
@@ -54,13 +116,33 @@ def seen(
     return found
 
 
+def _kept(file: Path, raw: Raw, known: Faults, kinds: tuple[Any, ...]) -> Said | None:
+    """What `seen` has kept in a file; None if that is not there, or is anything else."""
+    try:
+        found = json.loads(file.read_text())
+        if found.keys() != raw.splits.keys():
+            return None
+        said = {split: {int(row): of for row, of in found[split].items()} for split in found}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    for split, of in said.items():
+        if of.keys() != {*range(len(raw.splits[split]))} - known[split].keys():
+            return None
+        for values in of.values():
+            if not isinstance(values, list) or len(values) != len(kinds):
+                return None
+            if not all(map(isinstance, values, kinds)):
+                return None
+    return said
+
+
 def _checked(
     raw: Raw,
     known: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
-    see: Callable[..., T | None],
-) -> Iterator[tuple[str, dict[int, T]]]:
+    see: Callable[..., tuple[Any, ...]],
+) -> Iterator[tuple[str, dict[int, Any]]]:
     import PIL.Image
 
     total = sum(map(len, raw.splits.values()))
@@ -70,13 +152,12 @@ def _checked(
         warnings.simplefilter("ignore")
         PIL.Image.init()
         for split in raw.splits:
-            found: dict[int, T] = {}
+            found: dict[int, Any] = {}
             unknown = (item for item in _items(raw, split, columns) if item[0] not in known[split])
             while batch := list(islice(unknown, BATCH)):
                 progress(f"checking {columns[-1]}s, {done:,} of {total:,}")
                 said = pool.map(lambda item: see(*item[1]), batch)
-                pairs = zip(batch, said, strict=True)
-                found |= {row: value for (row, _), value in pairs if value is not None}
+                found |= {row: values for (row, _), values in zip(batch, said, strict=True)}
                 done += len(batch)
             yield split, found
 
@@ -93,19 +174,15 @@ def _items(
     return enumerate(chain.from_iterable(batches))
 
 
-def content(image: Any) -> Any:
-    """The path or the bytes of an image as a row has it."""
-    if isinstance(image, dict):
-        return image["path"] if image["bytes"] is None else image["bytes"]
-    return image
-
-
-def fault(root: Path | None, image: str | bytes | None) -> str | None:
+def fault(
+    root: Path | None, image: str | bytes | None, see: Callable[[Any], str | None] | None = None
+) -> str | None:
     """What is wrong with an image, at a path or of bytes; None if nothing is.
 
-    root: the folder in which the file must be, links followed; None if it may be anywhere.
+    root: the folder in which the file must be, links followed; None if it may be anywhere. see: as
+    of `undecodable`.
     """
-    return unreachable(root, image) or undecodable(image)
+    return unreachable(root, image) or undecodable(image, see)
 
 
 def unreachable(root: Path | None, image: str | bytes | None) -> str | None:
@@ -116,6 +193,8 @@ def unreachable(root: Path | None, image: str | bytes | None) -> str | None:
         return None
     if "\0" in image:
         return "no path"
+    if "://" in image:
+        return ADDRESS
     if root is not None:
         there, folder = Path(os.path.realpath(image)), os.path.realpath(root)
         if not there.is_relative_to(folder):
@@ -137,10 +216,10 @@ def _unreadable(image: str) -> str | None:
     return None if size else "zero bytes"
 
 
-def undecodable(image: Any, see: Callable[[Any], str | None] = lambda _: None) -> str | None:
+def undecodable(image: Any, see: Callable[[Any], str | None] | None = None) -> str | None:
     """As `fault`, of the image's content alone; see: is given the decoded image, unless it is bad.
 
-    What `see` returns is a fault too.
+    What `see` returns is a fault too. Waits until there is room in DECODED.
     """
     import PIL.Image
 
@@ -154,9 +233,14 @@ def undecodable(image: Any, see: Callable[[Any], str | None] = lambda _: None) -
                 return f"{width} x {height} pixels, more than PIL's limit of {limit:,}"
             # A JPEG is then decoded at an eighth of its size, but all of it is read.
             opened.draft(None, (1, 1))
-            opened.load()
-            opened.getexif()  # which loading it for a model reads too
-            return see(opened)
+            width, height = opened.size
+            pixel = 1 if opened.mode in ONE_BYTE else 4
+            if see is not None or opened.mode in WIDE:
+                pixel += SEEN
+            with DECODED.taken(width * height * pixel):
+                opened.load()
+                opened.getexif()  # which loading it for a model reads too
+                return _not_finite(opened) or (see and see(opened))
     except PIL.Image.DecompressionBombError:
         return f"more pixels than PIL's limit of {limit:,}"
     except PIL.UnidentifiedImageError:
@@ -164,6 +248,15 @@ def undecodable(image: Any, see: Callable[[Any], str | None] = lambda _: None) -
     except Exception as error:  # PIL's decoders raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
+
+
+def _not_finite(image: Any) -> str | None:
+    import numpy as np
+
+    if image.mode != "F":
+        return None
+    bad = np.count_nonzero(~np.isfinite(np.asarray(image)))
+    return f"{bad:,} of its pixels are NaN or infinite" if bad else None
 
 
 def _verdicts(raw: Raw, known: Faults, columns: tuple[str, ...]) -> Path | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
-from razorctl.data.own.raw import OUTSIDE
+from razorctl.data.own.raw import ADDRESS, OUTSIDE
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ def image(
     path = Path(value)
     if not value:
         fault = fault or f"no {what} path"
+    elif "://" in value:
+        fault = ADDRESS
     elif path.is_absolute() or ".." in path.parts:
         fault = OUTSIDE
     # Absolute, since the rows may be kept and used from another directory.

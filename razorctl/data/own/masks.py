@@ -8,10 +8,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from razorctl.data.own import images, names, rows
+from razorctl.data.own import contents, images, names, rows
 from razorctl.data.own.folder import files_below
+from razorctl.data.own.images import Said
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import OUTSIDE, Raw
+from razorctl.data.own.raw import NEVER_SKIPPED, Raw
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
@@ -121,14 +122,15 @@ def class_names(folder: Path) -> tuple[str, ...] | None:
 def named(raw: Raw) -> Raw:
     """The rows with names of their classes, which are the values of the training masks if unnamed.
 
-    Reads these masks, but not again if `faults` follows. Raises DataError if they have no classes.
+    Reads these masks, but not again if `looked` follows. Raises DataError if they have no classes.
     """
     if raw.class_names is not None:
         return raw
     known = rows.faults(raw, numbered(raw)[1])
-    tops = [top for fault, top in _seen(raw, known)["train"].values() if not fault]
+    said = looked(raw, known)
+    tops = [top for fault, top, _ in said["train"].values() if not fault]
     if not tops:
-        bad = faults(raw, known, MOST)
+        bad = faults(said, MOST)
         rows.refuse(raw, {split: {**known[split], **bad[split]} for split in bad}, skip_bad=False)
     highest = max(tops)
     if not 1 <= highest < MOST:
@@ -140,28 +142,28 @@ def named(raw: Raw) -> Raw:
     return replace(raw, class_names=tuple(map(str, range(highest + 1))))
 
 
-def faults(
-    raw: Raw, known: Faults, classes: int, progress: Any = lambda _: None
-) -> dict[str, dict[int, str]]:
-    """The rows whose masks cannot be used, beside those in `known`, which are not looked at."""
+def faults(said: Said, classes: int) -> dict[str, dict[int, str]]:
+    """The rows whose masks cannot be used, of what `looked` returns."""
     found: dict[str, dict[int, str]] = {}
-    for split, seen in _seen(raw, known, progress).items():
+    for split, seen in said.items():
         found[split] = {}
-        for row, (fault, highest) in seen.items():
+        for row, (fault, highest, _) in seen.items():
             if fault or highest >= classes:
                 beyond = f"mask: the value {highest}, beyond those of {classes} classes"
                 found[split][row] = fault or beyond
     return found
 
 
-def _seen(
-    raw: Raw, known: Faults, progress: Any = lambda _: None
-) -> dict[str, dict[int, tuple[str, int]]]:
-    """Split -> row -> what is wrong with its mask, if anything, and the highest of its classes."""
-    return images.seen(raw, known, progress, ("image", "mask"), partial(_look, raw.root))
+def looked(raw: Raw, known: Faults, progress: Any = lambda _: None) -> Said:
+    """What is wrong with each mask, or "", with the highest of its classes and its content.
+
+    Rows in `known` are not looked at.
+    """
+    look = partial(_look, raw.root)
+    return images.seen(raw, known, progress, ("image", "mask"), look, (str, int, int))
 
 
-def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int]:
+def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
     highest = -1
 
     def see(opened: Any) -> str | None:
@@ -184,9 +186,11 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int]:
         return None
 
     if mask is None:
-        return "no mask", highest
-    fault = images.unreachable(root, mask) or images.undecodable(mask, see)
-    return f"mask: {fault}" if fault not in (None, OUTSIDE) else fault or "", highest
+        return "no mask", highest, 0
+    fault = images.fault(root, mask, see)
+    if fault is not None:
+        return fault if fault in NEVER_SKIPPED else f"mask: {fault}", highest, 0
+    return "", highest, contents.of_image(mask)
 
 
 def _size(image: Any) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from razorctl.job import Task
 from razorctl.models import Modality
@@ -11,7 +11,10 @@ from razorctl.models import Modality
 if TYPE_CHECKING:
     from datasets import Dataset
 
-OUTSIDE = "outside the folder of its table"  # never skipped: a table must not reach other files
+# Never skipped: a table must not reach other files, or other machines.
+OUTSIDE = "outside the folder of its table"
+ADDRESS = "an address, not the path of a file"
+NEVER_SKIPPED = (OUTSIDE, ADDRESS)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Raw:
     untyped: whether labels are text only because the file has no other type.
     root: the folder that image paths must not leave; None if they may.
     nowhere: lines on what is bad and is no row, such as an empty folder.
+    notes: what a user may not have meant, in sentences.
     cut: whether the two training rows are one text, whose end is what can be put aside.
     """
 
@@ -42,6 +46,7 @@ class Raw:
     root: Path | None = None
     nowhere: tuple[str, ...] = ()
     task: Task = "classification"
+    notes: tuple[str, ...] = ()
     cut: bool = False
 
     def place(self, split: str, row: int) -> str:
@@ -50,3 +55,10 @@ class Raw:
         if "place" in rows.column_names:
             return str(rows.data.column("place")[row])
         return f"{self.names[split]}, row {row}"
+
+
+def content(image: Any) -> Any:
+    """The path or the bytes of an image as a row has it."""
+    if isinstance(image, dict):
+        return image["path"] if image["bytes"] is None else image["bytes"]
+    return image

@@ -7,7 +7,7 @@ from razorctl.data.own import chats
 from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.names import empty
-from razorctl.data.own.raw import OUTSIDE, Raw
+from razorctl.data.own.raw import NEVER_SKIPPED, Raw
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def refuse(raw: Raw, found: Faults, skip_bad: bool) -> tuple[str, ...]:
     Raises DataError for them without `skip_bad`, and for rows that are never left out.
     """
     outside = {
-        split: {row: reason for row, reason in bad.items() if reason == OUTSIDE}
+        split: {row: reason for row, reason in bad.items() if reason in NEVER_SKIPPED}
         for split, bad in found.items()
     }
     if any(outside.values()):

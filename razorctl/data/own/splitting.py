@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, Splits, place
-from razorctl.data.own import images, masks, rows
+from razorctl.data.own import contents, images, masks, names, notes, rows
+from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
+from razorctl.models.images import white
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,20 +70,51 @@ def chosen(
     raw: Raw,
     split: str,
     kept: "np.ndarray[Any, Any]",
-    labels: "np.ndarray[Any, Any] | None" = None,
+    **columns: "np.ndarray[Any, Any]",
 ) -> Any:
-    """The rows with the numbers in `kept`, as `Splits` has them; labels: of all rows."""
+    """The rows with the numbers in `kept`, as `Splits` has them; columns: more of them, of all."""
     from datasets import Image
 
     found = raw.splits[split]
     of_rows = ("image", "mask", "text", "text_pair", "messages")
     found = found.select_columns([name for name in of_rows if name in found.column_names])
-    # The labels first: rows are copied when a column is added after some are left out.
-    if labels is not None:
-        found = found.add_column("label", labels)
+    # Before rows are left out: they are copied when a column is added after that.
+    for name, values in columns.items():
+        found = found.add_column(name, values)
     for name in {"image", "mask"} & {*found.column_names}:
         found = found.cast_column(name, Image())
     return found if len(kept) == len(found) else found.select(kept)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is bad of some rows, and what else was seen of their images and masks.
+
+    skipped: a line for each row that is left out. images, masks: as of `images.looked` and
+    `masks.looked`; empty if there are none.
+    """
+
+    faults: rows.Faults
+    skipped: tuple[str, ...]
+    images: Said
+    masks: Said
+
+    @property
+    def white(self) -> int | None:
+        """The level of white in the training rows, or else in others; None if no image needs it."""
+        tops = [images.highest(self.images[split]) for split in names.KNOWN if split in self.images]
+        return next((white(top) for top in tops if top is not None), None)
+
+    def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
+        """The content of each row of a split, without its mask; 0 of bad images."""
+        import numpy as np
+
+        if split not in self.images:
+            return contents.of_rows(rows)
+        found = np.zeros(len(rows), np.int64)
+        for row, (_, content, _) in self.images[split].items():
+            found[row] = content
+        return found
 
 
 @dataclass(frozen=True)
@@ -118,43 +151,65 @@ class Checked:
         counts["train"] -= counts["aside"]
         return counts
 
-    def refuse(self, progress: Progress) -> tuple[rows.Faults, tuple[str, ...]]:
-        """All bad rows, and a line for each; raises DataError if the job does not skip them."""
+    def looked(self, progress: Progress) -> Looked:
+        """The images and masks of all rows as they are now; raises DataError if one is bad."""
         found = {split: dict(bad) for split, bad in self.faults.items()}
+        of_images: Said = {}
+        of_masks: Said = {}
         if self.raw.modality == "image":
-            for split, bad in images.faults(self.raw, self.faults, progress).items():
+            of_images = images.looked(self.raw, self.faults, progress)
+            for split, bad in images.faults(of_images).items():
                 found[split] = dict(sorted({**found[split], **bad}.items()))
         if self.raw.task == "segmentation":
-            known = masks.faults(self.raw, self.faults, len(self.classes), progress)
-            for split, bad in known.items():
+            of_masks = masks.looked(self.raw, self.faults, progress)
+            for split, bad in masks.faults(of_masks, len(self.classes)).items():
                 found[split] = dict(sorted({**bad, **found[split]}.items()))
-        return found, rows.refuse(self.raw, found, self.job.skip_bad)
+        skipped = rows.refuse(self.raw, found, self.job.skip_bad)
+        return Looked(found, skipped, of_images, of_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
         """The splits; raises DataError for bad rows, and for good ones that are not enough."""
         import numpy as np
 
-        found, skipped = self.refuse(progress)
-        kept = rows.good(self.numbers, found)
+        looked = self.looked(progress)
+        kept = rows.good(self.numbers, looked.faults)
         rows.sound(self.raw, self.classes, self.numbers, kept)
         away = self.put_aside(kept["train"])
+        parts = {split: (split, numbers) for split, numbers in kept.items()}
         if len(away):
-            kept = {**kept, "train": np.setdiff1d(kept["train"], away)}
+            parts["train"] = "train", np.setdiff1d(kept["train"], away)
+            parts["validation"] = "train", away
+        held = {split: looked.contents(split, of) for split, of in self.raw.splits.items()}
+        made = {part: self._rows(*of, looked.white) for part, of in parts.items()}
+        used = bool(len(away) or looked.skipped)
         return Splits(
-            self._rows("train", kept["train"]),
-            self._rows("train", away) if len(away) else self._part("validation", kept),
-            self._part("test", kept),
+            made["train"],
+            made.get("validation"),
+            made.get("test"),
             self.classes,
-            skipped,
-            self._record(away, found) if len(away) or skipped else None,
+            looked.skipped,
+            self._record(away, looked.faults) if used else None,
+            {part: self._digest(*of, held, looked) for part, of in parts.items()},
+            looked.white,
+            notes.of(self.raw, self.classes, self.numbers, parts, held),
         )
 
-    def _part(self, split: str, kept: Numbers) -> Any:
-        return self._rows(split, kept[split]) if split in kept else None
+    def _rows(self, split: str, kept: "np.ndarray[Any, Any]", white: int | None) -> Any:
+        import numpy as np
 
-    def _rows(self, split: str, kept: "np.ndarray[Any, Any]") -> Any:
-        labeled = self.raw.task == "classification"
-        return chosen(self.raw, split, kept, self.numbers[split] if labeled else None)
+        columns = {"label": self.numbers[split]} if self.raw.task == "classification" else {}
+        if white is not None:
+            columns["white"] = np.full(len(self.numbers[split]), white)
+        return chosen(self.raw, split, kept, **columns)
+
+    def _digest(
+        self, split: str, kept: "np.ndarray[Any, Any]", held: Numbers, looked: Looked
+    ) -> str:
+        """That of some rows, by the contents that rows have, and those of masks."""
+        labels = self.numbers[split][kept]  # all 0 of other tasks
+        if split in looked.masks:
+            labels = [looked.masks[split][row][2] for row in kept]
+        return contents.digest(held[split][kept], labels)
 
     def _record(self, away: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""

@@ -25,7 +25,9 @@ def stamp(files: Iterable[Path], *more: Any) -> str:
         digest.update(os.fsencode(file.absolute()) + b"\0")
         with suppress(OSError, ValueError):
             status = file.stat()
-            digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
+            # The time of its last change, too: exchanged files keep the one of their contents.
+            times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+            digest.update(f"{status.st_size} {times}\0".encode())
     return digest.hexdigest()[:32]
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl.data.own.bad import line, refusal
-from razorctl.data.own.images import THREADS, content, fault
+from razorctl.data.own.images import THREADS, fault
 from razorctl.data.own.labels import missing, name_of
-from razorctl.data.own.raw import OUTSIDE
+from razorctl.data.own.raw import NEVER_SKIPPED, OUTSIDE, content
 from razorctl.errors import DataError, RazorError
 from razorctl.models import Modality, Rows
+from razorctl.models.images import WIDE
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -145,7 +146,7 @@ class Stream:
     def _image_fault(self, image: str | bytes | None) -> str | None:
         if self.root is None and isinstance(image, str):
             return OUTSIDE
-        return fault(self.root, image)
+        return fault(self.root, image, _wide)
 
     def _fault(self, row: Mapping[str, Any]) -> str | None:
         if row.get("fault") is not None:
@@ -162,13 +163,20 @@ class Stream:
     def _refuse(self, position: int, row: Mapping[str, Any], why: str) -> None:
         """Notes a bad row; raises DataError if it is not to be left out."""
         bad = line(row.get("place") or f"{self.split}, row {position} as it is read", why)
-        if why == OUTSIDE:
+        if why in NEVER_SKIPPED:
             mend = "name images by paths inside the folder of the table"
             raise refusal(self.name, [bad], mend)
         if not self.skip_bad:
             mend = "correct it, or leave bad rows out with --skip-bad"
             raise refusal(self.name, [bad], mend)
         self.skipped.append(bad)
+
+
+def _wide(image: Any) -> str | None:
+    """What is wrong with an image whose white only all images of its set tell."""
+    if image.mode in WIDE:
+        return f"of mode {image.mode}, whose white a stream does not tell: leave --streaming out"
+    return None
 
 
 def reason(error: Exception) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.data.own import columns, lines, masks, names, parquet, tasks
+from razorctl.data.own import columns, lines, masks, names, notes, parquet, tasks
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.store import packed, stored
@@ -41,8 +41,8 @@ def in_folder(folder: Path) -> dict[str, list[Path]]:
 class Tables:
     """The tables of each split, and what is known of them before their rows are read.
 
-    splits: what each split is called in the data. class_names, untyped: as in `Raw`. root: the
-    folder that image paths are relative to.
+    splits: what each split is called in the data. class_names, untyped, notes: as in `Raw`. root:
+    the folder that image paths are relative to.
     """
 
     files: Mapping[str, Sequence[Path]]
@@ -50,6 +50,7 @@ class Tables:
     columns: Columns
     class_names: tuple[str, ...] | None
     root: Path
+    notes: tuple[str, ...] = ()
 
     @property
     def of_parquet(self) -> bool:
@@ -98,7 +99,8 @@ def find(
     if len(set(class_names)) > 1:
         raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
     called = {split: part[0].name for split, part in files.items()}
-    return Tables(files, called, used, class_names[0], root)
+    told = () if of_parquet else notes.header(every[0], first, used)
+    return Tables(files, called, used, class_names[0], root, told)
 
 
 def read(name: str, tables: Tables) -> Raw:
@@ -115,6 +117,7 @@ def read(name: str, tables: Tables) -> Raw:
         untyped=tables.untyped,
         root=tables.root,
         task=used.task,
+        notes=tables.notes,
     )
 
 

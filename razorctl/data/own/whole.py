@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data import Progress, own
 from razorctl.data.own import bad, columns, folder, images, names, rows, tables
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import Raw, content
 from razorctl.data.own.splitting import Checked, chosen
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from razorctl.models import Modality
+from razorctl.models.images import white as level
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,12 +26,17 @@ KINDS = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES
 
 
 def labeled(
-    job: Job, modality: Modality, classes: Sequence[str], progress: Progress = lambda _: None
+    job: Job,
+    modality: Modality,
+    classes: Sequence[str],
+    progress: Progress = lambda _: None,
+    white: int | None = None,
 ) -> tuple["Dataset", str | None, tuple[str, ...]]:
     """All rows of the test split of a job's data, or else of the validation split, or else all.
 
     job: with `split`, the one to take. modality: what the model takes. classes: the names that the
-    numbers of the labels are of.
+    numbers of the labels are of. white: the level of white in the images that the model was trained
+    on; None is that of these.
     Returns the rows, the split's name in the data, which is None if there are none, and a line for
     each bad row that is left out. Raises DataError for labels without a class too.
     """
@@ -49,12 +55,23 @@ def labeled(
     known_bad = rows.faults(raw, numbers)
     kept = rows.good(numbers, known_bad)[split]
     renumbered(raw.name, numbers[split][kept], known, classes)  # before images are read
-    found, skipped = Checked(raw, job, tuple(classes), numbers, known_bad).refuse(progress)
-    kept = rows.good(numbers, found)[split]
+    looked = Checked(raw, job, tuple(classes), numbers, known_bad).looked(progress)
+    kept = rows.good(numbers, looked.faults)[split]
     if not len(kept):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
     labels = renumbered(raw.name, numbers[split], known, classes, kept)
-    return chosen(raw, split, kept, labels), called, skipped
+    found = whitened(chosen(raw, split, kept, label=labels), white or looked.white)
+    return found, called, looked.skipped
+
+
+def whitened(rows: "Dataset", white: int | None) -> "Dataset":
+    """Rows with this level of white, if they are of images and it is not None."""
+    import numpy as np
+
+    if white is None or "image" not in rows.column_names:
+        return rows
+    plain = rows.remove_columns({"white"} & {*rows.column_names})
+    return plain.add_column("white", np.full(len(rows), white))
 
 
 def renumbered(
@@ -89,18 +106,18 @@ def renumbered(
 class Part:
     """Good rows of files: of one table or text file, or of image files; without labels.
 
-    kept: their numbers, counted from 0 as they are stored.
+    kept: their numbers, counted from 0 as they are stored. white: the level of white in images.
     """
 
     raw: Raw
     kept: "np.ndarray[Any, Any]"
     of_images: bool
+    white: int | None = None
 
     @property
     def data(self) -> "Dataset":
         """The rows as `Splits` has them, without labels."""
-        found: Dataset = chosen(self.raw, "rows", self.kept)
-        return found
+        return whitened(chosen(self.raw, "rows", self.kept), self.white)
 
     @property
     def places(self) -> Iterator[tuple[str, int | None]]:
@@ -120,7 +137,7 @@ class Part:
         top = (self.raw.root or Path()).absolute()
         inside = self.raw.splits["rows"].data.column("name") if self.of_images else None
         for row in self.kept:
-            image = images.content(found[row].as_py())
+            image = content(found[row].as_py())
             if inside is not None:
                 yield Path(inside[row].as_py()).with_suffix("")
             elif isinstance(image, str) and Path(image).is_relative_to(top):
@@ -135,11 +152,12 @@ def unlabeled(
     modality: Modality,
     stdin: Iterable[str] = (),
     progress: Progress = lambda _: None,
+    white: int | None = None,
 ) -> tuple[list[Part], tuple[str, ...]]:
     """What files hold for a model of that modality, and a line for each bad row that is left out.
 
     files: tables; for images also images and folders of them; for texts also .txt files. STDIN
-    stands for the lines in `stdin`, which are texts or the paths of images.
+    stands for the lines in `stdin`, which are texts or the paths of images. white: as of `labeled`.
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
     """
@@ -154,18 +172,24 @@ def unlabeled(
 
     parts: list[Part] = []
     skipped: list[str] = []
+    tops: list[float] = []
     for raw, of_images in _raws(files, job, modality, stdin):
         numbers = {"rows": np.zeros(len(raw.splits["rows"]), np.int64)}
         known = rows.faults(raw, numbers, answered=False)
         if modality == "image":
-            more = images.faults(raw, known, progress)
+            said = images.looked(raw, known, progress)
+            if (top := images.highest(said["rows"])) is not None:
+                tops.append(top)
+            more = images.faults(said)
             known = {"rows": dict(sorted({**known["rows"], **more["rows"]}.items()))}
         skipped += rows.refuse(raw, known, skip_bad=True)
         parts.append(Part(raw, rows.good(numbers, known)["rows"], of_images))
     if skipped and not job.skip_bad:
         name = files[0] if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
-    return parts, tuple(skipped)
+    if white is None and tops:
+        white = level(max(tops))
+    return [replace(part, white=white) for part in parts], tuple(skipped)
 
 
 def _raws(

@@ -1,6 +1,8 @@
 """Folders and tables of every kind: what `Source` and `Splits` say of them."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +11,14 @@ import pytest
 from datasets import ClassLabel, Dataset
 from datasets import Image as ImageColumn
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from razorctl import data
-from razorctl.data.own import images, store
+from razorctl.data.own import images, store, whole
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from razorctl.models.images import converted
-from tests.own import CLASSES, photos, picture, table, texts
+from tests.own import CLASSES, floats, photos, picture, table, texts
 
 
 def load(dataset: str, **settings):
@@ -205,7 +208,7 @@ def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
     looked = []
     real = images.fault
     monkeypatch.setattr(
-        images, "fault", lambda root, image: looked.append(image) or real(root, image)
+        images, "fault", lambda root, image, see: looked.append(image) or real(root, image, see)
     )
     told = []
     job = Job("any", "d")
@@ -218,6 +221,62 @@ def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
         with pytest.raises(DataError, match=r"car/0.jpg \(zero bytes\)"):
             data.of(job).load()
     assert len(looked) == 24
+
+
+OTHER = (
+    "",
+    "null",
+    "[]",
+    "3",
+    "[" * 9999,
+    '{"train": []}',
+    '{"train": {}}',
+    '{"train": {"a": ["", 1, null]}}',
+    '{"train": {"0": 1}}',
+    '{"train": {"0": ["", 1]}}',
+    '{"test": {}}',
+    "\udcff",
+)
+
+
+@pytest.mark.parametrize("other", [*OTHER, "fewer", "of another type"])
+def test_what_is_kept_of_images_may_be_anything(other, tmp_path):
+    photos(Path("d"))
+    first = load("d")
+    (kept,) = tmp_path.glob("cache/razorctl/images/*.json")
+    said = json.loads(kept.read_text())
+    if other == "fewer":
+        del said["train"]["3"]
+        other = json.dumps(said)
+    elif other == "of another type":
+        said["train"]["3"][1] = "no number"
+        other = json.dumps(said)
+    kept.write_bytes(other.encode(errors="surrogateescape"))
+    assert load("d").digests == first.digests
+
+
+def test_images_are_decoded_in_as_many_threads_as_memory_allows(monkeypatch):
+    for number in range(12):
+        picture(Path("d", "ab"[number % 2], f"{number}.png"), number, (40, 25))
+    monkeypatch.setattr(images, "THREADS", 6)
+    most, now, real = [], [], PngImageFile.load
+
+    def decoded(image):
+        if image.size == (40, 25):
+            now.append(1)
+            most.append(len(now))
+            time.sleep(0.01)
+            now.pop()
+        return real(image)
+
+    monkeypatch.setattr(PngImageFile, "load", decoded)
+    pixel = 4 + images.SEEN
+    for room, count in ((2 * 1000 * pixel, 2), (10, 1), (12 * 1000 * pixel, 6)):
+        monkeypatch.setattr(images, "DECODED", images.Room(room))
+        most.clear()
+        os.utime("d/a/0.png", (room, room))  # so that all are decoded again
+        load("d")
+        assert max(most) == count
 
 
 # Mode -> the ending of a format that keeps it, and what its red is after conversion.
@@ -250,6 +309,35 @@ def test_images_of_every_mode_are_good_and_are_converted(mode):
     (image,) = (image for image in rows if image.mode == mode)
     if red is not None:
         assert converted(image).convert("RGB").getpixel((0, 0))[0] == pytest.approx(red, abs=20)
+
+
+# Highest values of the images of a set -> the level of white in all of them.
+WHITES = {(0.2, 1.0): 1, (0.2, 200.0): 255, (0.9, 200.0, 4000.0): 65535}
+
+
+@pytest.mark.parametrize("tops", WHITES)
+def test_white_is_that_of_the_set(tops):
+    for number, top in enumerate(tops):
+        for name in "ab":
+            floats(Path("d", name, f"{number}.tif"), [0, top])
+    splits, level = load("d", validation=0.4), WHITES[tops]
+    assert splits.white == level
+    shown = {
+        converted(row["image"], row["white"]).getpixel((1, 0))
+        for part in (splits.train, splits.validation)
+        for row in part
+    }
+    assert shown == {round(255 * top / level) for top in tops}
+    # What is predicted is shown as the images of training were, whatever is beside it.
+    (part,), _ = whole.unlabeled(["d/a/0.tif"], Job("any", ""), "image", white=level)
+    assert part.data[0]["white"] == level
+    rows, *_ = whole.labeled(Job("any", "d"), "image", ("a", "b"), white=65535)
+    assert set(rows["white"]) == {65535}
+
+
+def test_a_value_that_is_no_number_blanks_no_image():
+    image = Image.fromarray(np.array([[0.5, np.nan, np.inf, -np.inf]], np.float32))
+    assert np.asarray(converted(image)).tolist() == [[128, 0, 255, 0]]
 
 
 def test_what_is_transparent_is_white():

@@ -1,0 +1,88 @@
+"""Rows by what they hold, so that rows that have changed are known, and rows that are there twice.
+
+A content is 64 bits of a digest. The name of an image is no part of it, as it changes nothing; an
+image that was renamed is noticed if that changes the order of rows.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.data import Splits
+from razorctl.data.own.raw import content
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+
+BATCH = 256  # rows
+COLUMNS = ("image", "mask", "text", "text_pair", "messages")
+
+
+def digested(splits: Splits) -> Splits:
+    """The splits with their digests, as far as these are not known, and no streams."""
+    from datasets import Dataset
+
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    there: dict[str, Any] = {split: rows for split, rows in parts.items() if rows is not None}
+    if splits.digests is not None or not all(isinstance(rows, Dataset) for rows in there.values()):
+        return splits
+    found: Any = {
+        split: (of_rows(rows), rows["label"][:] if "label" in rows.column_names else ())
+        for split, rows in there.items()
+    }
+    return replace(splits, digests={split: digest(*of) for split, of in found.items()})
+
+
+def digest(held: "np.ndarray[Any, Any]", labels: Any) -> str:
+    """The digest of a split, by the contents [n] of its rows in order, and their labels, if any."""
+    import numpy as np
+
+    found = blake2b(digest_size=16)
+    for column in (held, labels):
+        found.update(np.asarray(column, "<i8").tobytes())
+    return found.hexdigest()
+
+
+def of_rows(rows: "Dataset") -> "np.ndarray[Any, Any]":
+    """The content [n], int64, of each row of images and masks, texts or conversations."""
+    import numpy as np
+
+    names = [name for name in COLUMNS if name in rows.column_names]
+    plain = rows.select_columns(names).with_format("arrow")
+    values = (
+        of(row)
+        for table in plain.iter(BATCH)
+        for row in zip(*(table[name].to_pylist() for name in names), strict=True)
+    )
+    return np.fromiter(values, np.int64, len(rows))
+
+
+def of(values: Iterable[Any]) -> int:
+    """The content of a row with these values: texts, images as rows have them, messages, contents.
+
+    Raises OSError for the path of an image that cannot be read.
+    """
+    found = blake2b(digest_size=8)
+    for value in values:
+        part = _part(value)
+        found.update(len(part).to_bytes(8, "little") + part)
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def of_image(image: str | bytes) -> int:
+    """The content of an image at a path or of bytes; raises as `of`."""
+    return of([{"bytes": image if isinstance(image, bytes) else None, "path": image}])
+
+
+def _part(value: Any) -> bytes:
+    if isinstance(value, dict):
+        image = content(value)
+        if not isinstance(image, str):
+            return blake2b(image or b"").digest()
+        with Path(image).open("rb") as file:
+            return file_digest(file, blake2b).digest()
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()

@@ -1,0 +1,86 @@
+"""What a user is told of rows that can be used, but may not be meant."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from razorctl import data
+from razorctl.job import Job
+from tests.cli.commands import razorctl
+from tests.own import CLASSES, photos, picture, table
+
+FILMS = [f"a film of {i} hours,{'good' if i % 2 else 'bad'}" for i in range(8)]
+
+
+def images(*more: str) -> str:
+    """Images of which no two are alike but those at two paths more."""
+    photos(Path("photos/train"))
+    for number, name in enumerate(CLASSES):
+        picture(Path("photos/val", name, "0.jpg"), 60 * number + 33)
+    for file in more:
+        picture(Path("photos", file), 201)
+    return "photos"
+
+
+def tables(**rows: Sequence[str]) -> str:
+    for split, of in rows.items():
+        table(Path("tables", f"{split}.csv"), of)
+    return "tables"
+
+
+# Name -> what writes the data and names them, and the notes.
+NOTES = {
+    "none": (lambda: str(table(Path("a.csv"), FILMS)), []),
+    "an image of both splits": (
+        lambda: images("train/car/x.png", "val/car/y.png"),
+        [r"1 row for validation is trained on as well, such as val/car/y.png\."],
+    ),
+    "an image of two classes": (
+        lambda: images("train/car/x.png", "train/bus/y.png"),
+        [r"the same image has two labels: train/bus/y.png \(bus\) and train/car/x.png \(car\)\."],
+    ),
+    "texts of both splits": (
+        lambda: tables(train=FILMS, test=[*FILMS[2:4], "another film,bad"]),
+        [r"2 rows for test are trained on as well, such as test.csv, line 2\."],
+    ),
+    "texts of two labels": (
+        lambda: str(table(Path("a.csv"), [*FILMS, *(f.replace("bad", "good") for f in FILMS[:3])])),
+        [
+            r"(1 row for validation is|2 rows for validation are) trained on as well",
+            r"the same text has two labels: a.csv, line \d+ \(bad\) and a.csv, line \d+ "
+            r"\(good\), and 1 more\.",
+        ],
+    ),
+    "classes of other case": (
+        lambda: str(table(Path("a.csv"), [*FILMS, "one film,Good", "two films,Good"])),
+        [r"the classes 'Good' and 'good' differ in case or space alone\."],
+    ),
+    "classes of other space": (
+        lambda: str(table(Path("a.csv"), [*FILMS, "one film,go od", "two films,b ad"])),
+        [r"the classes .* differ in case or space alone, and 1 more\."],
+    ),
+    "no header": (
+        lambda: str(table(Path("a.csv"), FILMS[1:], FILMS[0])),
+        [r"the first line of a.csv looks like a row, not like a header: 'bad' is a label of other"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTES)
+def test_notes(case):
+    write, expected = NOTES[case]
+    name = write()
+    aside = {"photos": None, "tables": 0.0}.get(name, 0.3)
+    notes = data.of(Job("any", name, validation=aside)).load().notes
+    assert len(notes) == len(expected), notes
+    assert all(map(re.match, expected, notes)), notes
+
+
+def test_they_are_printed():
+    photos(Path("d"), classes=("car", "Car"))
+    words = ["--device", "cpu", "--steps", "1", "--batch-size", "4", "--out", "run"]
+    result = razorctl("finetune", "vit-micro", "d", *words)
+    assert result.exit_code == 0, result.stderr
+    assert "note: the classes 'Car' and 'car' differ in case or space alone." in result.stderr
