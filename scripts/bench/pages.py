@@ -56,8 +56,6 @@ def ordered(cases: Iterable[str]) -> list[str]:
 
 def ranged(row: Row, form: str, over: float = 1.0) -> str:
     """The predicted seconds of a step over some others, from least to most if they differ."""
-    if "step_seconds_low" not in row:  # of a result that was made when times were no ranges
-        return f"about {row['step_seconds'] / over:{form}}"
     low, high = (format(row[f"step_seconds_{end}"] / over, form) for end in ("low", "high"))
     return low if low == high else f"{low} to {high}"
 
