@@ -16,8 +16,9 @@ from razorctl.config import presets
 from razorctl.errors import UsageError
 from razorctl.planning.gpus import Gpu, load, memory_size, names, read, usable
 
-# Older drivers report up to 3 % less than newer ones; cards of one name differ by far more.
-_SAME_MEMORY = 0.05
+# Older drivers report up to 3 % less than newer ones, and ECC takes a sixteenth of a card's memory;
+# cards of one name differ by far more.
+_SAME_MEMORY = 0.07
 
 
 @dataclass(frozen=True)

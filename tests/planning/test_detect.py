@@ -208,6 +208,7 @@ def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
         ("Tesla V100-PCIE-16GB", 16160, None),
         ("NVIDIA T4", 15109, "t4"),
         ("A100-SXM4-40GB", 40536, "a100-40gb"),
+        ("NVIDIA GeForce RTX 4090", 23028, "rtx-4090"),  # with ECC
     ],
 )
 def test_preset_for(name, mib, preset):
