@@ -208,6 +208,13 @@ def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
         ("Tesla V100-PCIE-16GB", 16160, None),
         ("NVIDIA T4", 15109, "t4"),
         ("A100-SXM4-40GB", 40536, "a100-40gb"),
+        ("NVIDIA GeForce RTX 3080", 10240, "rtx-3080-10gb"),
+        ("NVIDIA GeForce RTX 3080", 12288, "rtx-3080-12gb"),
+        ("NVIDIA GeForce RTX 3080", 20480, None),
+        ("NVIDIA GeForce RTX 4060", 8188, "rtx-4060"),
+        ("NVIDIA GeForce RTX 5060 Ti", 8151, None),
+        ("NVIDIA RTX A6000", 48685, "rtx-a6000"),
+        ("NVIDIA RTX A6000", 46068, "rtx-a6000"),  # with ECC
         ("NVIDIA GeForce RTX 4090", 23028, "rtx-4090"),  # with ECC
     ],
 )

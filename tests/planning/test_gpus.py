@@ -17,13 +17,28 @@ CHIPS = {
     "a100-80gb": (108, 1.41),
     "h100-80gb": (132, 1.83, 1.98),
     "h200": (132, 1.83, 1.98),
+    "l4": (58, 2.04),
     "rtx-2080-ti": (68, 1.545),
     "rtx-3060": (28, 1.777),
+    "rtx-3080-10gb": (68, 1.71),
+    "rtx-3080-12gb": (70, 1.71),
     "rtx-3090": (82, 1.695),
+    "rtx-3090-ti": (84, 1.86),
+    "rtx-4060": (24, 2.46),
     "rtx-4060-ti-16gb": (34, 2.535),
+    "rtx-4070": (46, 2.475),
+    "rtx-4070-ti": (60, 2.61),
     "rtx-4070-ti-super": (66, 2.61),
+    "rtx-4080": (76, 2.505),
+    "rtx-4080-super": (80, 2.55),
     "rtx-4090": (128, 2.52),
+    "rtx-5060-ti-16gb": (36, 2.572),
+    "rtx-5070": (48, 2.512),
+    "rtx-5070-ti": (70, 2.452),
+    "rtx-5080": (84, 2.617),
     "rtx-5090": (170, 2.407),
+    "rtx-6000-ada": (142, 2.505),
+    "rtx-a6000": (84, 1.8),
     "t4": (40, 1.59),
     "v100-16gb": (80, 1.53),
 }
@@ -37,6 +52,27 @@ THROUGHPUT = {
     "8.9": GEFORCE | {"fp8": 1024},
     "9.0": {"fp32": 256, "tf32": 2048, "fp16": 4096, "bf16": 4096, "int8": 8192, "fp8": 8192},
     "12.0": GEFORCE | {"fp8": 1024},
+}
+# GeForce cards halve what accumulates in fp32; cards for work have the same chips and do not.
+WORK = ("l4", "rtx-6000-ada", "rtx-a6000")
+HALVED = ("tf32", "fp16", "bf16", "fp8")
+# What NVIDIA calls AI TOPS: of fp8 and int8 with sparsity, and of fp4 with sparsity on Blackwell.
+AI_TOPS = {
+    "l4": 485,
+    "rtx-4060": 242,
+    "rtx-4060-ti-16gb": 353,
+    "rtx-4070": 466,
+    "rtx-4070-ti": 641,
+    "rtx-4070-ti-super": 706,
+    "rtx-4080": 780,
+    "rtx-4080-super": 836,
+    "rtx-4090": 1321,
+    "rtx-5060-ti-16gb": 759,
+    "rtx-5070": 988,
+    "rtx-5070-ti": 1406,
+    "rtx-5080": 1801,
+    "rtx-5090": 3352,
+    "rtx-6000-ada": 1457,
 }
 
 
@@ -71,14 +107,23 @@ def test_every_preset_is_plausible(name):
 def test_rates_follow_from_the_chip(name):
     gpu = gpus.load(name)
     per_clock = THROUGHPUT[gpu.compute_capability]
-    if name == "rtx-2080-ti":  # GeForce cards halve what accumulates in fp32
+    if name == "rtx-2080-ti":
         per_clock = per_clock | {"fp16": 512}
+    if name in WORK:
+        per_clock = {each: n * (1 + (each in HALVED)) for each, n in per_clock.items()}
     sms, tensor_clock, *other_clock = CHIPS[name]
     assert gpu.multiprocessors == sms
     assert set(gpu.rates) == set(per_clock)
     for precision, rate in gpu.rates.items():
         clock = other_clock[0] if other_clock and precision == "fp32" else tensor_clock
         assert rate == pytest.approx(sms * clock * 1e9 * per_clock[precision], rel=0.006)
+
+
+@pytest.mark.parametrize("name", AI_TOPS)
+def test_rates_are_those_of_the_box(name):
+    gpu = gpus.load(name)
+    times = 4 if gpu.compute_capability == "12.0" else 2
+    assert times * gpu.rates["int8"] == pytest.approx(AI_TOPS[name] * 1e12, rel=0.002)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -272,15 +317,26 @@ def test_precision_of_every_preset():
         ("Tesla T4", "t4"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb"),
         ("v100", "v100-16gb"),
+        ("4080", "rtx-4080"),
+        ("RTX 4080 Super", "rtx-4080-super"),
+        ("a6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
     ],
 )
 def test_a_card_is_known_by_what_people_call_it(name, preset):
     assert gpus.load(name) == gpus.load(preset)
 
 
-def test_a_name_of_two_cards_is_neither():
-    with pytest.raises(UsageError, match="'A100'; choose a100-40gb or a100-80gb"):
-        gpus.load("A100")
+@pytest.mark.parametrize(
+    ("name", "cards"),
+    [
+        ("A100", "a100-40gb or a100-80gb"),
+        ("NVIDIA GeForce RTX 3080", "rtx-3080-10gb or rtx-3080-12gb"),
+    ],
+)
+def test_a_name_of_two_cards_is_neither(name, cards):
+    with pytest.raises(UsageError, match=f"{name!r}; choose {cards}"):
+        gpus.load(name)
 
 
 @pytest.mark.parametrize(("text", "gib"), [("24", 24), ("24G", 24), ("24gb", 24), ("24 GiB", 24)])
