@@ -1,13 +1,13 @@
 """Files of models and data sets, from the Hugging Face hub or its local cache."""
 
 import glob
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from razorctl import documents
 from razorctl.errors import DataError, MissingError, RazorError
 
 TIMEOUT = 10  # seconds
@@ -105,10 +105,10 @@ def listing(name: str, repo: str) -> list[str]:
     if info is not None:
         files = sorted(file.rfilename for file in info.siblings or ())
         folder.mkdir(parents=True, exist_ok=True)
-        known.write_text(json.dumps(files))
+        known.write_text(documents.text(files))
         return files
-    if known.exists():
-        return list(json.loads(known.read_text()))
+    if (kept := documents.kept(known, list[str])) is not None:
+        return list(kept)
     snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
     if not snapshots:
         raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")

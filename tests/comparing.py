@@ -52,22 +52,47 @@ def write(
     out.mkdir(parents=True)
     settings = {"model": "vit-micro", "dataset": "digits", "batch_size": 16, "steps": 3, **job}
     result = {
+        "run_dir": name,
         "model": settings["model"],
         "dataset": settings["dataset"],
+        "classes": [],
         "recipe": asdict(Recipe(method, **(recipe or {}))),
         "job": asdict(Job(seed=seed, **settings)),
         "steps": len(accuracies),
+        "stopped_early": False,
+        "out_of_memory": [],
+        "metric": figure,
         "accuracy": accuracies[-1],
+        "loss": 1.0,
+        "split": "test",
         "metrics": {figure: accuracies[-1]},
         "saved_bytes": saved,
+        "full_saved_bytes": 10 * saved,
         "peak_bytes": peak,
         "step_seconds": step,
         "epoch_seconds": 10 * step,
         "device": device,
+        "weights": f"{name}/model.safetensors",
+        "best_step": len(accuracies),
+        "best_accuracy": accuracies[-1],
+        "best_weights": f"{name}/model.safetensors",
+        "predicted": None,
         "compiled": compiled,
+        "payoff": None,
     }
     lines = [
-        {"loss": 2 / n, "seconds": step, "metrics": None if each is None else {figure: each}}
+        {
+            "step": n,
+            "epoch": None,
+            "loss": 2 / n,
+            "learning_rate": 0.1,
+            "grad_norm": 1.0,
+            "seconds": step,
+            "samples_per_second": 16 / step,
+            "accuracy": each,
+            "test_loss": None,
+            "metrics": None if each is None else {figure: each},
+        }
         for n, each in enumerate(accuracies, 1)
     ]
     environment = {"razorctl": version, "torch": "2.99", "date": f"2026-01-0{1 + seed} 10:00 UTC"}

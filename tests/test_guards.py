@@ -15,8 +15,9 @@ from razorctl.models.transformers.checkpoint import NO_CODE
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
-    ("folders",),
-    ("errors", "methods", "ops", "spans"),
+    ("errors", "folders"),
+    ("documents",),
+    ("methods", "ops", "spans"),
     ("config", "hub", "processes", "sampling"),
     ("devices", "job", "rules"),
     ("optimizer", "recipe", "step"),
@@ -71,6 +72,21 @@ def test_no_call_of_transformers_may_run_foreign_code():
                 found += 1
     assert found >= 4
     assert NO_CODE == {"trust_remote_code": False}
+
+
+# What lies in the package, and what users have written.
+FOREIGN_JSON = ("ops/buckets.py", "rules/allocation.py", "data/own")
+
+
+def test_documents_alone_reads_and_writes_json():
+    for file in FILES:
+        name = file.relative_to(PACKAGE).as_posix()
+        if name == "documents.py" or name.startswith(FOREIGN_JSON):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
+            module = getattr(node, "module", None)
+            assert "json" not in ({*names, module} if names else ()), file
 
 
 def test_every_room_has_a_floor():

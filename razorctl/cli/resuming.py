@@ -10,7 +10,9 @@ from razorctl.cli.planning import Settled
 from razorctl.cli.settings import Settings
 from razorctl.errors import UsageError
 from razorctl.job import Job
+from razorctl.planning.plan import Document
 from razorctl.training import checkpoints, rundir
+from razorctl.training.written import Result
 
 
 def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
@@ -30,7 +32,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
             )
         return None
     job, recipe = found
-    document = rundir.document(out / rundir.PLAN)
+    document = rundir.document(out / rundir.PLAN, Document)
     known = rundir.merged(job, recipe)
     wanted = {name: value for name, value in told.given.items() if name in known}
     if "dataset" in wanted:
@@ -49,7 +51,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
 
 def finished(out: Path) -> dict[str, Any] | None:
     """The result of the run in a directory, None if it is not finished."""
-    result = rundir.document(out / rundir.RESULT)
+    result = rundir.document(out / rundir.RESULT, Result)
     if result is not None and not result["job"].get("keep_checkpoints"):
         checkpoints.clear(out)  # of a process that was killed before it did so
     return result

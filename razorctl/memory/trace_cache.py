@@ -1,7 +1,6 @@
 """The trace of a training step and the cache of traces; both can be imported without torch."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -9,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from razorctl import folders
+from razorctl import documents, folders
 
 LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 LONGEST = 10  # seconds that a process waits for another that writes the cache
@@ -84,6 +83,31 @@ class Trace:
         return self.peak if device == "cpu" else self.highest
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A trace as `dump` writes it."""
+
+    peak: int
+    workspace: int
+    weights: int
+    gradients: int
+    optimizer: int
+    saved: int
+    kernels: Sequence[tuple[str, int, int, bool, bool, int, int, int, int]]
+    fused: bool
+    block: int
+    rest: int
+    calls: tuple[int, int]
+    update: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a step cannot be traced."""
+
+    refused: str
+
+
 class Cache:
     """Facts by name, in a file of the user's cache directory for this version of the code.
 
@@ -97,26 +121,24 @@ class Cache:
 
     def get(self, *name: Any) -> Any:
         """The fact of that name; None if there is none."""
-        return self.facts.get(json.dumps(name))
+        return self.facts.get(documents.text(name))
 
     def put(self, fact: Any, *name: Any) -> None:
         """Stores a fact, which must be a JSON value, under a name; keeps other processes' facts."""
         from filelock import FileLock  # imported here: a plan that is cached needs none
 
-        self.facts[json.dumps(name)] = fact
+        self.facts[documents.text(name)] = fact
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.file}.lock", timeout=LONGEST):
                 self.facts = self._kept() | self.facts
                 partial = self.file.with_suffix(".partial")
-                partial.write_text(json.dumps(self.facts))
+                partial.write_text(documents.text(self.facts))
                 partial.replace(self.file)
 
     def _kept(self) -> dict[str, Any]:
-        """The facts in the file; none if it cannot be read."""
-        with suppress(OSError, ValueError):
-            return dict(json.loads(self.file.read_text()))
-        return {}
+        """The facts in the file; none if it cannot be read or holds anything else."""
+        return documents.kept(self.file, dict[str, Traced | Refused | int]) or {}
 
 
 def dump(trace: Trace) -> dict[str, Any]:

@@ -4,12 +4,12 @@ Every module of this package is imported, is for one library, and defines `MODEL
 `Named` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from razorctl import documents
 from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Task
@@ -157,7 +157,7 @@ def place(name: str) -> str:
 def _local(name: str, folder: Path) -> Named:
     """What a folder has, as the library that saved it says in its config.json."""
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        config = documents.foreign(folder / CONFIG)
     except FileNotFoundError:
         raise DataError(
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."

@@ -1,12 +1,11 @@
 """Vision models of torchvision: any by name, for classification and for segmentation."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
+from razorctl import documents, hub
 from razorctl.config import registry
 from razorctl.errors import MissingError, UsageError
 from razorctl.job import Task
@@ -110,7 +109,7 @@ def _save(
         "label_names": list(classes),
         "input_size": input_size or SIDES[task],
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(documents.text(config, indent=2) + "\n")
     save_file(model.state_dict(), folder / "model.safetensors")
 
 
@@ -120,7 +119,7 @@ def _load(
     """The model and the transform of a folder that `Model.save` wrote."""
     from safetensors.torch import load_file
 
-    config = json.loads((folder / "config.json").read_text())
+    config = documents.foreign(folder / "config.json")
     task, classes = config["task"], len(config["label_names"])
     model = _bare(config["architecture"], task, classes)
     model.load_state_dict(load_file(folder / "model.safetensors"))

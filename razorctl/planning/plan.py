@@ -1,20 +1,19 @@
 """plan: the ways to run a job that fit a card, their cost, and the one to take."""
 
-import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import razorctl
+from razorctl import documents
 from razorctl.config.registry import unknown
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
-from razorctl.planning.candidates import CONTEXT, Candidate
-from razorctl.planning.gpus import Gpu
+from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
+from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Prefer, Search
 from razorctl.processes import program
 from razorctl.recipe import Recipe
@@ -102,7 +101,7 @@ class Plan:
             "explanation": list(self.steps),
             "command": self.command,
         }
-        return body | {"digest": _digest(body)}
+        return documents.sealed(body)
 
 
 def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dict[str, Any]:
@@ -150,8 +149,55 @@ def _times(seconds: float, way: Candidate) -> str:
 FLAGS = {"learning_rate": "lr"}
 
 
-def _digest(body: dict[str, Any]) -> str:
-    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True)
+class _Card:
+    """The card of a plan's document."""
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+    achieved: Achieved
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way of a plan's document, as `_entry` makes it."""
+
+    label: str
+    method: str
+    ratio: float
+    joint_budget: float
+    attention: str
+    precision: str
+    micro_batch: int
+    accumulate: int
+    exact: bool
+    cosine: float | None
+    fits: bool
+    recipe: Recipe
+    predicted: Predicted
+    run_seconds: float
+
+
+@dataclass(frozen=True)
+class Document:
+    """What `plan --json` prints of a job that fits, and a run directory keeps of its plan."""
+
+    razorctl: str
+    fits: Literal[True]
+    prefer: Prefer
+    context_bytes: int
+    budget_bytes: int
+    gpu: _Card
+    job: Job
+    candidates: Sequence[_Way]
+    steps_per_epoch: int | None
+    chosen: _Way
+    reason: str
+    others: Mapping[str, _Way | None]
+    explanation: Sequence[str]
+    command: str
+    digest: str
 
 
 def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
@@ -161,17 +207,18 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
     another version of razorctl.
     """
     try:
-        document: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        body = {key: value for key, value in document.items() if key != "digest"}
-        known, digest = document["razorctl"], document["digest"]
+        content = file.read_bytes()
+        document: dict[str, Any] = documents.parse(content)
+        known = document.get("razorctl") if isinstance(document, dict) else None
+        if isinstance(known, str) and known != razorctl.__version__:
+            raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
+        documents.check(content, Document)
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise UsageError(f"{file} is not a plan; write one with `razorctl plan --json`.") from None
-    if known != razorctl.__version__:
-        raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
-    if digest != _digest(body):
-        raise UsageError(f"{file} was edited after it was written; plan again, or use flags.")
+    except documents.UnlikeError as error:
+        raise UsageError(
+            f"{file} is not a plan ({error}); plan again with `razorctl plan --json`, or use flags."
+        ) from None
     return Job(**document["job"]), Recipe(**document["chosen"]["recipe"]), document
 
 

@@ -1,6 +1,5 @@
 """The budget of a comparison: time of training, divided equally over its runs."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.training.rundir import METRICS, RESULT
 
@@ -35,8 +35,8 @@ class Cost(NamedTuple):
 def cost(probe: Path) -> Cost:
     """What the run in the directory of a probe took."""
     lines = (probe / METRICS).read_text("utf-8").splitlines()
-    step = median(float(json.loads(line)["seconds"]) for line in lines[-TIMED:])
-    payoff = json.loads((probe / RESULT).read_text("utf-8")).get("payoff")
+    step = median(float(documents.parse(line)["seconds"]) for line in lines[-TIMED:])
+    payoff = documents.parse(documents.contents(probe / RESULT)).get("payoff")
     return Cost(step, payoff["compile_seconds"] if payoff else 0.0)
 
 

@@ -1,30 +1,32 @@
 """The checkpoints of a run directory: each is valid as a whole, or not at all.
 
 A checkpoint is the directory checkpoints/step-N. It is written under another name, synced and
-renamed, and then gets a marker with the size and the checksum of each of its files. A directory
-without a marker, or with other files than the marker says, is not valid. `state` says what is in
-one; nothing here imports torch.
+renamed, and then gets a marker with the size and the checksum of each of its files, and a digest of
+itself. A directory without a marker, or with other files than the marker says, is not valid. What
+has another name is no checkpoint, and stays. `state` says what is in one; nothing here imports
+torch.
 """
 
-import json
 import logging
+import re
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.training.rundir import CHECKPOINTS, steps, sync, whole
+from razorctl.training.written import Marker
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1  # of the files in a checkpoint; raised when an older razorctl could not read them
 MARKER = "checkpoint.json"
 PARTIAL = ".partial"
-CHUNK = 1 << 20
+OWN = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,18 @@ class Checkpoint:
     @property
     def score(self) -> float | None:
         """That of the last step; None if it was not evaluated."""
-        value = self.marker["score"]
-        return None if value is None else float(value)
+        value: float | None = self.marker["score"]
+        return value
 
     @property
     def intact(self) -> bool:
         """Whether the files are still those that were saved."""
+        if self.path.name != f"step-{self.step:08d}":
+            return False
+        files: Mapping[str, Any] = self.marker["files"]
         try:
-            named = self.path.name == f"step-{self.step:08d}"
-            files: dict[str, Any] = self.marker["files"]
-            return named and all(_entry(self.path / name) == entry for name, entry in files.items())
-        except (OSError, LookupError, TypeError, ValueError, AttributeError):
+            return all(documents.entry(self.path / name) == known for name, known in files.items())
+        except OSError:
             return False
 
 
@@ -66,16 +69,21 @@ class Checkpoints:
     def __init__(self, out: Path) -> None:
         """Reads what is there; a warning names a newer checkpoint that is not valid.
 
-        Raises UsageError for a checkpoint of another format.
+        Raises UsageError for a checkpoint of another format, and for a folder of them that is a
+        link: what lies there is somebody else's.
         """
         self.folder = out / CHECKPOINTS
-        paths = sorted(path for path in self.folder.glob("step-*") if path.suffix != PARTIAL)
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            what = "a link" if self.folder.is_symlink() else "no folder"
+            raise UsageError(f"{self.folder} is {what}; remove it, or name another directory.")
+        paths = _written(out)
         found = {path: _read(path) for path in paths}
-        self.valid = [checkpoint for checkpoint in found.values() if checkpoint is not None]
+        self.valid = [each for each in found.values() if isinstance(each, Checkpoint)]
         newest = self.newest.path if self.newest else None
         for path in paths[paths.index(newest) + 1 if newest else 0 :]:
             where = f"step {self.newest.step:,}" if self.newest else "the beginning"
-            log.warning("%s is incomplete or damaged; going on from %s.", path, where)
+            why = f" ({found[path]})" if found[path] else ""
+            log.warning("%s is incomplete or damaged%s; going on from %s.", path, why, where)
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -106,7 +114,7 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             partial.mkdir()
             write(partial)
-            files = {file.name: _entry(file) for file in sorted(partial.iterdir())}
+            files = {file.name: documents.entry(file) for file in sorted(partial.iterdir())}
             for name in files:
                 sync(partial / name)
             sync(partial)
@@ -125,8 +133,9 @@ class Checkpoints:
 
     def mark(self, checkpoint: Checkpoint, **marks: Any) -> None:
         """Writes the marker of a checkpoint, with these entries too."""
+        marker = documents.sealed({**checkpoint.marker, **marks})
         with whole(checkpoint.path / MARKER) as file:
-            file.write_text(json.dumps({**checkpoint.marker, **marks}, indent=2), "utf-8")
+            file.write_text(documents.text(marker, indent=2), "utf-8")
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Counts a checkpoint as not valid any more."""
@@ -135,14 +144,17 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Removes what a finished save does not need, as far as that is possible."""
         kept = {checkpoint.path for checkpoint in self.valid}
-        for path in self.folder.glob("step-*"):
+        for path in _own(self.folder):
             if path not in kept:
                 _remove(path)
 
 
 def clear(out: Path) -> None:
     """Removes all checkpoints of a finished run, as far as that is possible."""
-    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+    for path in _own(out / CHECKPOINTS):
+        _remove(path)
+    with suppress(OSError):  # it may have what is no checkpoint
+        (out / CHECKPOINTS).rmdir()
 
 
 def left(out: Path) -> str:
@@ -159,41 +171,54 @@ def left(out: Path) -> str:
 
 def newest_marker(out: Path) -> Mapping[str, Any] | None:
     """The marker of the newest checkpoint that has one; its files are not read."""
-    for path in sorted((out / CHECKPOINTS).glob("step-*"), reverse=True):
-        if path.suffix != PARTIAL and (marker := _marker(path)) is not None:
-            return marker
+    for path in reversed(_written(out)):
+        with suppress(OSError, documents.UnlikeError):
+            return _marker(path)
     return None
 
 
-def _marker(path: Path) -> dict[str, Any] | None:
-    try:
-        marker = json.loads((path / MARKER).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return marker if isinstance(marker, dict) else None
+def _own(folder: Path) -> list[Path]:
+    """The directories in a folder that `Checkpoints.save` makes, by their names in order."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    named = (path for path in folder.iterdir() if OWN.fullmatch(path.name))
+    return sorted(path for path in named if path.is_dir() and not path.is_symlink())
 
 
-def _read(path: Path) -> Checkpoint | None:
-    """The checkpoint in a directory, None if it is not valid."""
-    marker = _marker(path)
-    if marker is None:
-        return None
-    if marker.get("format") != FORMAT:
+def _written(out: Path) -> list[Path]:
+    """The same in a run directory, without those that are still being written."""
+    return [path for path in _own(out / CHECKPOINTS) if path.suffix != PARTIAL]
+
+
+def _marker(path: Path) -> dict[str, Any]:
+    """The marker in a checkpoint's directory.
+
+    Raises OSError, UnlikeError for one of another kind, and UsageError for one of another format.
+    """
+    content = documents.contents(path / MARKER)
+    marker: dict[str, Any] = documents.parse(content)
+    known = marker.get("format") if isinstance(marker, dict) else None
+    if isinstance(known, int) and known != FORMAT:
         raise UsageError(
-            f"{path} has format {marker.get('format')}, and this razorctl reads {FORMAT}; resume "
-            f"with razorctl {marker.get('razorctl')}, or name another directory with --out."
+            f"{path} has format {known}, and this razorctl reads {FORMAT}; resume with razorctl "
+            f"{marker.get('razorctl')}, or name another directory with --out."
         )
-    checkpoint = Checkpoint(path, marker)
-    return checkpoint if checkpoint.intact else None
+    documents.check(content, Marker)
+    return marker
 
 
-def _entry(file: Path) -> dict[str, int]:
-    """Size and checksum of a file."""
-    size = checksum = 0
-    with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return {"bytes": size, "crc32": checksum}
+def _read(path: Path) -> Checkpoint | str:
+    """The checkpoint in a directory; if it is not valid, what is wrong with its marker, or nothing.
+
+    Raises UsageError for one of another format.
+    """
+    try:
+        checkpoint = Checkpoint(path, _marker(path))
+    except OSError:
+        return ""
+    except documents.UnlikeError as error:
+        return f"{MARKER}: {error}"
+    return checkpoint if checkpoint.intact else ""
 
 
 def _remove(path: Path) -> None:

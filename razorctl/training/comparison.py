@@ -1,6 +1,6 @@
 """Finished runs side by side, read from the directories of runs and of grids."""
 
-import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import razorctl
+from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import FIGURES, LEAST
@@ -15,6 +16,7 @@ from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
+from razorctl.training.written import Failure, Line, OfGrid, Result
 
 # What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
 # method is `full` if none is named, and the micro-batches of `accumulate` depend on the model.
@@ -33,6 +35,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 NAMES = (*METHODS, *BASELINES)
 # Files in the directory of a grid, and in the directory of a run that failed.
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
+LEAVE = "leave it out, or run it again"  # the mend of a damaged run
 
 OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from how long a run is
 OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
@@ -56,15 +59,20 @@ class FinishedRun:
         """What the run is judged by: the first figure of its task."""
         return FIGURES[self.result["job"].get("task") or "classification"][0]
 
+    def of(self, evaluated: Mapping[str, Any]) -> float:
+        """That figure of the result, or of a step with metrics; one of no finite size is null."""
+        value = evaluated["metrics"][self.figure]
+        return math.inf if value is None else float(value)
+
     @property
     def score(self) -> float:
         """The final value of that figure."""
-        return float(self.result["metrics"][self.figure])
+        return self.of(self.result)
 
     @property
     def best(self) -> float:
         """The best value of that figure in the run's evaluations."""
-        values = [float(s["metrics"][self.figure]) for s in self.steps if s["metrics"] is not None]
+        values = [self.of(step) for step in self.steps if step["metrics"] is not None]
         return min(values) if self.figure in LEAST else max(values)
 
     def time_to(self, target: float) -> float | None:
@@ -77,7 +85,7 @@ class FinishedRun:
             seconds += step["seconds"]
             if step["metrics"] is None:
                 continue
-            value, least = step["metrics"][self.figure], self.figure in LEAST
+            value, least = self.of(step), self.figure in LEAST
             if value > target if least else value < target:
                 reached = None
             elif reached is None:
@@ -169,20 +177,18 @@ def read(directory: Path) -> FinishedRun:
             f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
         )
     try:
-        result = json.loads((directory / RESULT).read_text("utf-8"))
-        lines = (directory / METRICS).read_text("utf-8").splitlines()
-        run = FinishedRun(directory, result, [json.loads(line) for line in lines], environment)
-        whole = len(run.steps) == result["steps"] and run.best >= 0
-        whole = whole and all({"loss", "seconds"} <= step.keys() for step in run.steps)
+        result = documents.read(directory / RESULT, Result, LEAVE)
+        lines = documents.lines(directory / METRICS, Line, LEAVE)
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "
             f"`razorctl --config {directory / CONFIG} finetune`."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise DataError(f"{directory} is damaged; leave it out, or run it again.")
+    run = FinishedRun(directory, result, lines, environment)
+    evaluated = [step for step in lines if step["metrics"] is not None]
+    figured = all(run.figure in each["metrics"] for each in (result, *evaluated))
+    if len(lines) != result["steps"] or not evaluated or not figured:
+        raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
     return run
 
 
@@ -212,17 +218,14 @@ def of_grid(
     None means all of them. A run that failed, is not finished or cannot be read is one of its
     entry's failures. Raises DataError if the settings are not as `compare` wrote them.
     """
-    settings = read_toml(directory / SETTINGS)
-    try:
-        job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
-        seeds = list(runs["seeds"] if seeds is None else seeds)
-        entries = [
-            Entry(name, name, recipe_of(name, ratio))
-            for name in (runs["methods"] if methods is None else methods)
-        ]
-        comparison = Comparison(job["model"], job["dataset"], entries)
-    except (KeyError, TypeError, UsageError):
-        raise _damaged(directory) from None
+    settings = settings_of(directory)
+    job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
+    seeds = list(runs["seeds"] if seeds is None else seeds)
+    entries = [
+        Entry(name, name, recipe_of(name, ratio))
+        for name in (runs["methods"] if methods is None else methods)
+    ]
+    comparison = Comparison(job["model"], job["dataset"], entries)
     for entry in entries:
         for seed in seeds:
             try:
@@ -237,22 +240,22 @@ def repeating(directory: Path) -> str:
 
     Raises DataError if the settings are not as `compare` wrote them.
     """
-    settings = read_toml(directory / SETTINGS)
-    try:
-        job, runs = settings["job"], settings["runs"]
-        words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
-        words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
-        budget = settings.get("limits", {}).get("budget")
-        words += [] if budget is None else ["--budget", f"{budget:g}s"]
-        device = settings["environment"].get("device")
-        words += [] if device is None else ["--device", device]
-    except (KeyError, TypeError):
-        raise _damaged(directory) from None
+    settings = settings_of(directory)
+    job, runs = settings["job"], settings["runs"]
+    words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
+    words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
+    budget = settings.get("limits", {}).get("budget")
+    words += [] if budget is None else ["--budget", f"{budget:g}s"]
+    device = settings.get("environment", {}).get("device")
+    words += [] if device is None else ["--device", device]
     return shlex.join(["razorctl", *words])
 
 
-def _damaged(grid: Path) -> DataError:
-    return DataError(f"{grid / SETTINGS} is damaged; compare again.")
+def settings_of(directory: Path) -> dict[str, Any]:
+    """The settings of a grid; raises DataError if they are not as `compare` wrote them."""
+    settings = read_toml(directory / SETTINGS)
+    documents.given(settings, OfGrid, directory / SETTINGS, "compare again")
+    return settings
 
 
 def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
@@ -260,12 +263,11 @@ def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
     directory = grid / f"{method}-{seed}"
     if (directory / RESULT).exists():
         return read(directory)
-    try:
-        known = json.loads((directory / FAILURE).read_text("utf-8"))
-        error = RazorError(str(known["error"]))
-        error.exit_code = int(known["exit_code"])
-    except (OSError, ValueError, KeyError, TypeError):
-        error = RazorError(f"not finished; go on with --resume --out {grid}.")
+    known = documents.kept(directory / FAILURE, Failure)
+    error = RazorError(f"not finished; go on with --resume --out {grid}.")
+    if known is not None:
+        error = RazorError(known["error"])
+        error.exit_code = known["exit_code"]
     raise error
 
 
@@ -273,7 +275,7 @@ def note_failure(directory: Path, error: RazorError) -> None:
     """Writes the error of a failed run to its directory, where `of_grid` reads it."""
     directory.mkdir(exist_ok=True)
     known = {"error": str(error), "exit_code": error.exit_code}
-    (directory / FAILURE).write_text(json.dumps(known), "utf-8")
+    (directory / FAILURE).write_text(documents.text(known), "utf-8")
 
 
 def finished(directories: Iterable[Path]) -> Comparison:
@@ -314,7 +316,9 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
         seen.update(run.directory.resolve() for run in runs)
         if entry.runs and not runs:
             continue
-        key = json.dumps([runs[0].result["device"], _settings(runs[0])] if runs else entry.label)
+        key = documents.text(
+            [runs[0].result["device"], _settings(runs[0])] if runs else entry.label
+        )
         known = groups.setdefault(key, replace(entry, runs=[], failures={}))
         known.runs.extend(runs)
         known.failures.update(entry.failures)

@@ -43,7 +43,7 @@ def scores(run: FinishedRun) -> Curve:
     return Curve(
         [index + 1 for index in at],
         [seconds[index] for index in at],
-        [float(run.steps[index]["metrics"][run.figure]) for index in at],
+        [run.of(run.steps[index]) for index in at],
     )
 
 

@@ -1,7 +1,6 @@
 """The model of a finished run, as its own library loads it."""
 
 import errno
-import json
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from torch import nn
 
-from razorctl import models
+from razorctl import documents, models
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
@@ -44,8 +43,10 @@ def finished(run: "Run") -> None:
         if best_one is not None and not best(run.model, save, best_one, out):
             run.checkpoints.drop(best_one)
         last(run.model, save, out)
+        there = (name for name in (WEIGHTS, BEST) if (out / name).exists())
+        run.checksums = {name: documents.entry(out / name) for name in there}
         with whole(out / RESULT) as file:
-            file.write_text(json.dumps(run.result(), indent=2) + "\n")
+            file.write_text(documents.text(run.result(), indent=2) + "\n")
     except OSError as error:
         newest, needed = run.checkpoints.newest, 2 * tensors.size(run.model.state_dict())
         saved = f"step {newest.step:,} of {job.steps:,}" if newest else "no step"

@@ -40,6 +40,7 @@ from razorctl.training.comparison import (
     of_grid,
     read,
     recipe_of,
+    settings_of,
 )
 from razorctl.training.signals import termination_waits
 
@@ -147,7 +148,7 @@ class Grid:
             )
         if not (self.out / SETTINGS).exists():
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
-        known = read_toml(self.out / SETTINGS)
+        known = settings_of(self.out)
         if other := _difference(known, settings):
             raise UsageError(
                 f"{self.out} was begun with {other}; resume it with the same, or name another "

@@ -1,7 +1,7 @@
 """The model of a finished run, from its directory alone."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from razorctl import devices, hub, models
-from razorctl.errors import MissingError, OutOfMemoryError, UsageError
+from razorctl import devices, documents, hub, models
+from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
 from razorctl.step import precision
 from razorctl.training import rundir
@@ -56,8 +56,15 @@ class Trained:
         done: is told how many rows have been read.
         """
 
+        read = 0
+
+        def logits(model: nn.Module, inputs: Any) -> Tensor:
+            found = self.family.logits(model, inputs)
+            check_finite(found, [("what is evaluated", read + row) for row in range(len(found))])
+            return found
+
         def batches() -> Iterator[tuple[Any, Tensor]]:
-            read = 0
+            nonlocal read
             for batch in self.batches(rows, self.transform):
                 yield batch["inputs"], batch["labels"]
                 read += len(batch["labels"])
@@ -70,7 +77,6 @@ class Trained:
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
         with self.in_memory():
-            logits = self.family.logits
             return evaluate(self.model, logits, batches(), len(self.classes), self.job)
 
     def batches(self, rows: "Dataset | Stream", transform: Any) -> Iterator[dict[str, Any]]:
@@ -114,10 +120,39 @@ def load(
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     with hub.reading(str(file), file.parent, rundir.AGAIN):
+        known = result.get("checksums", {}).get(file.relative_to(run).as_posix())
+        if known is not None and documents.entry(file) != known:
+            raise DataError(f"{file} is not what {run} has written; {rundir.AGAIN}.")
         model, transform = family.load(file.parent, job.input_size)
+    _check_finite(model, file)
     size = batch_size or job.micro_batch
     job = replace(job, batch_size=size, accumulate=1, processes=1, precision=_precision(job, place))
     return Trained(run, file, result, job, family, model.to(place).eval(), transform, place)
+
+
+def check_finite(logits: Tensor, places: Sequence[tuple[str, int | None]]) -> None:
+    """Raises DataError that names the first row of logits [rows, ...] with one that is not finite.
+
+    places: the file of each row, and its number there unless the file has just one.
+    """
+    least, most = logits.detach().flatten(1).aminmax(dim=1)
+    bad = (~(least.isfinite() & most.isfinite())).nonzero()
+    if len(bad):
+        file, row = places[int(bad[0])]
+        where = file if row is None else f"row {row} of {file}"
+        raise DataError(
+            f"the model's logits of {where} are not finite; look at that row, or train again."
+        )
+
+
+def _check_finite(model: nn.Module, file: Path) -> None:
+    """Raises DataError that names the first weight that is not finite; a mask may be infinite."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
+    for name, buffer in model.named_buffers():
+        if buffer.isnan().any():
+            raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
 
 
 def _has_best(result: Mapping[str, Any]) -> bool:

@@ -3,13 +3,13 @@
 The file is complete at the end even if the disk was full for a while.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from razorctl import documents
 from razorctl.job import LEAST
 from razorctl.training.rundir import METRICS, whole
 
@@ -53,7 +53,7 @@ class Metrics:
 
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
         """Makes the file hold just `steps`; raises OSError if it cannot."""
-        self.lines = [json.dumps(asdict(step)) for step in steps]
+        self.lines = [documents.text(asdict(step)) for step in steps]
         with whole(out / METRICS) as file:
             file.write_bytes(self.text)
         self._file = (out / METRICS).open("r+b", buffering=0)
@@ -66,7 +66,7 @@ class Metrics:
 
     def add(self, step: Step) -> None:
         """Writes a step; if that fails it is kept, and the first failure is warned about."""
-        line = json.dumps(asdict(step))
+        line = documents.text(asdict(step))
         self.lines.append(line)
         lagged, self._rest = bool(self._rest), self._rest + f"{line}\n".encode()
         try:

@@ -49,6 +49,7 @@ class Run(Iterator[Step]):
     metric: the figure by which the best weights are chosen.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning save for backward.
     stock: what stays stock and saves a share worth naming, in words.
+    checksums: of the weights in its directory, when it is finished.
     stop: called after each step; if it returns an exception, the run is saved and that is raised.
     """
 
@@ -82,6 +83,7 @@ class Run(Iterator[Step]):
         self.trial = self.learner.trial
         self.history: list[Step] = []
         self.tested: dict[str, float] | None = None
+        self.checksums: dict[str, dict[str, int]] = {}
         self.peak_bytes: int | None = None
         if found is not None:
             self._go_on(self.learner.load(found.path))

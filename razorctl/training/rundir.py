@@ -1,6 +1,5 @@
 """The directory of a run: its name, its files, its lock, and the settings of the run in it."""
 
-import json
 import os
 import platform
 import re
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import razorctl
+from razorctl import documents
 from razorctl.config.settings import read_toml
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.processes import program
 from razorctl.recipe import Recipe
+from razorctl.training.written import Result, Settings, Split
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -31,12 +32,15 @@ PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were put aside or skipped, and digests of all, unless streamed
+ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
 # Written at the end: the best model, if it is not the last, and the adapters, if there are some.
 BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
 
 ROOM = 2**20  # bytes that a file needs that a command writes at its end, such as a report
 WRITTEN = "name a directory that `razorctl finetune` has written"
-AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged one
+# The mends of damaged ones: of a finished run, and of one to go on with.
+AGAIN = "copy the whole run directory again, or train again"
+ELSEWHERE = "undo that, or name another directory with --out"
 
 
 def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
@@ -244,14 +248,14 @@ def write_settings(
         "razorctl": razorctl.__version__,
         **{name: version(name) for name in ("torch", "timm", "datasets")},
     }
-    tables = {"recipe": asdict(recipe), "job": asdict(job), "environment": environment}
+    tables = {"recipe": asdict(recipe), "job": asdict(job), ENVIRONMENT: environment}
     given = {t: {k: v for k, v in d.items() if v is not None} for t, d in tables.items()}
     with whole(out / CONFIG) as file:
         file.write_text(tomli_w.dumps(given), "utf-8")
     for name, document in ((PLAN, plan), (SPLIT, split)):
         if document is not None:
             with whole(out / name) as file:
-                file.write_text(json.dumps(document), "utf-8")
+                file.write_text(documents.text(document), "utf-8")
 
 
 def settings(out: Path) -> tuple[Job, Recipe] | None:
@@ -261,11 +265,9 @@ def settings(out: Path) -> tuple[Job, Recipe] | None:
     """
     if not (out / CONFIG).exists():
         return None
-    try:
-        tables = read_toml(out / CONFIG)
-        return Job(**tables["job"]), Recipe(**tables["recipe"])
-    except (LookupError, TypeError, UsageError):
-        raise _damaged(out / CONFIG) from None
+    tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
+    documents.given(tables, Settings, out / CONFIG, ELSEWHERE)
+    return Job(**tables["job"]), Recipe(**tables["recipe"])
 
 
 def split_document(splits: "Splits") -> dict[str, Any] | None:
@@ -273,8 +275,8 @@ def split_document(splits: "Splits") -> dict[str, Any] | None:
     if splits.digests is None:
         return None
     white = {} if splits.white is None else {"white": splits.white}
-    found: dict[str, Any] = json.loads(
-        json.dumps({**(splits.record or {}), "digests": splits.digests, **white})
+    found: dict[str, Any] = documents.parse(
+        documents.text({**(splits.record or {}), "digests": splits.digests, **white})
     )
     return found
 
@@ -284,21 +286,16 @@ def known_split(run: Path) -> dict[str, Any]:
 
     That of a stream says nothing, and one of an older razorctl has no digests.
     """
-    found = document(run / SPLIT)
-    white = None if found is None else found.get("white")
-    if white not in (None, 1, 255, 65535):
-        raise _damaged(run / SPLIT)
-    return found or {}
+    found = document(run / SPLIT, Split) or {}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def document(file: Path) -> dict[str, Any] | None:
-    """A JSON document in a run directory, None if it is not there; DataError if it is damaged."""
+def document(file: Path, kind: type) -> dict[str, Any] | None:
+    """What `documents.read` returns of a file in a run directory; None if it is not there."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        found: dict[str, Any] = documents.read(file, kind, ELSEWHERE)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        raise _damaged(file) from None
     return found
 
 
@@ -318,25 +315,11 @@ def finished(run: Path) -> tuple[dict[str, Any], Job]:
         inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
         mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
         raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
-    try:
-        result: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        job = Job(**result["job"])
-        known = {"classes", "best_step", "steps", "split"} <= result.keys()
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        raise DataError(f"{file} cannot be read; {AGAIN}.") from None
-    except (LookupError, TypeError, UsageError):
-        known = False
-    if not known:
-        raise DataError(
-            f"{file} is not as this version of razorctl writes it, with classes; train again."
-        ) from None
+    result: dict[str, Any] = documents.read(file, Result, AGAIN)
+    job = Job(**result["job"])
     if Path(job.model).is_absolute() and not Path(job.model).exists():
         job = replace(job, model=str(run.resolve()))
     return result, job
-
-
-def _damaged(file: Path) -> DataError:
-    return DataError(f"{file} is damaged; name another directory with --out.")
 
 
 def merged(job: Job, recipe: Recipe) -> dict[str, Any]:

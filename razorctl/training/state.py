@@ -3,7 +3,7 @@
 Tensors are in safetensors and the rest is JSON, so reading a checkpoint runs no code from it.
 """
 
-import json
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from razorctl import documents
 from razorctl.surgery.drawing import draws
 from razorctl.training import parallel, tensors
 
@@ -29,7 +30,7 @@ def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -
         with (folder / name).open("wb") as file:
             tensors.write(file, content)
     with (folder / REST).open("w", encoding="utf-8") as file:
-        file.write(json.dumps(tree))
+        file.write(documents.text(tree))
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
@@ -39,7 +40,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 def read(folder: Path) -> dict[str, Any]:
     """The state that `write` was given; its tensors are on the CPU, and tuples are lists."""
-    tree = json.loads((folder / REST).read_text("utf-8"))
+    tree = documents.parse(documents.contents(folder / REST))
     state: dict[str, Any] = _with_tensors(tree, tensors.read(folder / TENSORS))
     return state
 
@@ -102,6 +103,8 @@ def _cuda() -> bool:
 
 def _without_tensors(value: Any, found: dict[str, Tensor], name: str) -> Any:
     """`value` for JSON, with the names of its tensors in their place; `found` gets the tensors."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if type(value).__name__ == EIGHT_BITS:
         parts, [signed, _] = value.__tensor_flatten__()
         tensors = {part: getattr(value, part) for part in parts}
@@ -121,6 +124,8 @@ def _with_tensors(value: Any, found: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "tensor" in value:
             return found[value["tensor"]]
+        if "float" in value:
+            return float(value["float"])
         if EIGHT_BITS in value:
             from torchao.optim.subclass_8bit import OptimState8bit
 

@@ -45,6 +45,7 @@ def of(run: "Run") -> dict[str, Any]:
         "predicted": run.predicted,
         "compiled": run.trial.done,
         "payoff": payoff and asdict(payoff),
+        "checksums": run.checksums,
     }
 
 

@@ -4,7 +4,6 @@ The library itself writes a file under a name of its own choice, and gives an er
 when the disk is full. Here the file is the caller's, and the error is the OSError.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +11,8 @@ from typing import BinaryIO
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
+from razorctl import documents
 
 DTYPES = {
     torch.bool: "BOOL",
@@ -46,7 +47,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps({"__metadata__": metadata} | header).encode()
+    text = documents.text({"__metadata__": metadata} | header).encode()
     text += b" " * (-len(text) % ALIGN)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in header:

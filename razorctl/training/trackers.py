@@ -1,6 +1,5 @@
 """Runs followed by experiment trackers, through the classes of accelerate."""
 
-import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from razorctl import documents
 from razorctl.config.registry import unknown
 from razorctl.errors import UsageError
 from razorctl.training import rundir
+from razorctl.training.written import Trackers
 
 if TYPE_CHECKING:
     from razorctl.training.metrics import Step
@@ -68,7 +69,7 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
             working.append(_Open(name, run, identity, name not in before))
         with rundir.whole(run.out / FILE) as file:
             every = [*dict.fromkeys([*before, *names])]
-            file.write_text(json.dumps({"names": every, "id": identity}) + "\n")
+            file.write_text(documents.text({"names": every, "id": identity}) + "\n")
         for step in run:
             for tracker in working:
                 tracker.log(step.step, _values(run, step))
@@ -82,7 +83,7 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
 
 
 def _known(out: Path) -> dict[str, Any]:
-    return rundir.document(out / FILE) or {}
+    return rundir.document(out / FILE, Trackers) or {}
 
 
 def _values(run: "Run", step: "Step") -> dict[str, float]:

@@ -175,7 +175,7 @@ OF_RUNS = {
     ),
     "no classes": (lambda: edit("classes"), "run-d", 5, "result.json is not as this version"),
     "no job": (lambda: edit("job"), "run-d", 5, "result.json is not as this version"),
-    "no JSON": (lambda: truncate("run-d/result.json"), "run-d", 5, "result.json cannot be read"),
+    "no JSON": (lambda: truncate("run-d/result.json"), "run-d", 5, "result.json is not as this"),
     "no weights": (
         lambda: clear("run-d/model.safetensors"),
         *("run-d", 6, "run-d/model.safetensors is missing; copy the whole run directory again"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from razorctl import data
 from razorctl.data.own import whole
@@ -354,3 +355,52 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
     assert skipped == lines
     assert [len(part.kept) for part in parts] == [5, 1]
     assert [*parts[1].places] == [("a.csv", 0)]
+
+
+def spoiled(run: Run, to: Path, name: str, change) -> Path:
+    """A copy of a run, with a weight changed and, as the run has none any more, no checksum."""
+    out = shutil.copytree(run.out, to)
+    result = json.loads((out / "result.json").read_text())
+    file = out / ("best/model" if result["best_step"] != result["steps"] else "model")
+    weights = load_file(file.with_suffix(".safetensors"))
+    change(weights[name])
+    save_file(weights, file.with_suffix(".safetensors"), {"format": "pt"})
+    (out / "result.json").write_text(json.dumps(result | {"checksums": {}}))
+    return out
+
+
+def test_a_weight_that_is_not_finite_is_named(runs, tmp_path):
+    weight = "blocks.0.mlp.fc1.weight"
+    out = spoiled(runs["digits"], tmp_path / "run", weight, lambda w: w[3, 3].fill_(torch.nan))
+    with pytest.raises(DataError, match=f"{weight} in .*safetensors is not finite; copy the whole"):
+        inference.load(out, device="cpu")
+
+
+def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
+    found = inference.load(runs["photos"].out, device="cpu", batch_size=3)
+    seen = []
+
+    def logits(model, inputs):
+        seen.append(inputs)
+        made = runs["photos"].logits(model, inputs)
+        return made.index_fill(0, torch.tensor([1]), torch.inf) if len(seen) == 2 else made
+
+    found = replace(found, family=replace(found.family, logits=logits))
+    with pytest.raises(DataError, match="logits of row 4 of what is evaluated are not finite"):
+        found.evaluate(own_rows(runs["photos"].out).rows)
+    seen.clear()
+    files = [str(picture(tmp_path / f"{number}.png", 1)) for number in range(5)]
+    parts, _ = whole.unlabeled(files, found.job, "image")
+    with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; look at that row"):
+        list(labels.predicted(found, parts))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_have_a_checksum(name, runs, tmp_path):
+    out = shutil.copytree(runs[name].out, tmp_path / "run")
+    used = inference.load(out, device="cpu").weights
+    data = bytearray(used.read_bytes())
+    data[-9] ^= 1
+    used.write_bytes(data)
+    with pytest.raises(DataError, match=r"safetensors is not what .* has written; copy the whole"):
+        inference.load(out, device="cpu")

@@ -1,6 +1,5 @@
 """What a terminal shows: tables on stdout, messages on stderr."""
 
-import json
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from razorctl import documents
 from razorctl.methods import METHODS
 
 
@@ -61,6 +61,11 @@ def size(count: int) -> str:
         if count >= 1 << power:
             return f"{count / (1 << power):,.2f} {unit}"
     return f"{count / 1024:,.1f} KiB"
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """A figure of an evaluation; one that is not finite, which JSON does not have, is a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def duration(seconds: float) -> str:
@@ -125,7 +130,7 @@ def error(message: str) -> None:
 
 def print_json(document: Any) -> None:
     # Plain print: rich would wrap and color what a program is to read.
-    print(json.dumps(document, indent=2))
+    print(documents.text(document, indent=2))
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import against, duration, predicted_duration, size, summary
+from razorctl.cli.views.common import against, duration, figure, predicted_duration, size, summary
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
@@ -91,18 +91,18 @@ def show(result: dict[str, Any]) -> None:
         table.add_row("step as planned", predicted_duration(predicted), "predicted")
     if result["epoch_seconds"] is not None:
         table.add_row("epoch", duration(result["epoch_seconds"]), f"on {result['device']}")
-    if "validation_accuracy" in result:
-        loss = f"loss {result['validation_loss']:.4f}"
-        table.add_row("validation accuracy", f"{result['validation_accuracy']:.4f}", loss)
-    loss = f"loss {result['loss']:.4f}"
-    table.add_row(f"{result['split']} accuracy", f"{result['accuracy']:.4f}", loss)
+    if result.get("validation_accuracy") is not None:
+        loss = f"loss {figure(result['validation_loss'])}"
+        table.add_row("validation accuracy", figure(result["validation_accuracy"]), loss)
+    loss = f"loss {figure(result['loss'])}"
+    table.add_row(f"{result['split']} accuracy", figure(result["accuracy"]), loss)
     if (metric := result["metric"]) not in ("accuracy", "loss"):
         name = f"{result['split']} {metric.replace('_', ' ')}"
-        table.add_row(name, f"{result['metrics'][metric]:.4f}")
+        table.add_row(name, figure(result["metrics"][metric]))
     views.out.print(table)
     files = [f"weights: {result['weights']}"]
     if result["best_weights"] != result["weights"]:
-        best = f"step {result['best_step']:,}, accuracy {result['best_accuracy']:.4f}"
+        best = f"step {result['best_step']:,}, accuracy {figure(result['best_accuracy'])}"
         files.append(f"best weights: {result['best_weights']} ({best})")
     for line in files:
         views.out.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,10 +1,11 @@
 """What `predict` writes: CSV, or one JSON document, a row as soon as it is known."""
 
 import csv as tables
-import json as documents
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from razorctl import documents
 
 if TYPE_CHECKING:
     from razorctl.training.predicting.labels import Prediction
@@ -72,10 +73,10 @@ def csv(stream: TextIO, rows: Iterable[Any], kind: Kind) -> None:
 
 def json(stream: TextIO, rows: Iterable[Any], kind: Kind, document: Mapping[str, Any]) -> None:
     """A document whose `predictions` have an object for each row."""
-    head = documents.dumps({**document, "predictions": []}, indent=2)
+    head = documents.text({**document, "predictions": []}, indent=2)
     stream.write(head.removesuffix("]\n}"))
     between = "\n"
     for row in rows:
-        stream.write(f"{between}    {documents.dumps(kind.entry(row))}")
+        stream.write(f"{between}    {documents.text(kind.entry(row))}")
         between = ",\n"
     stream.write("\n  ]\n}\n")

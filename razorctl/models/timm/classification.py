@@ -1,6 +1,5 @@
 """Image classifiers of timm."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
+from razorctl import documents, hub
 from razorctl.errors import DataError, UsageError
 from razorctl.models import Model, Rows, images
 
@@ -112,7 +111,7 @@ class Place:
     def config(self) -> dict[str, Any]:
         """timm's settings of the pretrained weights; empty if it has none."""
         if self.folder is not None:
-            config = json.loads((self.folder / "config.json").read_text())
+            config = documents.foreign(self.folder / "config.json")
             return dict(config.get("pretrained_cfg", config))  # timm once wrote both as one
         from timm.models import get_pretrained_cfg
 

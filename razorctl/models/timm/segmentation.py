@@ -1,11 +1,11 @@
 """Semantic segmentation: a backbone of timm with a linear layer on its last features."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import documents
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.timm.classification import Place
 
@@ -62,7 +62,7 @@ def save(
         "label_names": list(classes),
         "data_config": model.data_config,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(documents.text(config, indent=2) + "\n")
     save_file(model.state_dict(), folder / "model.safetensors")
 
 
@@ -73,7 +73,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
     from razorctl.models.timm.linear_segmenter import LinearSegmenter
 
-    config = json.loads((folder / "config.json").read_text())
+    config = documents.foreign(folder / "config.json")
     args = config["model_args"]
     backbone = create_model(config["architecture"], features_only=True, out_indices=(-1,), **args)
     model = LinearSegmenter(backbone, len(config["label_names"]), config["data_config"])

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import hub
+from razorctl import documents, hub
 from razorctl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -128,11 +128,9 @@ class Checkpoint:
     @property
     def processor(self) -> Mapping[str, Any]:
         """The settings of its image processor."""
-        import json
-
         folder = self.folder(PROCESSOR)
         with hub.reading(self.name, folder, self.mend):
-            found: Mapping[str, Any] = json.loads((folder / PROCESSOR).read_text("utf-8"))
+            found: Mapping[str, Any] = documents.foreign(folder / PROCESSOR)
         return found
 
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":

@@ -1,11 +1,11 @@
 """Image classifiers and segmentation models of transformers."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.job import Task
 from razorctl.models import Model, Rows, images, masks
@@ -101,7 +101,7 @@ def vision_model(
             model.save_pretrained(folder)
         pixels = side(checkpoint, task, input_size)
         settings = {**checkpoint.processor, "size": {"height": pixels, "width": pixels}}
-        (folder / PROCESSOR).write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / PROCESSOR).write_text(documents.text(settings, indent=2) + "\n")
 
     return Model(
         checkpoint.name,

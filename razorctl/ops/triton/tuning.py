@@ -1,6 +1,5 @@
 """Which of several ways to compute the same is the fastest on a card: timed once, kept on disk."""
 
-import json
 import os
 import tempfile
 from collections import Counter
@@ -14,7 +13,7 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from razorctl import folders
+from razorctl import documents, folders
 from razorctl.ops import kernels
 from razorctl.ops.triton import launch
 
@@ -139,10 +138,8 @@ def _chosen(card: str) -> dict[str, str]:
 
 
 def _kept() -> dict[str, dict[str, str]]:
-    """What is on disk; nothing if that cannot be read."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        return {card: dict(ways.items()) for card, ways in json.loads(_file().read_text()).items()}
-    return {}
+    """What is on disk; nothing if that cannot be read or is anything else."""
+    return documents.kept(_file(), dict[str, dict[str, str]]) or {}
 
 
 def _keep(card: str, key: str, way: str) -> None:
@@ -153,5 +150,5 @@ def _keep(card: str, key: str, way: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
         with os.fdopen(handle, "w") as part:
-            json.dump(kept, part, indent=1)
+            part.write(documents.text(kept, indent=1))
         Path(name).replace(file)

@@ -10,6 +10,7 @@ from torch import Tensor
 from razorctl import models
 from razorctl.errors import DataError
 from razorctl.step import autocast
+from razorctl.training.inference import check_finite
 from razorctl.training.loading import PRIME
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _batches(
     for start in range(0, len(prompts), trained.job.micro_batch):
         batch = prompts[start : start + trained.job.micro_batch]
         drawn = _drawing(range(start, start + len(batch)), temperature, seed)
+        drawn = _checked(drawn, [(prompt.file, prompt.row) for prompt in batch])
         with trained.in_memory(), torch.no_grad(), autocast(trained.device, trained.job):
             texts = writer.continued([prompt.ids for prompt in batch], new, drawn)
         for prompt, text in zip(batch, texts, strict=True):
@@ -107,3 +109,15 @@ def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Te
         return logits / temperature + noise.to(logits.device)
 
     return drawn
+
+
+def _checked(
+    drawn: Callable[[Tensor], Tensor], places: Sequence[tuple[str, int | None]]
+) -> Callable[[Tensor], Tensor]:
+    """A function of logits that raises DataError if they are not finite; see `check_finite`."""
+
+    def checked(logits: Tensor) -> Tensor:
+        check_finite(logits, places)
+        return drawn(logits)
+
+    return checked

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from razorctl.step import autocast
+from razorctl.training.inference import check_finite
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,8 +38,10 @@ def predicted(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Predic
     for part in parts:
         places = iter(part.places)
         for batch in probabilities(classifier, part.data):
-            for values in batch.tolist():
-                yield Prediction(*next(places), classifier.classes, tuple(values))
+            own = [*islice(places, len(batch))]
+            check_finite(batch, own)
+            for place, values in zip(own, batch.tolist(), strict=True):
+                yield Prediction(*place, classifier.classes, tuple(values))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,9 @@ from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
 from razorctl.training import rundir
+from razorctl.training.inference import check_finite
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from razorctl.data.own.whole import Part
     from razorctl.training.inference import Trained
 
@@ -71,7 +71,7 @@ def written(
         with rundir.writing(out):
             (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
         for part in parts:
-            for place, mask in zip(part.places, _masks(trained, part.data), strict=True):
+            for place, mask in zip(part.places, _masks(trained, part), strict=True):
                 name = next(names)
                 with rundir.writing(out):
                     _save(mask, len(trained.classes), folder / name)
@@ -84,12 +84,14 @@ def written(
 
 
 @torch.no_grad()
-def _masks(trained: "Trained", rows: "Dataset") -> Iterator[Tensor]:
-    """The number of the class of each pixel [height, width], of each image of rows, on the CPU."""
+def _masks(trained: "Trained", part: "Part") -> Iterator[Tensor]:
+    """The number of the class of each pixel [height, width] of each image, on the CPU."""
+    places = part.places
     with trained.in_memory():
-        for batch in trained.batches(rows, partial(_sized, trained.transform)):
+        for batch in trained.batches(part.data, partial(_sized, trained.transform)):
             with autocast(trained.device, trained.job):
                 logits = trained.family.logits(trained.model, batch["inputs"])
+            check_finite(logits, [*islice(places, len(logits))])
             for own, size in zip(logits, batch["size"].tolist(), strict=True):
                 yield _greatest(own.float(), size).cpu()
 

@@ -1,0 +1,216 @@
+"""JSON that razorctl writes and reads again; what is read is checked as a whole, by its types.
+
+A kind of document is a dataclass beside what writes it, whose `__post_init__` may check what types
+cannot say, or any other type that pydantic knows.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from razorctl.errors import DataError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+MOST = 2**63  # no integer of a document is as large
+SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # what may be in a number that is too large
+LONGEST = 160  # characters of a reason
+CHUNK = 1 << 20
+SEAL = "digest"  # the key of what `sealed` adds
+
+
+class UnlikeError(ValueError):
+    """A text that is no document of its kind; says why, and names the field."""
+
+
+def text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON; a number that is not finite is null, since JSON has none."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def parse(content: bytes | str) -> Any:
+    """The value of a JSON text; raises UnlikeError if it is none, or has bad numbers.
+
+    Those are what is not finite, and integers of more than 64 bits, which no document has.
+    """
+    raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
+    numbers = {"parse_float": _real, "parse_int": _integer} if SUSPECT.search(raw) else {}
+    return _parsed(content, parse_constant=_no_number, **numbers)
+
+
+def _parsed(content: bytes | str, **numbers: Any) -> Any:
+    try:
+        return json.loads(content, **numbers)
+    except RecursionError:
+        raise UnlikeError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise UnlikeError("it is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UnlikeError(f"{error.msg} in line {error.lineno}") from None
+    except ValueError as error:
+        raise UnlikeError(str(error)) from None
+
+
+def check(content: bytes | str, kind: Any) -> Any:
+    """The value of a JSON text, as `parse` returns it; raises UnlikeError for another kind.
+
+    A document that `sealed` has returned must still be that one.
+    """
+    value = parse(content)
+    _typed(content, kind)
+    if isinstance(value, dict) and SEAL in value and sealed(value) != value:
+        raise UnlikeError("it was edited after it was written")
+    return value
+
+
+def _typed(content: bytes | str, kind: Any) -> Any:
+    from pydantic import ValidationError  # imported here: few commands read a document
+
+    try:
+        return _adapter(kind).validate_json(content, strict=True, extra="forbid")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        said = f"{where}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"
+        raise UnlikeError(said.removeprefix(": ")[:LONGEST]) from None
+
+
+def _whole(content: bytes | str, kind: Any) -> Any:
+    """The same, with the defaults of what is left out, unless it is sealed."""
+    value = check(content, kind)
+    if isinstance(value, dict) and SEAL in value:
+        return value
+    return _adapter(kind).dump_python(_typed(content, kind))
+
+
+def read(file: Path, kind: Any, mend: str) -> Any:
+    """The value of a file of a kind; `mend` is the end of the sentence of the error.
+
+    Raises FileNotFoundError if it is not there, and DataError if it is no such document.
+    """
+    with _refusing(file, mend):
+        return _whole(contents(file), kind)
+
+
+def lines(file: Path, kind: Any, mend: str) -> list[Any]:
+    """The values of a file of lines of a kind; raises as `read` does."""
+    with _refusing(file, mend):
+        found = contents(file).splitlines()
+        return list(_whole(b"[" + b",".join(found) + b"]", list[kind]))
+
+
+def given(value: Mapping[str, Any], kind: Any, file: Path, mend: str) -> None:
+    """Raises DataError as `read` does if the tables of a TOML file are not of a kind."""
+    with _refusing(file, mend):
+        check(json.dumps(value, default=str), kind)
+
+
+@contextmanager
+def _refusing(file: Path, mend: str) -> Iterator[None]:
+    """Raises DataError for a file that cannot be read or is of another kind."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); {mend}.") from None
+    except UnlikeError as error:
+        raise DataError(
+            f"{file} is not as this version of razorctl writes it ({error}); {mend}."
+        ) from None
+
+
+def kept(file: Path, kind: Any) -> Any:
+    """The value of a file of what can be made again; None if it is not there or of another kind."""
+    with suppress(OSError, UnlikeError):
+        return check(contents(file), kind)
+    return None
+
+
+def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with the digest of all the rest in it."""
+    rest = {name: value for name, value in body.items() if name != SEAL}
+    return {**rest, SEAL: sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
+
+
+def entry(file: Path) -> dict[str, int]:
+    """The size and the checksum of a regular file; raises OSError for anything else."""
+    size = checksum = 0
+    with regular(file) as stream:
+        while chunk := stream.read(CHUNK):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return {"bytes": size, "crc32": checksum}
+
+
+def foreign(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of another library, which may have numbers that are not finite.
+
+    Raises OSError, and UnlikeError if it is none.
+    """
+    value = _parsed(contents(file))
+    if not isinstance(value, dict):
+        raise UnlikeError("it is no object")
+    return value
+
+
+def contents(file: Path) -> bytes:
+    """The bytes of a regular file; raises OSError for anything else, which might never end."""
+    with regular(file) as stream:
+        return stream.read()
+
+
+def regular(file: Path) -> IO[bytes]:
+    """A regular file, opened to read; raises OSError for anything else."""
+    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "it is no regular file", str(file))
+    return open(handle, "rb")  # noqa: PTH123
+
+
+@cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for each number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
+
+
+def _no_number(word: str) -> Any:
+    raise UnlikeError(f"{word} is no number")
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise UnlikeError(f"{digits[:20]} is too large")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -MOST <= (value := int(digits)) < MOST:
+        raise UnlikeError(f"{digits[:20]} is too large")
+    return value

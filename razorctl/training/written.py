@@ -1,0 +1,206 @@
+"""What the JSON documents of a run directory say, by the types that `documents` checks.
+
+What was added to a kind after others were written has a default. Figures that were not finite are
+None.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from razorctl.job import EVERY_FIGURE, Job
+from razorctl.planning.candidates import Predicted
+from razorctl.recipe import Recipe
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The size and the checksum of a file."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Relieved:
+    """A step that ran out of memory, and the `recovery.Relief` from then on."""
+
+    step: int
+    parts: int
+    ratio: float | None
+    joint_budget: float | None
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """As `compiled.Payoff`."""
+
+    compile_seconds: float
+    eager_step_seconds: float
+    step_seconds: float
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result.json, as `summary.of` makes it; checksums: of weights, by their paths beside it."""
+
+    run_dir: str
+    model: str
+    dataset: str
+    classes: Sequence[str]
+    recipe: Recipe
+    job: Job
+    steps: int
+    stopped_early: bool
+    out_of_memory: Sequence[Relieved]
+    metric: str
+    accuracy: float | None
+    loss: float | None
+    split: str
+    metrics: Figures
+    saved_bytes: int
+    full_saved_bytes: int
+    peak_bytes: int | None
+    step_seconds: float
+    epoch_seconds: float | None
+    device: str
+    weights: str
+    best_step: int
+    best_accuracy: float | None
+    best_weights: str
+    predicted: Predicted | None
+    compiled: bool
+    payoff: Payoff | None
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
+    checksums: Mapping[str, Entry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
+            raise ValueError(f"metric {self.metric} is none of its figures")
+        if not 1 <= self.best_step <= self.steps:
+            raise ValueError(f"best step {self.best_step} is none of its {self.steps} steps")
+        if self.full_saved_bytes < 1 or self.saved_bytes < 0:
+            raise ValueError("it saves no bytes")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of metrics.jsonl, as `metrics.Step`."""
+
+    step: int
+    epoch: float | None
+    loss: float | None
+    learning_rate: float
+    grad_norm: float | None
+    seconds: float
+    samples_per_second: float
+    accuracy: float | None
+    test_loss: float | None
+    metrics: Figures | None
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The marker of a checkpoint; digest: of all the rest.
+
+    step: the number of steps that were taken. score: that of the last one, None if it was not
+    evaluated. files: by their names in its directory.
+    """
+
+    format: int
+    razorctl: str
+    step: int
+    score: float | None
+    diverged: bool
+    relieved: Sequence[Relieved]
+    settings: Mapping[str, str | int | float | bool | None]
+    files: Mapping[str, Entry]
+    digest: str
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            if name in ("", ".", "..") or set(name) & set("/\\:\0"):
+                raise ValueError(f"files: {name!r} is no file beside it")
+        if type(self.settings.get("steps")) is not int:
+            raise ValueError("settings.steps: it is no number")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split.json, as `rundir.split_document` makes it."""
+
+    dataset: str | None = None
+    split: str | None = None
+    validation: float | None = None
+    seed: int | None = None
+    rows: Sequence[int] | None = None
+    skipped: Mapping[str, Sequence[int]] | None = None
+    digests: Mapping[str, str] | None = None
+    white: Literal[1, 255, 65535] | None = None
+
+
+@dataclass(frozen=True)
+class Trackers:
+    """A trackers.json: the names of a run's trackers, and its id in them."""
+
+    names: Sequence[str]
+    id: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure.json: the error of a run of a grid, with its exit code."""
+
+    error: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The tables of a config.toml that say what a run is."""
+
+    job: Job
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """All that is set of the recipes of a grid."""
+
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a grid, with a budget also a run's share of it, and the steps of each method."""
+
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    share: float | None = None
+    steps: Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.methods or not self.seeds:
+            raise ValueError("there are no methods or no seeds")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a grid: seconds of training."""
+
+    budget: float | None = None
+
+
+@dataclass(frozen=True)
+class OfGrid:
+    """The tables of a comparison.toml."""
+
+    job: Job
+    recipe: Ratio
+    runs: Runs
+    environment: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = Limits()
