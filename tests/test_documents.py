@@ -1,5 +1,6 @@
 """Documents that razorctl reads back, after somebody or a bad disk has changed them."""
 
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import pytest
 from razorctl import documents
 from razorctl.cli import resuming
 from razorctl.cli.settings import Settings
+from razorctl.cli.views import common
 from razorctl.cli.views import finetune as view
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.job import Job
@@ -158,7 +160,7 @@ def edited(content: bytes, draw: random.Random) -> bytes:
 @pytest.mark.usefixtures("shallow")
 def test_edited_documents_end_in_our_own_errors(whole, tmp_path, monkeypatch, caplog):
     """Of any of the files that a marker names, and of all documents; none that differs is taken."""
-    monkeypatch.setattr("razorctl.cli.views.common.out.file", open(os.devnull, "w"))  # noqa
+    monkeypatch.setattr(common.out, "_file", io.StringIO())
     top = shutil.copytree(whole, tmp_path / "top")
     monkeypatch.setattr(tuning, "_file", lambda: top / "kernels.json")
     files = {name: top / name for name in READ} | {"traces": trace_cache.Cache(top).file}

@@ -122,7 +122,10 @@ def load(
     with hub.reading(str(file), file.parent, rundir.AGAIN):
         known = result.get("checksums", {}).get(file.relative_to(run).as_posix())
         if known is not None and documents.entry(file) != known:
-            raise DataError(f"{file} is not what {run} has written; {rundir.AGAIN}.")
+            raise DataError(
+                f"{file} cannot be read (its checksum is not that of {rundir.RESULT}); "
+                f"{rundir.AGAIN}."
+            )
         model, transform = family.load(file.parent, job.input_size)
     _check_finite(model, file)
     size = batch_size or job.micro_batch
