@@ -8,7 +8,7 @@ from triton.errors import TritonError
 from razorctl.ops import kernels
 from razorctl.ops.triton import tuning
 
-WORK = (SimpleNamespace(device="a card"),)
+WORK = (SimpleNamespace(device=torch.device("cpu")),)
 
 
 def slow(x) -> None: ...
@@ -31,7 +31,7 @@ def timed(tmp_path, monkeypatch):
         return 1.0 if way is quick else 2.0
 
     monkeypatch.setattr(tuning, "_milliseconds", milliseconds)
-    monkeypatch.setattr(tuning, "_card", str)
+    monkeypatch.setattr(tuning, "_card", lambda device: "a card")
     monkeypatch.setattr(tuning, "_file", lambda: tmp_path / "folder" / "kernels.json")
     monkeypatch.setattr(tuning.torch.cuda, "is_current_stream_capturing", lambda: False)
     tuning._chosen.cache_clear()
