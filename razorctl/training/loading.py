@@ -3,7 +3,8 @@
 import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -11,9 +12,10 @@ import numpy
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import processes
+from razorctl.data.own.images import unreadable
 from razorctl.data.own.stream import Read, Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
@@ -119,11 +121,64 @@ class Kept(Dataset[Any]):
         return [made[number] if number in made else self._known[number] for number in numbers]
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """What comes instead of a batch with an image that cannot be read, from any process."""
+
+    error: DataError
+
+
+class Watched(Dataset[Any]):
+    """Rows; an image that was good when it was checked, and cannot be read now, is named."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, keys: list[Any]) -> list[Any]:
+        try:
+            several = getattr(self.rows, "__getitems__", None)
+            found: list[Any] = several(keys) if several else [self.rows[key] for key in keys]
+            return found
+        except Exception:  # PIL's decoders raise many kinds
+            stored = (self._stored(key) for key in keys)
+            named = next(filter(None, map(unreadable, stored)), None)
+            if named is None:
+                raise
+        return [
+            Unreadable(DataError(f"{named} cannot be read any more; restore it, and run again."))
+        ]
+
+    def _stored(self, key: Any) -> Mapping[str, Any]:
+        """A row as it is stored."""
+        rows = self.rows
+        while isinstance(rows, (Rows, Kept)):
+            rows, key = rows.rows, key[1] if isinstance(rows, Rows) else key
+        if isinstance(key, Read):
+            return key.values
+        names = {"image", "mask"} & {*getattr(rows, "column_names", ())}
+        if not names:
+            return {}
+        stored: Mapping[str, Any] = rows.select_columns([*names]).with_format("arrow")[key]
+        return {name: stored[name][0].as_py() for name in names}
+
+
+def collated(rows: list[Any]) -> Any:
+    """A batch of rows; see `Watched`."""
+    return rows[0] if isinstance(rows[0], Unreadable) else default_collate(rows)
+
+
 class Loader(DataLoader[Any]):
     """A DataLoader with one thread of torch while it loads.
 
     Rows are small: on a busy CPU, a second thread is waited for longer than their operations take.
+    Iterating raises DataError for an image that cannot be read any more.
     """
+
+    def __init__(self, rows: Any, **settings: Any) -> None:
+        super().__init__(Watched(rows), collate_fn=collated, **settings)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
@@ -136,6 +191,8 @@ class Loader(DataLoader[Any]):
                 return
             finally:
                 torch.set_num_threads(threads)
+            if isinstance(batch, Unreadable):
+                raise batch.error
             yield batch
 
 
@@ -221,7 +278,7 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     """
     if isinstance(data, Stream):
         order: Any = InOrder(data, job)
-        return Loader(data.prepared, batch_sampler=order, **workers(device))  # type: ignore[arg-type]
+        return Loader(data.prepared, batch_sampler=order, **workers(device))
     own = range(processes.rank(), len(data), job.processes)
     if len(data) < job.processes:
         raise UsageError(

@@ -1,10 +1,21 @@
 """The threads of torch while rows are loaded."""
 
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from razorctl.training import loading
+from razorctl.data.own import whole
+from razorctl.data.own.stream import Stream
+from razorctl.errors import DataError
+from razorctl.job import Job
+from razorctl.training import inference, loading
 from razorctl.training.loading import Kept, Loader
+from razorctl.training.predicting import labels
+from razorctl.training.run import finetune
+from tests.own import CLASSES, picture, table
 
 
 class Counting:
@@ -76,3 +87,74 @@ def test_texts_are_made_anew():
     for _ in range(2):
         kept.__getitems__([0])
     assert rows.made == [0, 0]
+
+
+def damage(file: Path) -> None:
+    """Truncates what a file holds; its size and time stay."""
+    status, content = file.stat(), file.read_bytes()
+    file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def trained(folder: Path) -> None:
+    run = finetune(Job("vit-micro", str(folder), batch_size=4, steps=9), out="run", device="cpu")
+    damage(folder / "car/0.png")
+    list(run)
+
+
+def augmented(folder: Path) -> None:
+    job = Job("vit-micro", str(folder), batch_size=4, steps=9, augment="crop")
+    run = finetune(job, out="run", device="cpu")
+    damage(folder / "car/0.png")
+    list(run)
+
+
+def evaluated(folder: Path) -> None:
+    list(finetune(Job("vit-micro", "digits", batch_size=4, steps=1), out="run", device="cpu"))
+    model = inference.load("run", device="cpu")
+    rows, *_ = whole.labeled(Job("vit-micro", str(folder)), "image", ("bus", "car", "tram"))
+    damage(folder / "car/0.png")
+    model.evaluate(rows)
+
+
+def predicted(folder: Path) -> None:
+    list(finetune(Job("vit-micro", "digits", batch_size=4, steps=1), out="run", device="cpu"))
+    model = inference.load("run", device="cpu")
+    parts, _ = whole.unlabeled([str(folder)], Job("vit-micro", ""), "image")
+    damage(folder / "car/0.png")
+    list(labels.predicted(model, parts))
+
+
+def streamed(folder: Path) -> None:
+    rows = [f"{name}/{i}.png,{name}" for name in CLASSES for i in range(4)]
+    for split in ("train", "val"):
+        table(folder / f"{split}.csv", rows, "image,label")
+    job = Job("vit-micro", str(folder), batch_size=12, steps=1, streaming=True)
+    run = finetune(job, out="run", device="cpu")
+    # Between the check of a row, as it is read, and its decoding.
+    good = Stream._faults
+
+    def faults(self: Stream, chunk: list[Any]) -> list[str | None]:
+        found = good(self, chunk)
+        if (folder / "car/0.png").read_bytes()[-1]:
+            damage(folder / "car/0.png")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "_faults", faults)
+        list(run)
+
+
+@pytest.mark.usefixtures("shallow")
+@pytest.mark.parametrize("processes", [0, 1], ids=["here", "by a process"])
+@pytest.mark.parametrize("use", [trained, augmented, evaluated, predicted, streamed])
+def test_an_image_that_was_damaged_after_its_check_is_named(use, processes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in CLASSES:
+        for i in range(4):
+            picture(tmp_path / "d" / name / f"{i}.png", 9 * i, (40, 40))
+    if processes:
+        monkeypatch.setattr(loading, "workers", lambda *_, **__: {"num_workers": processes})
+    named = r"d/car/0.png \(damaged: .*\) cannot be read any more; restore it, and run again\.$"
+    with pytest.raises(DataError, match=named):
+        use(tmp_path / "d")

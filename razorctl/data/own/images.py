@@ -15,6 +15,7 @@ from typing import Any
 
 from razorctl import folders
 from razorctl.data.own import contents
+from razorctl.data.own.bad import line
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Raw, content
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import stamp
@@ -248,6 +249,19 @@ def undecodable(image: Any, see: Callable[[Any], str | None] | None = None) -> s
     except Exception as error:  # PIL's decoders raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
+
+
+def unreadable(row: Mapping[str, Any]) -> str | None:
+    """The first image or mask of a row that cannot be read now, and why; None if all can.
+
+    row: as it is stored, with paths, bytes or structs of both.
+    """
+    for column in ("image", "mask"):
+        value = row.get(column)
+        if value is not None and (reason := fault(None, content(value))) is not None:
+            path = value.get("path") if isinstance(value, dict) else value
+            return line(path if isinstance(path, str) else f"an {column} of the data", reason)
+    return None
 
 
 def _not_finite(image: Any) -> str | None:
