@@ -1,4 +1,4 @@
-"""The user's own folders, where the operating system wants them."""
+"""The user's own folders, where the operating system wants them; names of files as they come."""
 
 import os
 from pathlib import Path
@@ -12,6 +12,16 @@ def cache() -> Path:
 def config() -> Path:
     """Where users keep presets of their own."""
     return _of("user_config_dir", "XDG_CONFIG_HOME", "~/.config")
+
+
+def exists(path: Path) -> bool:
+    """Whether something is at a path, which may also be too long for one."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def spelled(name: str) -> str:
+    """A name of the file system as text: what is not UTF-8 in it becomes question marks."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _of(kind: str, variable: str, usual: str) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import models
+from razorctl import folders, models
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.job import FIGURES, Job, Task
@@ -134,7 +134,7 @@ def of(job: Job) -> Source:
 
 def place(name: str) -> str:
     """The name of a data set, which for files and folders of one's own is their absolute path."""
-    if name in DATASETS or not Path(name).expanduser().exists():
+    if name in DATASETS or not folders.exists(Path(name).expanduser()):
         return name
     return str(Path(name).expanduser().resolve())
 

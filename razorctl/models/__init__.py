@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from razorctl import documents
+from razorctl import documents, folders
 from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Task
@@ -143,7 +143,7 @@ def named(name: str) -> Named:
             found: Named = library.named(name)
             return found
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folders.exists(folder) and folder.is_dir():
         return _local(name, folder)
     raise registry.unknown("model", name, _MODELS)
 
@@ -151,7 +151,8 @@ def named(name: str) -> Named:
 def place(name: str) -> str:
     """The name of a model, which for a local folder is its absolute path."""
     folder = Path(name).expanduser()
-    return str(folder.resolve()) if name not in _MODELS and folder.is_dir() else name
+    own = name not in _MODELS and folders.exists(folder) and folder.is_dir()
+    return str(folder.resolve()) if own else name
 
 
 def _local(name: str, folder: Path) -> Named:

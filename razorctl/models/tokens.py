@@ -1,15 +1,18 @@
 """How texts and conversations become the inputs and labels of language models."""
 
+import ctypes
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from razorctl import __version__
@@ -20,12 +23,14 @@ from razorctl.models import Progress, Rows
 if TYPE_CHECKING:
     from datasets import Dataset
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 MASKED = 0.15  # of the tokens, as BERT's authors have it
 BATCH = 256  # texts that are tokenized at a time
 SMALL = 8 << 20  # bytes of tokens that are kept in memory
 PIECE, GROUP = 1 << 16, 1 << 20  # characters that are tokenized by a thread, and by all at once
+LIMIT = 5.0  # seconds that a chat template may take for a conversation
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
 
 
@@ -181,31 +186,50 @@ def _check_template(tokenizer: Any) -> None:
         )
 
 
-@contextmanager
-def _templated(what: str) -> Iterator[None]:
-    """Raises DataError if the chat template does not take what it is given in the block."""
+def _templated(what: str, use: Callable[[], T]) -> T:
+    """What `use` returns, which uses the chat template, in a thread of its own.
+
+    Raises DataError if the template does not take what it is given, or takes longer than LIMIT.
+    """
     from jinja2 import TemplateError
 
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(use())
+        except BaseException as error:
+            found.set_exception(error)
+
+    # Not a thread of a pool, which Python would wait for at its end.
+    thread = Thread(target=run, daemon=True)
+    thread.start()
     try:
-        yield
+        return found.result(LIMIT)
     except TemplateError as error:
-        raise DataError(
-            f"the chat template of the model does not take {what} ({error}); correct that, or "
-            "choose another model."
-        ) from None
+        reason = f"does not take {what} ({error})"
+    except TimeoutError:
+        if found.done():  # of its own
+            raise
+        # Ends loops of the template, but not a single operation of Python.
+        ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)
+        reason = f"has not ended after {LIMIT:g} seconds with {what}"
+    raise DataError(
+        f"the chat template of the model {reason}; correct that, or choose another model."
+    ) from None
 
 
 def _conversation(
     tokenizer: Any, messages: list[dict[str, str]], number: int
 ) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and of each whether an assistant says it."""
-    with _templated(f"conversation {number}"):
-        if GENERATION.search(tokenizer.get_chat_template()):
-            found = tokenizer.apply_chat_template(
-                messages, return_dict=True, return_assistant_tokens_mask=True
-            )
-            return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
-        text, spans = _spans(tokenizer, messages)
+    what = f"conversation {number}"
+    if GENERATION.search(tokenizer.get_chat_template()):
+        marked = partial(tokenizer.apply_chat_template, return_assistant_tokens_mask=True)
+        found = _templated(what, lambda: marked(messages, return_dict=True))
+        return found["input_ids"], [bool(said) for said in found["assistant_masks"]]
+    text, spans = _templated(what, lambda: _spans(tokenizer, messages))
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = found["offset_mapping"]
     said = [any(first <= a < b <= last for first, last in spans) for a, b in offsets]
@@ -303,10 +327,8 @@ def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
     messages = [{key: of[key] for key in ("role", "content")} for of in row["messages"]]
     if messages[-1]["role"] == "assistant":
         messages.pop()
-    with _templated("a conversation"):
-        asked = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True
-        )
+    prompted = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
+    asked = _templated("a conversation", lambda: prompted(messages, return_dict=True))
     ids: list[int] = asked["input_ids"]
     return ids
 

@@ -11,6 +11,7 @@ import razorctl
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.folders import exists
 from razorctl.job import FIGURES, LEAST
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
@@ -194,7 +195,7 @@ def read(directory: Path) -> FinishedRun:
 
 def is_run(directory: Path) -> bool:
     """Whether `finetune` has written to the directory, finished or not."""
-    return (directory / METRICS).exists()
+    return exists(directory / METRICS)
 
 
 def is_grid(directory: Path) -> bool:

@@ -17,6 +17,7 @@ import razorctl
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import UsageError
+from razorctl.folders import exists
 from razorctl.job import Job
 from razorctl.processes import program
 from razorctl.recipe import Recipe
@@ -55,13 +56,13 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
             r"[^\w.+-]+", "-", "-".join([*(Path(w).name for w in words), stamp])
         )
     out = Path(out)
-    if out.exists():
+    if exists(out):
         if not resume:
             raise _taken(out)
         if not _resumable(out):
             raise UsageError(f"{out} holds no run; name another directory with --out.")
         return out
-    above = next(path for path in out.parents if path.exists())
+    above = next(path for path in out.parents if exists(path))
     if not above.is_dir():
         raise _unwritable(out, f"{above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
@@ -94,17 +95,17 @@ def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
     exist, and then stays whatever fails. Raises UsageError if it exists without `resume`, if it
     cannot be written, or if another process has locked it.
     """
-    missing = [path for path in out.parents if not path.exists()]
+    missing = [path for path in out.parents if not exists(path)]
     made, lock = False, None
     try:
         try:
-            if not (resume and out.exists()):
+            if not (resume and exists(out)):
                 out.mkdir(parents=True)
                 made = True
             lock = _locked(out)
             (out / METRICS).touch()
         except OSError as error:
-            taken = not made and not resume and out.exists()
+            taken = not made and not resume and exists(out)
             raise _taken(out) if taken else _unwritable(out, error.strerror) from None
         yield lock
     except BaseException:
@@ -263,7 +264,7 @@ def settings(out: Path) -> tuple[Job, Recipe] | None:
 
     Raises DataError if they cannot be read.
     """
-    if not (out / CONFIG).exists():
+    if not exists(out / CONFIG):
         return None
     tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
     documents.given(tables, Settings, out / CONFIG, ELSEWHERE)
@@ -305,8 +306,8 @@ def finished(run: Path) -> tuple[dict[str, Any], Job]:
     The model of the job is the run, if the folder that it began with is gone. Raises UsageError if
     there is no finished run, and DataError if the result is damaged or of another version.
     """
-    if not run.is_dir():
-        what = "is no directory" if run.exists() else "does not exist"
+    if not (exists(run) and run.is_dir()):
+        what = "is no directory" if exists(run) else "does not exist"
         raise UsageError(f"{run} {what}; {WRITTEN}.")
     file = run / RESULT
     if not file.exists():

@@ -17,6 +17,10 @@ from tests.own import CLASSES, floats, photos, picture, table, texts
 QUICK = ["--device", "cpu", "--steps", "2", "--batch-size", "4", "--out", "run"]
 
 
+LONG = 5000 * "a"
+ODD = os.fsdecode(b"n\xff")
+
+
 def truncate(file: Path, keep: float = 0.6) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * keep)])
@@ -101,6 +105,21 @@ BAD = {
         *("d", 5, "car/more.zip (an archive: unpack it)"),
     ),
     "one row of each class": (lambda: photos(Path("d"), 1), "d", 5, "none can be put aside"),
+    "a path that is too long": (lambda: None, f"./{LONG}", 2, "a does not exist; name a file"),
+    "a name that is too long": (lambda: None, LONG, 2, "and no such file exists; known"),
+    "an image whose name is not UTF-8": (
+        lambda: (photos(Path("d")), Path("d/car/0.jpg").rename(Path("d/car", f"{ODD}.jpg"))),
+        *("d", 5, "1 bad row: car/n?.jpg (its name is not UTF-8: rename it)"),
+    ),
+    "a class whose name is not UTF-8": (
+        lambda: (photos(Path("d")), picture(Path("d", ODD, "0.jpg"))),
+        *("d", 5, "1 bad row: n?/0.jpg (its name is not UTF-8: rename it)"),
+    ),
+    "a folder whose name is not UTF-8": (lambda: photos(Path(ODD)), ODD, 5, "n?: its name is not"),
+    "a table whose name is not UTF-8": (
+        lambda: (texts(Path("d/train.csv")), texts(Path("d", f"{ODD}.csv"))),
+        *("d", 5, "d/n?.csv: its name is not UTF-8"),
+    ),
     # of images
     "zero bytes": (
         lambda: (photos(Path("d")), Path("d/car/0.jpg").write_bytes(b"")),
@@ -133,6 +152,10 @@ BAD = {
     ),
     # of images in tables
     "a missing image": (lambda: images("none.jpg,car"), "a.csv", 5, "line 14 (missing)"),
+    "an image path that is too long": (
+        lambda: images(f"{LONG}.jpg,car"),
+        *("a.csv", 5, "line 14 (File name too long)"),
+    ),
     "no image path": (lambda: images(",car"), "a.csv", 5, "a.csv, line 14 (no image path)"),
     "a path upwards": (
         lambda: images("../a.jpg,car"),
@@ -215,6 +238,14 @@ BAD = {
         *("a.parquet", 5, "labels of a.parquet are no single values but list"),
     ),
     "no JSON": (lambda: json_lines("{'text': 1}"), "a.jsonl", 5, "a.jsonl, line 13 (not JSON)"),
+    "half a character": (
+        lambda: json_lines('{"text": "a \\uD83D b", "label": "a"}'),
+        *("a.jsonl", 5, "a.jsonl, line 13 (half a character: a lone surrogate)"),
+    ),
+    "half a character in a label": (
+        lambda: json_lines('{"text": "a b", "label": "\\udead"}'),
+        *("a.jsonl", 5, "a.jsonl, line 13 (half a character: a lone surrogate)"),
+    ),
     "a number for a text": (
         lambda: json_lines('{"text": 1, "label": "a"}'),
         *("a.jsonl", 5, "a.jsonl, line 13 (text is no text)"),

@@ -1,6 +1,10 @@
 """What language models are fed, with tokenizers that are trained here."""
 
 import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import pytest
@@ -170,6 +174,39 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 def test_templates_that_cannot_be_used(chatty, error, message):
     with pytest.raises(error, match=message):
         tokens.conversations(talks(CHAT), chatty, 99)
+
+
+# Loops within the limits of jinja's sandbox, with text in the innermost one.
+ENDLESS = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + 4 * "{% endfor %}"
+
+
+@pytest.mark.parametrize("chatty", [ENDLESS, MARKED + ENDLESS], indirect=True)
+@pytest.mark.parametrize("where", ["in the main thread", "in another", "in a process"])
+def test_templates_that_do_not_end(where, chatty, monkeypatch):
+    monkeypatch.setattr(tokens, "LIMIT", 0.2)
+    threads = threading.active_count()
+
+    def refused():
+        with pytest.raises(DataError, match=r"has not ended after 0.2 seconds with conversation 0"):
+            tokens.conversations(talks(CHAT), chatty, 99)
+        with pytest.raises(DataError, match=r"has not ended after 0.2 seconds with a conversation"):
+            tokens.prompt(chatty, {"messages": CHAT})
+        for _ in range(100):  # the threads that were left have ended
+            if threading.active_count() <= threads + 1:
+                return 0
+            time.sleep(0.05)
+        return 1
+
+    if where == "in the main thread":
+        assert refused() == 0
+    elif where == "in another":
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(refused).result() == 0
+    else:
+        child = os.fork()
+        if not child:
+            os._exit(refused())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_labels_of_blocks_are_the_next_tokens(bpe):

@@ -406,3 +406,18 @@ def test_weights_have_a_checksum(name, runs, tmp_path):
         DataError, match=r"cannot be read \(its checksum is not that of result\.json\); copy"
     ):
         inference.load(out, device="cpu")
+
+
+def test_names_that_are_not_utf8_are_bad_rows(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    odd = os.fsdecode(b"n\xff.jpg")
+    photos(Path("d"), 2)
+    Path("d/car/0.jpg").rename(Path("d/car", odd))
+    job = replace(runs["photos"].job, dataset="", skip_bad=True)
+    parts, skipped = whole.unlabeled(["d", f"d/car/{odd}"], job, "image")
+    assert skipped == ("d/car/n?.jpg (its name is not UTF-8: rename it)",) * 2
+    assert len(parts[0].kept) == 5
+    with pytest.raises(UsageError, match=r"n\?.jpg does not exist"):
+        whole.unlabeled([odd], job, "image")
+    with pytest.raises(UsageError, match="a does not exist"):
+        whole.unlabeled([5000 * "a"], job, "image")

@@ -11,11 +11,12 @@ from razorctl.data import DATASETS, Progress, Source, Splits
 from razorctl.data.own import folder, hub, masks, streaming, tables, tasks, texts
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.rows import faults
 from razorctl.data.own.splitting import Checked, held, share
 from razorctl.data.own.stream import count
 from razorctl.errors import DataError, UsageError
+from razorctl.folders import exists, spelled
 from razorctl.job import LANGUAGE, Job, Task
 from razorctl.models import Modality
 
@@ -129,10 +130,13 @@ def _checked(raw: Raw, job: Job) -> Checked:
 def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
     """What `found` makes of the file or the folder that a job names."""
     name, path = job.dataset, Path(job.dataset).expanduser()
-    if not path.exists():
+    if not exists(path):
         if any(separator in name for separator in SEPARATORS):
             raise UsageError(f"{name} does not exist; name a file or a folder that does.")
         raise unknown("data set", name, DATASETS, ", and no such file exists")
+    whole = str(path.resolve())
+    if spelled(whole) != whole:
+        raise DataError(f"{spelled(whole)}: {NOT_UTF8}.")
     try:
         return found(path, job)
     except OSError as error:

@@ -1,5 +1,6 @@
 """The columns of a table that a task uses: given, or detected."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,7 +286,10 @@ def _of_images(
     named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
     if _plain(column) in called and all(named):
         return True
-    there = [known and (root / value).is_file() for known, value in zip(named, values, strict=True)]
+    there = [
+        known and os.path.isfile(root / value)  # noqa: PTH113
+        for known, value in zip(named, values, strict=True)
+    ]
     return 2 * sum(there) >= len(values)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from razorctl.data.own import names
 from razorctl.data.own.bad import line
 from razorctl.data.own.columns import SUFFIXES
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
+from razorctl.folders import spelled
 from razorctl.job import Job
 
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
@@ -74,7 +75,9 @@ def _images(
             empty = False
             yield _row(top, file, label.name)
         if empty:
-            nowhere.append(line(str(label.relative_to(top)), "a class folder without images"))
+            nowhere.append(
+                line(spelled(str(label.relative_to(top))), "a class folder without images")
+            )
     loose = (path for path in folder.iterdir() if path.is_file() and _counts(path, others))
     yield from (_row(top, file, None) for file in sorted(loose))
 
@@ -83,8 +86,12 @@ def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
     fault = None if label else "in no class folder"
     if file.suffix.casefold() in ARCHIVES:
         fault = "an archive: unpack it"
-    place = str(file.relative_to(top))
-    return {"image": str(file), "label": label, "place": place, "fault": fault}
+    place = spelled(str(file.relative_to(top)))
+    image = str(file)
+    if spelled(image) != image:
+        image, fault = "", NOT_UTF8
+    label = None if label is None else spelled(label)
+    return {"image": image, "label": label, "place": place, "fault": fault}
 
 
 def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
@@ -102,5 +109,5 @@ def _counts(file: Path, others: set[str]) -> bool:
         return False
     if ending in SUFFIXES or ending in ARCHIVES or not ending:
         return True
-    others.add(f"*{ending}")
+    others.add(f"*{spelled(ending)}")
     return False

@@ -1,6 +1,5 @@
 """Images that cannot be used: each is opened and decoded once, and again only if it changes."""
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-from razorctl import folders
+from razorctl import documents, folders
 from razorctl.data.own import contents
 from razorctl.data.own.bad import line
 from razorctl.data.own.raw import ADDRESS, OUTSIDE, Raw, content
@@ -60,7 +59,7 @@ def looked(raw: Raw, known: Faults, progress: Callable[[str], None]) -> Said:
     highest value is None of an image whose mode is not WIDE.
     """
     look = partial(_look, raw.root)
-    return seen(raw, known, progress, ("image",), look, (str, int, (float, type(None))))
+    return seen(raw, known, progress, ("image",), look, tuple[str, int, float | None])
 
 
 def faults(said: Said) -> dict[str, dict[int, str]]:
@@ -99,42 +98,34 @@ def seen(
     progress: Callable[[str], None],
     columns: tuple[str, ...],
     see: Callable[..., tuple[Any, ...]],
-    kinds: tuple[Any, ...],
+    kind: Any,
 ) -> Said:
     """What `see` says of the contents of each row; kept in a file.
 
     columns: those whose contents are the arguments of `see`; the last one is what is looked at.
-    see: returns values of JSON, of the types `kinds`. Rows in `known` are not looked at.
+    see: returns values of JSON, of the type `kind`. Rows in `known` are not looked at.
     """
     verdicts = _verdicts(raw, known, columns)
-    if verdicts is not None and (kept := _kept(verdicts, raw, known, kinds)) is not None:
+    if verdicts is not None and (kept := _kept(verdicts, raw, known, kind)) is not None:
         return kept
     found = dict(_checked(raw, known, progress, columns, see))
     if verdicts is not None:
         with suppress(OSError):
             verdicts.parent.mkdir(parents=True, exist_ok=True)
-            verdicts.write_text(json.dumps(found))
+            verdicts.write_text(documents.text(found))
     return found
 
 
-def _kept(file: Path, raw: Raw, known: Faults, kinds: tuple[Any, ...]) -> Said | None:
+def _kept(file: Path, raw: Raw, known: Faults, kind: Any) -> Said | None:
     """What `seen` has kept in a file; None if that is not there, or is anything else."""
-    try:
-        found = json.loads(file.read_text())
-        if found.keys() != raw.splits.keys():
-            return None
-        said = {split: {int(row): of for row, of in found[split].items()} for split in found}
-    except (OSError, ValueError, AttributeError, RecursionError):
+    found = documents.kept(file, dict[str, dict[str, kind]])
+    wanted = {
+        split: {str(row) for row in range(len(of)) if row not in known[split]}
+        for split, of in raw.splits.items()
+    }
+    if found is None or {split: of.keys() for split, of in found.items()} != wanted:
         return None
-    for split, of in said.items():
-        if of.keys() != {*range(len(raw.splits[split]))} - known[split].keys():
-            return None
-        for values in of.values():
-            if not isinstance(values, list) or len(values) != len(kinds):
-                return None
-            if not all(map(isinstance, values, kinds)):
-                return None
-    return said
+    return {split: {int(row): said for row, said in of.items()} for split, of in found.items()}
 
 
 def _checked(

@@ -31,7 +31,7 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
         zeros = {split: np.zeros(len(rows), np.int64) for split, rows in raw.splits.items()}
         return raw.class_names or (), zeros
 
-    found = {split: rows.data.column("label") for split, rows in raw.splits.items()}
+    found = {split: _wide(rows.data.column("label")) for split, rows in raw.splits.items()}
     kinds = {column.type for column in found.values()}
     if len(kinds) > 1:
         raise DataError(
@@ -53,6 +53,13 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
         known = list(range(len(classes)))
     order = pa.array(known, kind)
     return classes, {split: _numbers(column, order) for split, column in found.items()}
+
+
+def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Labels in half precision, which pyarrow cannot look up, in single."""
+    import pyarrow as pa
+
+    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
 def missing(value: Any) -> bool:

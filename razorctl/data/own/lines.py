@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,13 +30,19 @@ class Line(NamedTuple):
 def decoded(file: Path) -> Iterator[str]:
     """The lines of a file; raises DataError, with the line, for one that is not UTF-8."""
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_ended(lines), 1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise DataError(
                     f"{file} is not UTF-8 in line {number}; save it as UTF-8."
                 ) from None
+
+
+def _ended(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines that end with LF, cut after each CR too that is no part of a CRLF, as of old Macs."""
+    for line in lines:
+        yield from re.split(rb"(?<=\r)(?!\n|$)", line) if b"\r" in line else (line,)
 
 
 def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -81,6 +88,11 @@ def json_lines(file: Path) -> Iterator[Line]:
             continue
         try:
             values = json.loads(line)
+            if "\\ud" in line.casefold():
+                json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            yield Line(number, {}, "half a character: a lone surrogate")
+            continue
         except (ValueError, RecursionError):
             yield Line(number, {}, "not JSON")
             continue

@@ -12,10 +12,11 @@ from razorctl.data.own import contents, images, names, rows
 from razorctl.data.own.folder import files_below
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import NEVER_SKIPPED, Raw
+from razorctl.data.own.raw import NEVER_SKIPPED, NOT_UTF8, Raw
 from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
+from razorctl.folders import spelled
 from razorctl.job import Job
 from razorctl.models import masks
 
@@ -89,7 +90,9 @@ def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str
         fault = next((f"two {what}s of this name" for what in pair if len(pair[what]) > 1), None)
         fault = next((f"no {what} of this name" for what in pair if not pair[what]), fault)
         image, mask = (str(files[0]) if files else None for files in pair.values())
-        place = str(Path(image or mask or "").relative_to(top))
+        place = spelled(str(Path(image or mask or "").relative_to(top)))
+        if any(path is not None and spelled(path) != path for path in (image, mask)):
+            image, mask, fault = "", "", NOT_UTF8
         yield {"image": image, "mask": mask, "place": place, "fault": fault}
 
 
@@ -160,7 +163,7 @@ def looked(raw: Raw, known: Faults, progress: Any = lambda _: None) -> Said:
     Rows in `known` are not looked at.
     """
     look = partial(_look, raw.root)
-    return images.seen(raw, known, progress, ("image", "mask"), look, (str, int, int))
+    return images.seen(raw, known, progress, ("image", "mask"), look, tuple[str, int, int])
 
 
 def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
 NEVER_SKIPPED = (OUTSIDE, ADDRESS)
+NOT_UTF8 = "its name is not UTF-8: rename it"
 
 
 @dataclass(frozen=True)

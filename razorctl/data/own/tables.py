@@ -1,5 +1,6 @@
 """Tables: one file, or a folder with a file or several for each split."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from razorctl.data.own import columns, lines, masks, names, notes, parquet, tasks
 from razorctl.data.own.columns import Columns, Sample
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError, UsageError
+from razorctl.folders import spelled
 from razorctl.job import Job
 from razorctl.models import Modality
 
@@ -20,7 +22,7 @@ SUFFIXES = (*lines.READERS, ".parquet")
 
 
 def is_table(file: Path) -> bool:
-    return file.suffix.casefold() in SUFFIXES and file.is_file()
+    return file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
 
 
 def split_of(file: Path) -> str:
@@ -33,6 +35,8 @@ def in_folder(folder: Path) -> dict[str, list[Path]]:
     """Split -> its tables in a folder; empty if the folder has no table of a known split."""
     found: dict[str, list[Path]] = {}
     for file in sorted(filter(is_table, folder.iterdir())):
+        if spelled(file.name) != file.name:
+            raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
         found.setdefault(split_of(file), []).append(file)
     return found if any(map(names.role, found)) else {}
 

@@ -13,6 +13,7 @@ from razorctl.data.own.raw import Raw
 from razorctl.data.own.splitting import share
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError
+from razorctl.folders import spelled
 from razorctl.job import Job, Task
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def in_folder(folder: Path) -> Files:
 
 def _split(folder: Path, file: Path) -> str:
     inside = file.relative_to(folder).parts
-    return inside[0] if len(inside) > 1 else tables.split_of(file)
+    return spelled(inside[0] if len(inside) > 1 else tables.split_of(file))
 
 
 def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
@@ -78,14 +79,15 @@ def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
         told = f"text, with {GAP} empty lines between documents"
     files_of = {split: files[called] for split, called in chosen.items()}
     called = {
-        split: of[0].name if len(of) == 1 else chosen[split] for split, of in files_of.items()
+        split: spelled(of[0].name) if len(of) == 1 else chosen[split]
+        for split, of in files_of.items()
     }
     return Raw(name, "text", splits, called, told, task=task)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
     """The documents of a file with their places; several: whether it may have more than one."""
-    place = str(file.relative_to(top))
+    place = spelled(str(file.relative_to(top)))
     document: list[str] = []
     start, empty = 1, 0
     for number, line in enumerate(lines.decoded(file), 1):

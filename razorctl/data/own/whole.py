@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data import Progress, own
 from razorctl.data.own import bad, columns, folder, images, names, rows, tables
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import Raw, content
+from razorctl.data.own.raw import NOT_UTF8, Raw, content
 from razorctl.data.own.splitting import Checked, chosen
 from razorctl.errors import DataError, UsageError
+from razorctl.folders import exists, spelled
 from razorctl.job import Job
 from razorctl.models import Modality
 from razorctl.models.images import white as level
@@ -164,10 +165,10 @@ def unlabeled(
     other = "text" if modality == "image" else "image"
     if getattr(job, f"{other}_column") is not None:
         raise UsageError(f"{job.model} takes {modality}s; leave --{other}-column out.")
-    absent = [name for name in files if name != STDIN and not Path(name).exists()]
+    absent = [name for name in files if name != STDIN and not exists(Path(name))]
     if absent:
         verb = "does not exist" if len(absent) == 1 else "do not exist"
-        raise UsageError(f"{', '.join(absent)} {verb}; name files that do.")
+        raise UsageError(f"{', '.join(map(spelled, absent))} {verb}; name files that do.")
     import numpy as np
 
     parts: list[Part] = []
@@ -242,6 +243,9 @@ def _listed(
     import pyarrow as pa
     from datasets import Dataset
 
-    own = {column: values, "place": places, "name": names}
+    faults = [None if spelled(value) == value else NOT_UTF8 for value in values]
+    texts = {column: values, "place": places, "name": names}
+    own: dict[str, Any] = {key: [*map(spelled, of)] for key, of in texts.items()}
+    own["fault"] = faults
     table = pa.table({key: pa.array(of, pa.string()) for key, of in own.items()})
     return Raw(name, column, {"rows": Dataset(table)}, {"rows": name}, "")

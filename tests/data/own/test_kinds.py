@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset
 from datasets import Image as ImageColumn
@@ -123,6 +125,33 @@ def test_tables(kind, labels, small, monkeypatch, tmp_path):
     assert rows == dict(zip(TEXTS, map(str, given), strict=True))
     assert len(list(tmp_path.glob("cache/datasets/razorctl/*.arrow"))) == (not small)
     assert bool(splits.train.cache_files) == (not small)
+
+
+def test_lines_that_end_as_on_old_macs():
+    rows = ["a text,x", '"of two\rlines",y', "", "three four,x", "five six,y", "se ven,x"]
+    Path("a.csv").write_bytes("\r".join(["text,label", *rows, ""]).encode())
+    splits = load("a.csv", validation=0.2)
+    found = [row["text"] for part in (splits.train, splits.validation) for row in part]
+    assert sorted(found) == ["a text", "five six", "of two\rlines", "se ven", "three four"]
+    lines = [json.dumps({"text": f"a text {i}", "label": i % 2}) for i in range(6)]
+    Path("a.jsonl").write_bytes("\r".join([*lines, "{"]).encode())
+    with pytest.raises(DataError, match=r"a.jsonl, line 7 \(not JSON\)"):
+        load("a.jsonl")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_of_half_precision(streaming):
+    labels = np.array([0, 3] * 4, np.float16)
+    Path("d").mkdir()
+    for split in ("train", "test"):
+        table = pa.table({"text": [f"a text {i}" for i in range(8)], "label": labels})
+        pq.write_table(table, f"d/{split}.parquet")
+    splits = data.of(Job("any", "d", streaming=streaming)).load()
+    assert splits.classes == ("0", "3")
+    if streaming:
+        assert [row.values["label"] for row in splits.test.in_order()] == [0, 1] * 4
+    else:
+        assert splits.test["label"][:] == [0, 1] * 4
 
 
 def test_a_large_table_is_read_again_when_it_changes(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Images with masks of one's own, and what a model is fed of them."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -232,6 +233,15 @@ def test_images_and_masks_without_the_other():
         in (str(caught.value))
     )
     assert "images/3.jpg (two images of this name)" in str(caught.value)
+
+
+def test_names_that_are_not_utf8():
+    pairs()
+    odd = os.fsdecode(b"n\xff")
+    picture(Path("d/images", f"{odd}.jpg"))
+    mask(f"d/masks/{odd}.png")
+    with pytest.raises(DataError, match=r"1 bad row: images/n\?.jpg \(its name is not UTF-8"):
+        data.of(job("d")).load()
 
 
 def test_a_bad_image_is_named_too():

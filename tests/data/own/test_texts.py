@@ -1,6 +1,7 @@
 """Texts and conversations of one's own, and which task data are for."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,20 @@ def test_line_breaks_of_windows_and_a_byte_order_mark():
     Path("a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n")
     _, splits = load("a.txt", validation=0.5)
     assert sorted(documents(splits.train) + documents(splits.validation)) == ["one\ntwo", "three"]
+
+
+def test_line_breaks_of_old_macs():
+    Path("a.txt").write_bytes(b"one\rtwo\r\r\rthree\r")
+    _, splits = load("a.txt", validation=0.5)
+    assert sorted(documents(splits.train) + documents(splits.validation)) == ["one\ntwo", "three"]
+
+
+def test_names_that_are_not_utf8_are_read():
+    for split in ("train", "test"):
+        for name in (b"a.txt", b"n\xff.txt"):
+            text(Path("d", split, os.fsdecode(name)), "some text")
+    _, splits = load("d", validation=0.0)
+    assert (len(splits.train), len(splits.test)) == (2, 2)
 
 
 def test_the_end_of_a_single_document_is_put_aside():
