@@ -21,7 +21,7 @@ from transformers import BertForSequenceClassification
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import OPTIMIZERS, Job
 from razorctl.memory.saved import saved_bytes
-from razorctl.models import find, models
+from razorctl.models import find, models, named, transformers
 from razorctl.models.timm.micro import VIT_MICRO, WEIGHTS
 from razorctl.models.transformers.known import BERT_BASE
 from tests import local_hub
@@ -331,3 +331,23 @@ def test_vit_micro_is_a_stock_timm_model_with_a_fresh_classifier():
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b) != (name == "head.weight"), name
     assert model.blocks[0].attn.qkv.weight.std() > 0.02  # not timm's initialization
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("resnet18", "timm:resnet18"),
+        ("vit_base_patch16_224.augreg_in21k", "timm:vit_base_patch16_224.augreg_in21k"),
+        ("deeplabv3_resnet101", "torchvision:deeplabv3_resnet101"),
+    ],
+)
+def test_a_prefix_may_be_left_out(name, full):
+    assert named(name).name == full
+
+
+def test_a_name_on_the_hub_needs_no_prefix(monkeypatch):
+    monkeypatch.setattr(transformers, "_described", lambda checkpoint, _: checkpoint.name)
+    assert named("google/vit-base-patch16-224") == "hf:google/vit-base-patch16-224"
+    for path in ("./folder/model", "a/b/c"):
+        with pytest.raises(UsageError, match="unknown model"):
+            named(path)

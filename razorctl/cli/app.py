@@ -2,11 +2,12 @@
 
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from razorctl import __version__, processes
 from razorctl.cli import effects, settings
@@ -20,6 +21,7 @@ from razorctl.cli.plan import plan
 from razorctl.cli.predict import predict
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
+from razorctl.config.registry import NEAR
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.training.signals import termination_raises
 
@@ -85,6 +87,27 @@ def _sentence(error: Exception) -> str:
     return f"{reason} (razorctl --debug shows where)"
 
 
+class Command(TyperCommand):
+    """Suggests the option whose flag, or whose setting, is nearest to one that it does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            asked = getattr(error, "option_name", None)
+            if asked and hasattr(error, "possibilities"):
+                options = [each for each in self.params if each.param_type_name == "option"]
+                known = {str(each.name): each.opts[0] for each in options}
+                known |= {_bare(flag): flag for each in options for flag in each.opts}
+                near = get_close_matches(_bare(asked), known, n=1, cutoff=NEAR)
+                error.possibilities = [known[name] for name in near]
+            raise
+
+
+def _bare(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
@@ -92,8 +115,8 @@ app = typer.Typer(
     context_settings=CONTEXT,
 )
 for command in (plan, finetune, evaluate, predict, profile, compare, doctor):
-    app.command(context_settings=CONTEXT)(command)
-app.command("list", context_settings=CONTEXT)(list_names)
+    app.command(cls=Command, context_settings=CONTEXT)(command)
+app.command("list", cls=Command, context_settings=CONTEXT)(list_names)
 
 
 def _version(wanted: bool) -> None:

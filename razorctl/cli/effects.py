@@ -44,8 +44,10 @@ def note_variables(ctx: typer.Context) -> None:
     assert isinstance(ctx.command, TyperGroup)
     commands = (ctx.command, *ctx.command.commands.values())
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
-    known = {option.name for option in options if option.name} | {"kernels"}  # of ops.kernels
-    prefix = f"{PREFIX}_"
+    prefix, known = f"{PREFIX}_", {"kernels"}  # of ops.kernels
+    for each in options:
+        own = each.envvar.removeprefix(prefix).lower() if isinstance(each.envvar, str) else None
+        known |= {name for name in (each.name, own) if name}
     for variable in sorted(os.environ):
         name = variable.removeprefix(prefix).lower()
         if variable.startswith(prefix) and name not in known:

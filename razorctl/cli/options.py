@@ -85,7 +85,7 @@ JOB = _typed(
     mixup=_of_job(help="Alpha of mixup. [default: 0, which is none]"),
     cutmix=_of_job(help="Alpha of cutmix. [default: 0, which is none]"),
     label_smoothing=_of_job(help="Share of a label spread over all classes. [default: 0]"),
-    learning_rate=_of_job("--lr", help="Highest learning rate."),
+    learning_rate=_of_job("--lr", envvar="RAZORCTL_LR", help="Highest learning rate."),
     momentum=_of_job(help="Momentum of SGD."),
     weight_decay=_of_job(help="Weight decay, which biases and norms do without."),
     layer_decay=_of_job(help="Factor of the learning rate per layer below the last. [default: 1]"),

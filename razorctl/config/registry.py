@@ -1,5 +1,6 @@
 """Names that a user can type: their defining modules, their look-up, and their errors."""
 
+import heapq
 import importlib
 import pkgutil
 import re
@@ -12,6 +13,7 @@ from razorctl.errors import UsageError
 
 Entry = TypeVar("Entry")
 NEAR = 0.6  # least likeness of a name that an error suggests, by SequenceMatcher
+MOST, NEAREST = 40, 10  # names that an error lists, and how many it names if there are more
 
 
 def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list[ModuleType]:
@@ -31,9 +33,10 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 
 
 def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> UsageError:
-    """The error for an unknown name, which suggests the nearest known one, or lists all of them.
+    """The error for an unknown name, which suggests the nearest known one, or lists them.
 
-    A known name is near if it begins or ends with `name`, or if only a few letters differ.
+    A known name is near if it begins or ends with `name`, or if only a few letters differ. Of more
+    than MOST names those are listed that are most like it.
     more: what else is wrong with the name, as in ", and so on".
     """
     names = sorted(known)
@@ -44,8 +47,13 @@ def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> Usage
         return part + SequenceMatcher(None, ours, theirs).ratio()
 
     nearest = max(names, key=likeness, default=None)
-    near = nearest is not None and likeness(nearest) >= NEAR
-    mend = f"did you mean {nearest!r}?" if near else f"known: {', '.join(names)}."
+    if nearest is not None and likeness(nearest) >= NEAR:
+        mend = f"did you mean {nearest!r}?"
+    elif len(names) <= MOST:
+        mend = f"known: {', '.join(names)}."
+    else:
+        some = sorted(heapq.nlargest(NEAREST, names, key=likeness))
+        mend = f"known: {', '.join(some)} and {len(names) - NEAREST:,} more."
     return UsageError(f"unknown {what} {name!r}{more}; {mend}")
 
 

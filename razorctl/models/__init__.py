@@ -133,8 +133,9 @@ def models() -> dict[str, Named]:
 def named(name: str) -> Named:
     """What a name stands for: a registered one, one with a library's prefix, or a folder.
 
-    Raises UsageError, with the nearest name, if there is none, MissingError if a config cannot be
-    had, and DataError if a folder has no model.
+    The prefix may be left out where a library has a model of that name. Raises UsageError, with the
+    nearest name, if there is none, MissingError if a config cannot be had, and DataError if a
+    folder has no model.
     """
     if name in _MODELS:
         return _MODELS[name]
@@ -145,6 +146,10 @@ def named(name: str) -> Named:
     folder = Path(name).expanduser()
     if folders.exists(folder) and folder.is_dir():
         return _local(name, folder)
+    for library in _LIBRARIES:
+        if library.knows(name):
+            found = library.named(library.PREFIX + name)
+            return found
     raise registry.unknown("model", name, _MODELS)
 
 

@@ -1,5 +1,6 @@
 """Vision models of torchvision: any by name, for classification and for segmentation."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -193,6 +194,15 @@ def named(name: str) -> Named:
             )
         raise registry.unknown("model of torchvision", architecture, every)
     return _named(name, architecture, f"{architecture} of torchvision", task)
+
+
+def knows(name: str) -> bool:
+    """Whether torchvision has a model of that name."""
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        return False  # so that it need not be imported
+    from torchvision import models
+
+    return name in models.list_models()
 
 
 def owns(config: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Errors of every command: one sentence, the exit code, and what a stop leaves."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -117,6 +118,29 @@ def test_usage_errors_exit_with_2(args):
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "near"),
+    [
+        ("--learning-rate", "(Possible options: --lr)"),
+        ("--batchsize", "(Possible options: --batch-size)"),
+        ("--leraning-rate", "(Possible options: --lr)"),
+        ("--bs", None),
+    ],
+)
+def test_an_unknown_option_gets_the_nearest(option, near):
+    result = razorctl("finetune", "vit-micro", "digits", option, "8")
+    assert result.exit_code == 2
+    assert f"No such option: {option}" in result.stderr
+    assert "Possible options" not in result.stderr if near is None else near in result.stderr
+
+
+@pytest.mark.parametrize("name", ["LR", "LEARNING_RATE"])
+def test_a_variable_is_named_as_the_flag_or_the_setting(name, monkeypatch):
+    monkeypatch.setenv(f"RAZORCTL_{name}", "0.123")
+    document = json.loads(razorctl("plan", "vit-micro", "digits", "--gpu", "t4", "--json").stdout)
+    assert document["job"]["learning_rate"] == 0.123
 
 
 @pytest.mark.parametrize(

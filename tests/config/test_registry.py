@@ -35,3 +35,10 @@ def test_the_nearest_name_is_suggested(what, name, nearest):
 def test_where_none_is_near_all_are_named(what, name):
     names = ", ".join(sorted(KNOWN[what]))
     assert str(unknown(what, name, KNOWN[what])) == f"unknown {what} {name!r}; known: {names}."
+
+
+def test_of_many_names_the_likeliest_are_listed():
+    known = [f"{letter}{number:03}" for letter in "abcd" for number in range(20)]
+    sentence = str(unknown("part", "zz01", known))
+    assert sentence.endswith(" and 70 more.")
+    assert sentence.count(",") == 9

@@ -1,5 +1,6 @@
 """Vision models built by timm: registered ones, any by name, and those in local folders."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,15 @@ def named(name: str) -> Named:
     if not is_model(architecture.split(".")[0]):
         raise registry.unknown("model of timm", architecture, list_models())
     return from_hub(name, architecture, architecture, {})
+
+
+def knows(name: str) -> bool:
+    """Whether timm has a model of that name."""
+    if not re.fullmatch(r"[a-z0-9_]+(\.\w+)?", name):
+        return False  # so that it need not be imported
+    from timm import is_model
+
+    return bool(is_model(name.split(".")[0]))
 
 
 def owns(config: Mapping[str, Any]) -> bool:

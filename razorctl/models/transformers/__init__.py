@@ -1,5 +1,6 @@
 """Models of transformers: registered ones, any on the hub, and those in local folders."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,11 @@ def named(name: str) -> Named:
     if repo.count("/") > 1 or not all(repo.split("/")):
         raise UsageError(f"{name} is not the name of a model; write {PREFIX}ORG/NAME.")
     return _described(Checkpoint(name, repo), f"{repo} on the hub")
+
+
+def knows(name: str) -> bool:
+    """Whether a name is ORG/NAME, as on the hub."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
 def owns(config: Mapping[str, Any]) -> bool:
