@@ -1,6 +1,8 @@
 """Images that cannot be used: each is opened and decoded once, and again only if it changes."""
 
+import ctypes
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from razorctl.models.images import WIDE
 BATCH = 256  # images that are read before the progress is told
 THREADS = min(32, os.cpu_count() or 1)
 ONE_BYTE = ("1", "L", "P")  # modes of PIL with a byte for a pixel; others have up to 4
-SEEN = 12  # more bytes for a pixel whose value is looked at
+VALUES = 12  # more bytes for a pixel whose value is looked at
 Said = Mapping[str, Mapping[int, Any]]  # split -> row -> what is said of it
 
 
@@ -167,14 +169,17 @@ def _items(
 
 
 def fault(
-    root: Path | None, image: str | bytes | None, see: Callable[[Any], str | None] | None = None
+    root: Path | None,
+    image: str | bytes | None,
+    see: Callable[[Any], str | None] | None = None,
+    values: bool = False,
 ) -> str | None:
     """What is wrong with an image, at a path or of bytes; None if nothing is.
 
-    root: the folder in which the file must be, links followed; None if it may be anywhere. see: as
-    of `undecodable`.
+    root: the folder in which the file must be, links followed; None if it may be anywhere. see,
+    values: as of `undecodable`.
     """
-    return unreachable(root, image) or undecodable(image, see)
+    return unreachable(root, image) or undecodable(image, see, values)
 
 
 def unreachable(root: Path | None, image: str | bytes | None) -> str | None:
@@ -208,10 +213,13 @@ def _unreadable(image: str) -> str | None:
     return None if size else "zero bytes"
 
 
-def undecodable(image: Any, see: Callable[[Any], str | None] | None = None) -> str | None:
+def undecodable(
+    image: Any, see: Callable[[Any], str | None] | None = None, values: bool = False
+) -> str | None:
     """As `fault`, of the image's content alone; see: is given the decoded image, unless it is bad.
 
-    What `see` returns is a fault too. Waits until there is room in DECODED.
+    What `see` returns is a fault too; values: whether it looks at the value of each pixel. Waits
+    until there is room in DECODED.
     """
     import PIL.Image
 
@@ -227,12 +235,17 @@ def undecodable(image: Any, see: Callable[[Any], str | None] | None = None) -> s
             opened.draft(None, (1, 1))
             width, height = opened.size
             pixel = 1 if opened.mode in ONE_BYTE else 4
-            if see is not None or opened.mode in WIDE:
-                pixel += SEEN
-            with DECODED.taken(width * height * pixel):
-                opened.load()
-                opened.getexif()  # which loading it for a model reads too
-                return _not_finite(opened) or (see and see(opened))
+            pixel += VALUES if values or opened.mode in WIDE else 0
+            size = width * height * pixel
+            with DECODED.taken(size):
+                try:
+                    opened.load()
+                    opened.getexif()  # which loading it for a model reads too
+                    return _not_finite(opened) or (see and see(opened))
+                finally:
+                    opened.close()  # frees the pixels before others are decoded
+                    if THREADS * size > DECODED.size:
+                        _give_back()
     except PIL.Image.DecompressionBombError:
         return f"more pixels than PIL's limit of {limit:,}"
     except PIL.UnidentifiedImageError:
@@ -253,6 +266,14 @@ def unreadable(row: Mapping[str, Any]) -> str | None:
             path = value.get("path") if isinstance(value, dict) else value
             return line(path if isinstance(path, str) else f"an {column} of the data", reason)
     return None
+
+
+def _give_back() -> None:
+    """Gives freed memory back to the system; glibc keeps what each thread has freed."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _not_finite(image: Any) -> str | None:

@@ -190,7 +190,7 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
 
     if mask is None:
         return "no mask", highest, 0
-    fault = images.fault(root, mask, see)
+    fault = images.fault(root, mask, see, values=True)
     if fault is not None:
         return fault if fault in NEVER_SKIPPED else f"mask: {fault}", highest, 0
     return "", highest, contents.of_image(mask)

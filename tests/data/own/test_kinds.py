@@ -299,8 +299,7 @@ def test_images_are_decoded_in_as_many_threads_as_memory_allows(monkeypatch):
         return real(image)
 
     monkeypatch.setattr(PngImageFile, "load", decoded)
-    pixel = 4 + images.SEEN
-    for room, count in ((2 * 1000 * pixel, 2), (10, 1), (12 * 1000 * pixel, 6)):
+    for room, count in ((2 * 4000, 2), (10, 1), (12 * 4000, 6)):
         monkeypatch.setattr(images, "DECODED", images.Room(room))
         most.clear()
         os.utime("d/a/0.png", (room, room))  # so that all are decoded again
