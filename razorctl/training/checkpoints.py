@@ -73,9 +73,7 @@ class Checkpoints:
         link: what lies there is somebody else's.
         """
         self.folder = out / CHECKPOINTS
-        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
-            what = "a link" if self.folder.is_symlink() else "no folder"
-            raise UsageError(f"{self.folder} is {what}; remove it, or name another directory.")
+        self._check_folder()
         paths = _written(out)
         found = {path: _read(path) for path in paths}
         self.valid = [each for each in found.values() if isinstance(each, Checkpoint)]
@@ -105,10 +103,12 @@ class Checkpoints:
         """Saves a newer checkpoint than all others, then removes those that are not kept.
 
         marker: has a `step` and a `score`. write: makes the files in the directory it is given.
-        Raises OSError, and leaves all others as they are, if it cannot be written.
+        Raises OSError, and leaves all others as they are, if it cannot be written, and UsageError
+        for a folder that is a link.
         """
         final = self.folder / f"step-{marker['step']:08d}"
         partial = final.with_name(final.name + PARTIAL)
+        self._check_folder()
         self._sweep()  # of what a killed process left, which may take the space that is needed
         try:
             self.folder.mkdir(exist_ok=True)
@@ -130,6 +130,13 @@ class Checkpoints:
         self.valid.append(checkpoint)
         self.valid = [c for c in self.valid if c in (self.best, checkpoint)]
         self._sweep()
+
+    def _check_folder(self) -> None:
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            what = "a link" if self.folder.is_symlink() else "no folder"
+            raise UsageError(
+                f"{self.folder} is {what}; remove it, or name another directory with --out."
+            )
 
     def mark(self, checkpoint: Checkpoint, **marks: Any) -> None:
         """Writes the marker of a checkpoint, with these entries too."""

@@ -39,12 +39,14 @@ def finished(run: "Run") -> None:
     save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
     try:
         assert run.metrics is not None
+        run.check_own()
         run.metrics.close()
         if best_one is not None and not best(run.model, save, best_one, out):
             run.checkpoints.drop(best_one)
         last(run.model, save, out)
         there = (name for name in (WEIGHTS, BEST) if (out / name).exists())
         run.checksums = {name: documents.entry(out / name) for name in there}
+        run.check_own()
         with whole(out / RESULT) as file:
             file.write_text(documents.text(run.result(), indent=2) + "\n")
     except OSError as error:

@@ -67,6 +67,7 @@ class Run(Iterator[Step]):
         """lock: held for the run directory, until the run is finished. command: what resumes it."""
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
+        self._held = None if lock is None else rundir.identity(out)
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
         if plan is not None and device.type == "cuda":
             devices.hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
@@ -202,6 +203,8 @@ class Run(Iterator[Step]):
                     self.save()
                 raise
             self.history.append(taken)
+            if self.job.processes == 1:
+                self.check_own()
             if self.metrics is not None:
                 self.metrics.add(taken)
             if self._due(taken):
@@ -214,6 +217,18 @@ class Run(Iterator[Step]):
                 self.save()
                 raise stop
         self._finish()
+
+    def check_own(self) -> None:
+        """Raises RazorError if the run directory is not the one that was locked any more."""
+        if self.lock is None or not self.lock.is_locked:
+            return
+        if rundir.identity(self.out) != self._held:
+            newest = self.checkpoints.newest
+            saved = f"step {newest.step:,} is saved in it" if newest else "no step is saved in it"
+            raise RazorError(
+                f"{self.out} is not the directory of this run any more: that was moved, removed or "
+                f"replaced, and {saved}; put it back, then go on with `{self.command}`."
+            )
 
     def rescue(self) -> None:
         """Saves the run if what goes over its steps has failed between two of them."""
@@ -324,6 +339,7 @@ class Run(Iterator[Step]):
 
     def _try(self, save: Callable[[], None]) -> tuple[bool, list[Checkpoint]]:
         """Whether `save` could write, and the checkpoints that are valid then."""
+        self.check_own()
         newest = self.checkpoints.newest
         try:
             save()

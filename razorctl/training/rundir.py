@@ -91,25 +91,28 @@ def _unwritable(out: Path, reason: str | None) -> UsageError:
 def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
     """Makes a run directory, and locks it; removes it if that or the block inside fails.
 
+    One that lies there by then in the place of the one that was made stays.
+
     Yields the lock, which the kernel releases when the process ends. resume: the directory may
     exist, and then stays whatever fails. Raises UsageError if it exists without `resume`, if it
     cannot be written, or if another process has locked it.
     """
     missing = [path for path in out.parents if not exists(path)]
-    made, lock = False, None
+    made, lock, held = False, None, None
     try:
         try:
             if not (resume and exists(out)):
                 out.mkdir(parents=True)
                 made = True
             lock = _locked(out)
+            held = identity(out)
             (out / METRICS).touch()
         except OSError as error:
             taken = not made and not resume and exists(out)
             raise _taken(out) if taken else _unwritable(out, error.strerror) from None
         yield lock
     except BaseException:
-        if made:
+        if made and (held is None or identity(out) == held):
             shutil.rmtree(out, ignore_errors=True)
         if lock is not None:
             lock.release()
@@ -133,8 +136,19 @@ def _locked(out: Path) -> "BaseFileLock":
     return lock
 
 
+def identity(out: Path) -> tuple[int, int] | None:
+    """Which file the lock in a directory is; None if there is none."""
+    try:
+        found = (out / LOCK).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def unlock(out: Path, lock: "BaseFileLock") -> None:
-    """Removes the lock of a finished run."""
+    """Removes the lock of a finished run, if it holds it."""
+    if not lock.is_locked:
+        return
     with suppress(OSError):
         (out / LOCK).unlink(missing_ok=True)  # who waits for it sees that, and locks a new file
     lock.release()

@@ -375,3 +375,80 @@ def test_the_library_handles_no_signal(tmp_path):
     for _ in run:
         seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
     assert seen == [before] * 4
+
+
+def test_only_folders_of_checkpoints_are_ever_removed(tmp_path):
+    foreign = tmp_path / "elsewhere"
+    foreign.mkdir()
+    (foreign / MARKER).write_text("{}")
+    mine = ("step-final", "step-2", "step-0000001x", "step-00000009.bak", "step-00000007.partial.")
+    folder = tmp_path / "run/checkpoints"
+    run = begin(tmp_path / "run", steps=1)
+    for name in mine:
+        (folder / name).mkdir()
+        (folder / name / "keep").write_text("mine")
+    (folder / "step-00000005").symlink_to(foreign)
+    (folder / "step-00000006").write_text("a file")
+    (folder / "step-00000003.partial").mkdir()
+    next(run)
+    kept = {*mine, "step-00000005", "step-00000006"}
+    assert {path.name for path in folder.iterdir()} == {*kept, "step-00000002"}
+    list(run)
+    assert {path.name for path in folder.iterdir()} == kept
+    assert (foreign / MARKER).read_text() == "{}"
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_linked_folder_of_checkpoints_is_refused(when, tmp_path):
+    theirs = tmp_path / "theirs/step-00000001"
+    theirs.mkdir(parents=True)
+    run = begin(tmp_path / "run")
+    folder = tmp_path / "run/checkpoints"
+    if when == "before":
+        stop(run)
+        folder.symlink_to(theirs.parent)
+        with pytest.raises(UsageError, match="checkpoints is a link; remove it"):
+            resume(tmp_path / "run")
+    else:
+        next(run)
+        folder.rename(tmp_path / "run/old")
+        folder.symlink_to(theirs.parent)
+        with pytest.raises(UsageError, match="checkpoints is a link; remove it"):
+            next(run)
+    assert [path.name for path in theirs.parent.iterdir()] == [theirs.name]
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["between steps", "at the end"])
+@pytest.mark.parametrize("how", ["renamed", "removed", "replaced"])
+def test_a_directory_that_is_not_the_runs_own_any_more_ends_it(how, end, tmp_path):
+    out = tmp_path / "run"
+    run = begin(out, steps=1)
+    if end:
+        while len(run.history) < JOB.steps:
+            next(run)
+    if how == "removed":
+        shutil.rmtree(out)
+    else:
+        out.rename(tmp_path / "moved")
+    if how == "replaced":
+        other = begin(out, steps=1)
+        stop(other)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(RazorError, match=r"is not the directory of this run any more: .*; put it"):
+        next(run)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert out.exists() == (how == "replaced")
+    if how == "renamed":
+        (tmp_path / "moved").rename(out)
+        assert len(resume(out).history) == (JOB.steps if end else 1)
+
+
+def test_a_directory_that_took_the_place_of_one_that_failed_stays(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RazorError), rundir.claimed(out):  # noqa: PT012
+        out.rename(tmp_path / "moved")
+        with rundir.claimed(out) as other:
+            raise RazorError
+    assert not out.exists()  # that of the other, which made it
+    assert (tmp_path / "moved").exists()
+    assert not other.is_locked

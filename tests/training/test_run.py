@@ -54,6 +54,7 @@ KEYS = [
     "predicted",
     "compiled",
     "payoff",
+    "checksums",
 ]
 
 
