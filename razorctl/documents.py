@@ -34,11 +34,12 @@ class UnlikeError(ValueError):
 
 
 def text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON; a number that is not finite is null, since JSON has none."""
+    """A value as JSON, in printable ASCII; a number that is not finite is null: JSON has none."""
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        found = json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+        found = json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return found.replace("\x7f", "\\u007f")
 
 
 def parse(content: bytes | str) -> Any:

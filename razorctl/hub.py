@@ -3,7 +3,7 @@
 import glob
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,8 +104,9 @@ def listing(name: str, repo: str) -> list[str]:
     info, problem, mend = _ask(repo, "dataset")
     if info is not None:
         files = sorted(file.rfilename for file in info.siblings or ())
-        folder.mkdir(parents=True, exist_ok=True)
-        known.write_text(documents.text(files))
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            known.write_text(documents.text(files))
         return files
     if (kept := documents.kept(known, list[str])) is not None:
         return list(kept)

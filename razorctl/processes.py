@@ -5,6 +5,7 @@ is called by all processes, in the same order.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,21 +17,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def count() -> int:
     """The number of processes; loads no torch."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    return _number("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
-    return int(os.environ.get("RANK", 0))
+    """The number of this process, from 0; without torchrun there is one, whatever RANK says."""
+    return _number("RANK", 0) if count() > 1 else 0
 
 
 def local_rank() -> int:
     """The number of this process among those of its machine, which is that of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return _number("LOCAL_RANK", 0) if count() > 1 else 0
+
+
+def _number(name: str, default: int) -> int:
+    """The number that a variable of the environment is; else the default."""
+    text = os.environ.get(name, "")
+    return int(text) if NUMBER.fullmatch(text) else default
+
+
+def check_environment() -> None:
+    """Raises UsageError for variables of torchrun's that cannot be true."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        text = os.environ.get(name) or "0"
+        if not NUMBER.fullmatch(text):
+            raise UsageError(f"{name} is {text!r}, no number; unset it, or start with torchrun.")
+    if count() > 1 and rank() >= count():
+        raise UsageError(
+            f"RANK is {rank()}, and there are {count()} processes; start them with torchrun."
+        )
 
 
 def first() -> bool:

@@ -21,6 +21,7 @@ from razorctl.cli.plan import plan
 from razorctl.cli.predict import predict
 from razorctl.cli.profile import profile
 from razorctl.cli.views import common as views
+from razorctl.cli.views.terminal import clean, shown
 from razorctl.config.registry import NEAR
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.training.signals import termination_raises
@@ -32,11 +33,25 @@ CONTEXT = {"auto_envvar_prefix": settings.PREFIX, "help_option_names": ["-h", "-
 class Group(TyperGroup):
     """Prints an error as one sentence and exits with the code of its kind."""
 
+    def main(self, *args: Any, **settings: Any) -> Any:
+        with shown(views.say):
+            return super().main(*args, **settings)
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().make_context(*args, **settings)
+        except typer.TyperException as error:
+            error.message = clean(error.message)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with termination_raises():
                 return super().invoke(ctx)
-        except (typer.TyperException, typer.Exit, typer.Abort):
+        except typer.TyperException as error:
+            error.message = clean(error.message)
+            raise
+        except (typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt as stop:
             views.error(_ending("interrupted", stop))
@@ -141,6 +156,7 @@ def main(
 
     The forward pass stays exact; only what the gradient needs is saved for the backward pass.
     """
+    processes.check_environment()
     if not processes.first():
         views.mute()
     if processes.count() > 1 and ctx.invoked_subcommand != "finetune":

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from razorctl.cli.settings import told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
+from razorctl.cli.views.terminal import data
 from razorctl.data.own import whole
 from razorctl.data.own.whole import Part
 from razorctl.errors import DataError, UsageError
@@ -73,6 +74,10 @@ def predict(
     batch_size: Batch = None,
     device: Device = None,
     json: Json = False,
+    spreadsheet: Annotated[
+        bool,
+        option("--spreadsheet", help="Write ' before cells that a spreadsheet would run: = + - @."),
+    ] = False,
     **flags: Any,
 ) -> None:
     """Predict labels, texts or masks of FILES with a finished RUN.
@@ -120,7 +125,7 @@ def predict(
         making, file = partial(_texts, new, temperature or 0.0, seed or 0), out
     else:
         making, file = partial(_labels, top or 1, probabilities), out
-    _write(found, parts, skipped, making, file, json)
+    _write(found, parts, skipped, making, file, json, spreadsheet)
 
 
 def _labels(top: int, every: bool, trained: "Trained", parts: list[Part], done: Done) -> Made:
@@ -153,6 +158,7 @@ def _write(
     making: Callable[["Trained", list[Part], Done], Made],
     file: Path | None,
     json: bool,
+    spreadsheet: bool,
 ) -> None:
     """Makes all predictions, and writes them to a new file, or for None to stdout."""
     from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
@@ -170,7 +176,7 @@ def _write(
         if json:
             view.json(stream, rows, kind, document)
         else:
-            view.csv(stream, rows, kind)
+            view.csv(stream, rows, kind, spreadsheet)
 
 
 def _check_task(ctx: typer.Context, run: Path, job: Job, out: Path | None) -> None:
@@ -198,6 +204,8 @@ def _stdin(files: list[str]) -> list[str]:
         raise UsageError("- stands for stdin, which can be read only once; name it once.")
     if "-" not in files:
         return []
+    if sys.stdin is None:
+        raise UsageError("stdin is closed; give the command its lines, or name files.")
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -215,12 +223,13 @@ def _check(out: Path, folder: bool) -> None:
 
 
 @contextmanager
-def _opened(out: Path | None) -> Iterator[TextIO]:
+def _opened(out: Path | None) -> Iterator[Any]:
     """Stdout, or a file that is there when the block has succeeded."""
     if out is None:
         try:
-            yield sys.stdout
-            sys.stdout.flush()
+            shown = data()
+            yield shown
+            shown.flush()
         except BrokenPipeError:  # its reader, such as `head`, has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None

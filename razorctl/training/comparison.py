@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -274,9 +275,10 @@ def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
 
 def note_failure(directory: Path, error: RazorError) -> None:
     """Writes the error of a failed run to its directory, where `of_grid` reads it."""
-    directory.mkdir(exist_ok=True)
     known = {"error": str(error), "exit_code": error.exit_code}
-    (directory / FAILURE).write_text(documents.text(known), "utf-8")
+    with suppress(OSError):  # it then counts as not finished
+        directory.mkdir(exist_ok=True)
+        (directory / FAILURE).write_text(documents.text(known), "utf-8")
 
 
 def finished(directories: Iterable[Path]) -> Comparison:

@@ -166,7 +166,7 @@ class Grid:
         self._settings, self._runs = settings, runs
         # With the first seed, the file is all that repeating the comparison needs.
         tables = {**settings, "job": {**settings["job"], "seed": runs["seeds"][0]}, "runs": runs}
-        with rundir.whole(self.out / SETTINGS) as file:
+        with rundir.writing(self.out), rundir.whole(self.out / SETTINGS) as file:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def measure(self, say: Callable[[str], object]) -> None:

@@ -92,11 +92,12 @@ class Run(Iterator[Step]):
         with processes.together():
             self.metrics = None
             if processes.first():
-                self.metrics = Metrics(out, self.history)
                 place = devices.name(device), torch.get_num_threads()
-                rundir.write_settings(
-                    out, self.job, recipe, *place, plan, rundir.split_document(splits)
-                )
+                with rundir.writing(out):
+                    self.metrics = Metrics(out, self.history)
+                    rundir.write_settings(
+                        out, self.job, recipe, *place, plan, rundir.split_document(splits)
+                    )
 
     def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
         """Loads the data and builds the model as the recipe says."""

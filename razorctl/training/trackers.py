@@ -67,7 +67,7 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
     try:
         for name in names:
             working.append(_Open(name, run, identity, name not in before))
-        with rundir.whole(run.out / FILE) as file:
+        with rundir.writing(run.out), rundir.whole(run.out / FILE) as file:
             every = [*dict.fromkeys([*before, *names])]
             file.write_text(documents.text({"names": every, "id": identity}) + "\n")
         for step in run:

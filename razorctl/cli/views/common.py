@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
 from razorctl import documents
+from razorctl.cli.views.terminal import Clean, data, forget_empty_width
 from razorctl.methods import METHODS
 
 
@@ -37,7 +37,7 @@ class _Spoken:
         return getattr(self._stream, name)
 
 
-class Messages(Console):
+class Messages(Clean):
     """A console on stderr whose messages end no command."""
 
     @property
@@ -50,8 +50,10 @@ class Messages(Console):
         self._file = stream
 
 
-out = Console()
+forget_empty_width()
+out = Clean()
 err = Messages(stderr=True)
+_muted: list[tuple[Any, Any]] = []  # what `mute` has replaced
 EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
 
 
@@ -115,12 +117,14 @@ def summary(recipe: dict[str, Any]) -> str:
 
 def mute() -> None:
     """Prints nothing more, until `unmute`."""
+    _muted.append((sys.stdout, sys.stderr))
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def unmute() -> None:
     """Undoes `mute`."""
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if _muted:
+        sys.stdout, sys.stderr = _muted.pop()
 
 
 def error(message: str) -> None:
@@ -129,8 +133,8 @@ def error(message: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    # Plain print: rich would wrap and color what a program is to read.
-    print(documents.text(document, indent=2))
+    # Not by rich, which would wrap and color what a program is to read.
+    data().write(f"{documents.text(document, indent=2)}\n")
 
 
 def say(text: str) -> None:

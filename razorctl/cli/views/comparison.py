@@ -1,7 +1,6 @@
 """What `compare` prints: the table of a comparison, or its rows as CSV."""
 
 import csv
-import sys
 from typing import Any
 
 from rich import box
@@ -9,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from razorctl.cli.views import common as views
+from razorctl.cli.views.terminal import data
 from razorctl.job import LEAST
 from razorctl.training.advice import sentence
 
@@ -146,6 +146,6 @@ def _column(
 def print_csv(rows: list[dict[str, Any]]) -> None:
     """A line for each row, of all that is one figure or word."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(data(), names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

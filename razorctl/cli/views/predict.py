@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from razorctl.training.predicting.labels import Prediction
 
 Row = TypeVar("Row")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the starts of a formula of a spreadsheet
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,20 @@ def counted(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
         done(number)
 
 
-def csv(stream: TextIO, rows: Iterable[Any], kind: Kind) -> None:
-    """A header and a line for each row."""
+def csv(stream: TextIO, rows: Iterable[Any], kind: Kind, spreadsheet: bool = False) -> None:
+    """A header and a line for each row.
+
+    spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
+    """
     writer = tables.writer(stream, lineterminator="\n")
     writer.writerow(kind.columns)
     for row in rows:
-        writer.writerow(kind.cells(row))
+        cells = kind.cells(row)
+        writer.writerow(map(_inert, cells) if spreadsheet else cells)
+
+
+def _inert(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def json(stream: TextIO, rows: Iterable[Any], kind: Kind, document: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views import plots
+from razorctl.cli.views.terminal import clean
 from razorctl.training.advice import sentence
 from razorctl.training.comparison import Comparison, Entry, FinishedRun
 from razorctl.training.curves import losses, scores
@@ -27,7 +28,7 @@ def write(
     """
     text = render(dict(document), comparison, commands)
     with whole(file) as partial:
-        partial.write_text(text, "utf-8")
+        partial.write_text(clean(text), "utf-8")
 
 
 def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[Command]) -> str:

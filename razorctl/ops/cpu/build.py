@@ -81,7 +81,11 @@ def _building() -> Future[Built]:
 
 def compiler() -> list[str] | None:
     """The command of the C compiler: that of $CC, or the first of COMPILERS; None without one."""
-    for words in (shlex.split(os.environ.get("CC", "")), *([name] for name in COMPILERS)):
+    try:
+        own = shlex.split(os.environ.get("CC", ""))
+    except ValueError:  # an open quotation
+        own = []
+    for words in (own, *([name] for name in COMPILERS)):
         if words and shutil.which(words[0]):
             return words
     return None
