@@ -90,11 +90,14 @@ def _typed(content: bytes | str, kind: Any) -> Any:
 
 
 def _whole(content: bytes | str, kind: Any) -> Any:
-    """The same, with the defaults of what is left out, unless it is sealed."""
+    """The same, with the defaults of what is left out, unless it is sealed or they are None."""
     value = check(content, kind)
     if isinstance(value, dict) and SEAL in value:
         return value
-    return _adapter(kind).dump_python(_typed(content, kind))
+    filled = _adapter(kind).dump_python(_typed(content, kind))
+    if not isinstance(value, dict):
+        return filled
+    return {name: each for name, each in filled.items() if name in value or each is not None}
 
 
 def read(file: Path, kind: Any, mend: str) -> Any:
