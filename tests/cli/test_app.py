@@ -1,6 +1,7 @@
 """Errors of every command: one sentence, the exit code, and what a stop leaves."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from razorctl import models
+from razorctl.cli import app
 from razorctl.training import run as trainer
 from tests.cli.commands import QUICK, assert_ends_with_an_error, razorctl
 
@@ -164,3 +166,18 @@ def test_failures_in_training(error, code, sentence, monkeypatch):
         assert isinstance(
             razorctl("--debug", "finetune", "vit-micro", "digits").exception, type(error)
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({}, app.SPINS),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_threads_wait_shortly_unless_the_user_says_otherwise(given, want, monkeypatch):
+    monkeypatch.setattr(os, "environ", environment := dict(given))
+    monkeypatch.setattr(app, "app", lambda: None)
+    app.run()
+    assert environment.get("GOMP_SPINCOUNT") == want
