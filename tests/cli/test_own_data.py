@@ -62,6 +62,14 @@ def link(target: str) -> None:
     Path("linked.jpg").symlink_to(target)
 
 
+def address() -> None:
+    """A table whose image is at an address, which is a good file, too, by its letters."""
+    files = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(7)]
+    picture(Path("http:/localhost/a.png"))
+    rows = [{"bytes": None, "path": name} for name in (*files, "http://localhost/a.png")]
+    Dataset.from_dict({"image": rows, "label": [0, 1] * 4}).to_parquet("a.parquet")
+
+
 def huge() -> None:
     photos(Path("d"))
     Image.MAX_IMAGE_PIXELS = 200  # which the fixture puts back
@@ -172,6 +180,10 @@ BAD = {
     "an address": (
         lambda: images("https://example.org/a.jpg,car"),
         *("a.csv", 5, "line 14 (an address, not the path of a file); name images by paths"),
+    ),
+    "an address as Parquet has it": (
+        address,
+        *("a.parquet", 5, "a.parquet, row 7 (an address, not the path of a file); name images by"),
     ),
     "a link upwards": (lambda: link("../secret.jpg"), "a.csv", 5, "line 14 (outside the folder of"),
     "a member of an archive": (
