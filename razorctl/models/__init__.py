@@ -145,6 +145,9 @@ def named(name: str) -> Named:
             return found
     folder = Path(name).expanduser()
     if folders.exists(folder) and folder.is_dir():
+        whole = str(folder.resolve())
+        if folders.spelled(whole) != whole:
+            raise UsageError(f"the name of {folders.spelled(whole)} is not UTF-8; rename it.")
         return _local(name, folder)
     for library in _LIBRARIES:
         if library.knows(name):

@@ -17,7 +17,7 @@ import razorctl
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import UsageError
-from razorctl.folders import exists
+from razorctl.folders import exists, spelled
 from razorctl.job import Job
 from razorctl.processes import program
 from razorctl.recipe import Recipe
@@ -56,6 +56,8 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
             r"[^\w.+-]+", "-", "-".join([*(Path(w).name for w in words), stamp])
         )
     out = Path(out)
+    if spelled(str(out)) != str(out):
+        raise _unwritable(Path(spelled(str(out))), "its name is not UTF-8")
     if exists(out):
         if not resume:
             raise _taken(out)

@@ -228,6 +228,15 @@ def test_an_existing_directory_is_refused_and_kept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_names_that_are_not_utf8_are_refused(tmp_path):
+    odd = tmp_path / os.fsdecode(b"n\xff")
+    with pytest.raises(UsageError, match=r"cannot write \S*n\? \(its name is not UTF-8\); name"):
+        finetune(JOB, out=odd, device="cpu")
+    odd.mkdir()
+    with pytest.raises(UsageError, match=r"the name of \S*n\? is not UTF-8; rename it"):
+        finetune(replace(JOB, model=str(odd)), out=tmp_path / "run", device="cpu")
+
+
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("keep")
     with pytest.raises(UsageError, match=r"cannot write .*; name another directory with --out"):

@@ -103,7 +103,7 @@ def find(
     if len(set(class_names)) > 1:
         raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
     called = {split: part[0].name for split, part in files.items()}
-    told = () if of_parquet else notes.header(every[0], first, used)
+    told = notes.header(every[0], first, used) if kinds <= {".csv", ".tsv"} else ()
     return Tables(files, called, used, class_names[0], root, told)
 
 

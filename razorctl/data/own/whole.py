@@ -186,7 +186,7 @@ def unlabeled(
         skipped += rows.refuse(raw, known, skip_bad=True)
         parts.append(Part(raw, rows.good(numbers, known)["rows"], of_images))
     if skipped and not job.skip_bad:
-        name = files[0] if len(files) == 1 and files[0] != STDIN else "the list of files"
+        name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
     if white is None and tops:
         white = level(max(tops))
