@@ -130,9 +130,7 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
             source += f", beside {len(found[index].processes)} other processes"
     elif budget is not None:
         cards = [load(each) for each in names()]
-        gpu = min(
-            cards, key=lambda card: (abs(math.log(card.memory_bytes / budget)), card.rates["fp32"])
-        )
+        gpu = min(cards, key=lambda card: _unlike(card, budget))
         return Target(gpu, usable(budget, gpu.memory_bytes) or budget, "as asked for", assumed=True)
     else:
         raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
@@ -144,6 +142,15 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
             f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
         )
     return Target(gpu, asked, "as asked for")
+
+
+def _unlike(card: Gpu, budget: int) -> tuple[float, bool, float]:
+    """How unlikely it is that a card is meant by its memory, in whole GiB as on a box.
+
+    Of equal ones a GeForce is likelier, and the slowest is the safest.
+    """
+    distance = abs(math.log(max(1, round(card.memory_bytes / 2**30)) * 2**30 / budget))
+    return distance, "GeForce" not in card.name, card.rates["fp32"]
 
 
 def _bare(name: str) -> str:

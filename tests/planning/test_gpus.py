@@ -345,3 +345,18 @@ def test_memory_is_what_the_box_says(text, gib):
     found = detect.target("rtx-4090", text)
     assert found.budget == found.gpu.memory_bytes < gib * 2**30
     assert detect.target("t4", "16GB").budget == gpus.load("t4").memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("vram", "preset"),
+    [
+        ("8", "rtx-4060"),
+        ("11GB", "rtx-2080-ti"),
+        ("16GB", "rtx-4060-ti-16gb"),
+        ("24GB", "rtx-3090"),
+        ("48GB", "rtx-a6000"),
+        ("80GB", "a100-80gb"),
+    ],
+)
+def test_a_card_is_guessed_from_its_memory(vram, preset):
+    assert detect.target(vram=vram).gpu == gpus.load(preset)
