@@ -19,7 +19,7 @@ from razorctl.job import Job
 from razorctl.training import loading
 from razorctl.training.loading import Loading
 from tests import local_hub
-from tests.own import photos, table, texts
+from tests.own import floats, photos, table, texts
 from tests.training.runs import begin, resume, same
 
 TEXTS = Job("bert-base", "d", batch_size=4, steps=7, save_every=1, streaming=True)
@@ -171,6 +171,19 @@ def test_an_image_outside_the_folder_is_never_left_out():
     stored = data.of(replace(PICTURES, skip_bad=True)).load().train
     with pytest.raises(DataError, match=r"line 4 .outside the folder of its table.; name images"):
         list(stored.in_order())
+
+
+def test_white_is_told_by_a_whole_set_alone():
+    rows = [f"{i}.tif,{'ab'[i % 2]}" for i in range(4)]
+    for i in range(4):
+        floats(Path("d", f"{i}.tif"), [0, i])
+    for split in ("train", "val"):
+        table(Path("d", f"{split}.csv"), rows, "image,label")
+    stream = data.of(Job("any", "d", streaming=True)).load().train
+    with pytest.raises(
+        DataError, match=r"line 2 \(of mode F, whose white .* leave --stre"
+    ):
+        list(stream.in_order())
 
 
 def few(folder: Path) -> None:

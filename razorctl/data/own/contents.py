@@ -69,7 +69,8 @@ def of(values: Iterable[Any]) -> int:
     found = blake2b(digest_size=8)
     for value in values:
         part = _part(value)
-        found.update(len(part).to_bytes(8, "little") + part)
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
