@@ -180,9 +180,7 @@ def test_white_is_told_by_a_whole_set_alone():
     for split in ("train", "val"):
         table(Path("d", f"{split}.csv"), rows, "image,label")
     stream = data.of(Job("any", "d", streaming=True)).load().train
-    with pytest.raises(
-        DataError, match=r"line 2 \(of mode F, whose white .* leave --stre"
-    ):
+    with pytest.raises(DataError, match=r"line 2 \(of mode F, whose white .* leave --stre"):
         list(stream.in_order())
 
 
