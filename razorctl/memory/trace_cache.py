@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What the host does in a step: calls of PyTorch's operations, and of razorctl's ops."""
+    """Calls of the host in a step: of PyTorch's operations, and of razorctl's ops."""
 
     aten: int = 0
     ops: int = 0

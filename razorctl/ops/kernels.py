@@ -159,7 +159,7 @@ def give_up(error: Exception, device: str = "cuda") -> bool:
 
 
 def _probe() -> Exception | None:
-    """What the least kernel fails for on the current CUDA device; None if it runs."""
+    """The error of the least kernel on the current CUDA device; None if it runs."""
     try:
         if torch.cuda.is_available():
             import_module("razorctl.ops.triton.probe").run()
@@ -175,7 +175,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def fatal(error: Exception, x: Any) -> Exception | None:
-    """What says that the card of `x` can run nothing any more; None if it can.
+    """The error after which the card of `x` can run nothing any more; None if it can.
 
     torch says so itself in an error of its own; after any other, of Triton for instance, the card
     is asked, unless a CUDA graph is being captured, which that would break.
@@ -186,7 +186,7 @@ def fatal(error: Exception, x: Any) -> Exception | None:
 
 
 def unusable(device: torch.device) -> Exception | None:
-    """What says that a card can run nothing any more; None if it can."""
+    """The error by which a card says that it can run nothing any more; None if it can."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -43,6 +43,38 @@ else:
             return self.rewrite()(*args, **kwargs)
 
 
+def _remember(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter makes what depends on a type once, and not for each value."""
+    core, of_numpy = triton.language.core, interpreter._get_np_dtype
+    block, tensor = core.block_type.__init__, core.tensor.__init__
+    arrays, blocks, sizes = {}, {}, {}
+
+    def array_type(kind):
+        scalar = kind.scalar
+        if scalar.name not in arrays:
+            arrays[scalar.name] = of_numpy(scalar)
+        return arrays[scalar.name]
+
+    def init_block(self, element, shape):
+        key = element.name, *(getattr(size, "value", size) for size in shape)
+        if key not in blocks:
+            block(self, element, shape)
+            blocks[key] = vars(self).copy()
+        vars(self).update(blocks[key])
+
+    def init_tensor(self, handle, kind):
+        shape = kind.shape if kind.is_block() else None
+        if id(shape) not in sizes:
+            tensor(self, handle, kind)
+            sizes[id(shape)] = shape, self.shape, self.numel  # the first keeps its id alive
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        _, self.shape, self.numel = sizes[id(shape)]
+
+    patch.setattr(interpreter, "_get_np_dtype", array_type)
+    patch.setattr(core.block_type, "__init__", init_block)
+    patch.setattr(core.tensor, "__init__", init_tensor)
+
+
 @contextmanager
 def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType], ModuleType]]]:
     """Inside, the second makes the kernels of a module, and all that they call, interpreted.
@@ -60,6 +92,7 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
         return cast.numpy().view(np.uint16)
 
     patch.setattr(interpreter, "_convert_float", rounded)
+    _remember(patch)
     # By identity: hashing one looks at all that it calls.
     swapped: dict[int, Interpreted] = {}
 
