@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -146,6 +145,8 @@ def kept(file: Path, kind: Any) -> Any:
 
 def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     """A document with the digest of all the rest in it."""
+    from hashlib import sha256  # imported here: few commands need it
+
     rest = {name: value for name, value in body.items() if name != SEAL}
     return {**rest, SEAL: sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 

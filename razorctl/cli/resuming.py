@@ -10,9 +10,7 @@ from razorctl.cli.planning import Settled
 from razorctl.cli.settings import Settings
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.planning.plan import Document
 from razorctl.training import checkpoints, rundir
-from razorctl.training.written import Result
 
 
 def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
@@ -32,6 +30,8 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
             )
         return None
     job, recipe = found
+    from razorctl.planning.plan import Document  # imported here: few commands need it
+
     document = rundir.document(out / rundir.PLAN, Document)
     known = rundir.merged(job, recipe)
     wanted = {name: value for name, value in told.given.items() if name in known}
@@ -51,6 +51,8 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
 
 def finished(out: Path) -> dict[str, Any] | None:
     """The result of the run in a directory, None if it is not finished."""
+    from razorctl.training.written import Result  # imported here: few commands need it
+
     result = rundir.document(out / rundir.RESULT, Result)
     if result is not None and not result["job"].get("keep_checkpoints"):
         checkpoints.clear(out)  # of a process that was killed before it did so

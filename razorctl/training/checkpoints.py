@@ -19,7 +19,6 @@ from typing import Any
 from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.training.rundir import CHECKPOINTS, steps, sync, whole
-from razorctl.training.written import Marker
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +201,8 @@ def _marker(path: Path) -> dict[str, Any]:
 
     Raises OSError, UnlikeError for one of another kind, and UsageError for one of another format.
     """
+    from razorctl.training.written import Marker  # imported here: few commands need it
+
     content = documents.contents(path / MARKER)
     marker: dict[str, Any] = documents.parse(content)
     known = marker.get("format") if isinstance(marker, dict) else None

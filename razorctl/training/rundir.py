@@ -21,7 +21,6 @@ from razorctl.folders import exists, spelled
 from razorctl.job import Job
 from razorctl.processes import program
 from razorctl.recipe import Recipe
-from razorctl.training.written import Result, Settings, Split
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -282,6 +281,8 @@ def settings(out: Path) -> tuple[Job, Recipe] | None:
     """
     if not exists(out / CONFIG):
         return None
+    from razorctl.training.written import Settings  # imported here: few commands need it
+
     tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
     documents.given(tables, Settings, out / CONFIG, ELSEWHERE)
     return Job(**tables["job"]), Recipe(**tables["recipe"])
@@ -303,6 +304,8 @@ def known_split(run: Path) -> dict[str, Any]:
 
     That of a stream says nothing, and one of an older razorctl has no digests.
     """
+    from razorctl.training.written import Split  # imported here: few commands need it
+
     found = document(run / SPLIT, Split) or {}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -332,6 +335,8 @@ def finished(run: Path) -> tuple[dict[str, Any], Job]:
         inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
         mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
         raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
+    from razorctl.training.written import Result  # imported here: few commands need it
+
     result: dict[str, Any] = documents.read(file, Result, AGAIN)
     job = Job(**result["job"])
     if Path(job.model).is_absolute() and not Path(job.model).exists():

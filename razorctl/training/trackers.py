@@ -13,7 +13,6 @@ from razorctl import documents
 from razorctl.config.registry import unknown
 from razorctl.errors import UsageError
 from razorctl.training import rundir
-from razorctl.training.written import Trackers
 
 if TYPE_CHECKING:
     from razorctl.training.metrics import Step
@@ -83,6 +82,8 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
 
 
 def _known(out: Path) -> dict[str, Any]:
+    from razorctl.training.written import Trackers  # imported here: few commands need it
+
     return rundir.document(out / FILE, Trackers) or {}
 
 

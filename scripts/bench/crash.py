@@ -38,6 +38,7 @@ from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import finetune
+from razorctl.training.rundir import RESULT as RESULT_FILE
 
 RECIPES = {
     "full": Recipe("full"),
@@ -82,6 +83,8 @@ def watched(phase: Phase) -> None:
 def train(out: Path, job: Job, recipe: Recipe, phase: Phase) -> None:
     """Trains to the end in this process."""
     watched(phase)
+    if (out / RESULT_FILE).exists():  # it was killed when nothing was left to do
+        return
     run = finetune(job, recipe, out=out, device="cpu", resume=True)
     phase.set(STEPPING)
     for _ in run:

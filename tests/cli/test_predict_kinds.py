@@ -50,6 +50,8 @@ def trained(kinds, traces, shallow):
                 if weight.ndim > 1:
                     weights[name] = 0.5 * torch.randn(weight.shape, generator=draw)
             save_file(weights, f"{out}/model.safetensors", {"format": "pt"})
+            result = json.loads(Path(f"{out}/result.json").read_text())
+            Path(f"{out}/result.json").write_text(json.dumps(result | {"checksums": {}}))
     return kinds
 
 
