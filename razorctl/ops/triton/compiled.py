@@ -159,9 +159,9 @@ def compiled(variant: Variant, capability: int) -> Compiled:
 def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> None:
     """Compiles variants for the card of this process into Triton's cache, where launches find them.
 
-    Threads share the work as far as Triton lets go of Python's lock: on two cores two took less than
-    0.7 of one's time for the 39 kernels of a ViT, and two processes longer, as each imports torch.
-    Raises the first error of any, once the others are compiled.
+    Threads share the work as far as Triton lets go of Python's lock: on two cores two took 0.7 of
+    one's time or less for the 39 kernels of a ViT; two processes took longer, as each imports
+    torch. Raises the first error of any, once the others are compiled.
     """
     target = GPUTarget("cuda", capability, WARP)
 
