@@ -110,7 +110,7 @@ def augmented(folder: Path) -> None:
 
 
 def evaluated(folder: Path) -> None:
-    list(finetune(Job("vit-micro", "digits", batch_size=4, steps=1), out="run", device="cpu"))
+    list(finetune(Job("vit-micro", str(folder), batch_size=4, steps=1), out="run", device="cpu"))
     model = inference.load("run", device="cpu")
     rows, *_ = whole.labeled(Job("vit-micro", str(folder)), "image", ("bus", "car", "tram"))
     damage(folder / "car/0.png")
@@ -118,7 +118,7 @@ def evaluated(folder: Path) -> None:
 
 
 def predicted(folder: Path) -> None:
-    list(finetune(Job("vit-micro", "digits", batch_size=4, steps=1), out="run", device="cpu"))
+    list(finetune(Job("vit-micro", str(folder), batch_size=4, steps=1), out="run", device="cpu"))
     model = inference.load("run", device="cpu")
     parts, _ = whole.unlabeled([str(folder)], Job("vit-micro", ""), "image")
     damage(folder / "car/0.png")
