@@ -192,6 +192,7 @@ class Loader(DataLoader[Any]):
             finally:
                 torch.set_num_threads(threads)
             if isinstance(batch, Unreadable):
+                del batches  # ends its processes, for which Python would wait later
                 raise batch.error
             yield batch
 

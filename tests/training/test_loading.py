@@ -148,7 +148,7 @@ def streamed(folder: Path) -> None:
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize(
     ("use", "processes"),
-    [(trained, 0), (augmented, 1), (evaluated, 1), (predicted, 0), (streamed, 1)],
+    [(trained, 1), (augmented, 0), (evaluated, 0), (predicted, 0), (streamed, 1)],
 )
 def test_an_image_that_was_damaged_after_its_check_is_named(use, processes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
