@@ -6,4 +6,4 @@ scripts/setup.sh dev
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
-.venv/bin/pytest -n auto "$@"
+.venv/bin/pytest -n auto --no-loadscope-reorder "$@"  # tests/conftest.py says which come first

@@ -2,6 +2,7 @@ import gc
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,9 +76,16 @@ class Rows:
         partial.replace(self.file)
 
 
+# Files of few tests that take long; pytest-xdist would begin them last, and then wait for one.
+LONG = ("ops/triton/test_compiled.py", "training/test_processes.py", "training/test_crash.py")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draws a few cases of each test, of those that -k and -m leave."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        sizes = Counter(item.path for item in items)
+        items.sort(key=lambda item: (not str(item.path).endswith(LONG), -sizes[item.path]))
     most = config.getoption("--few")
     if most is None:
         return
