@@ -17,8 +17,8 @@ from razorctl.job import FIGURES, LEAST
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import CONFIG, METRICS, RESULT
-from razorctl.training.written import Failure, Line, OfGrid, Result
+from razorctl.training.rundir import CONFIG, ENVIRONMENT, METRICS, RESULT
+from razorctl.training.written import Environment, Failure, Line, OfGrid, Result
 
 # What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
 # method is `full` if none is named, and the micro-batches of `accumulate` depend on the model.
@@ -172,7 +172,8 @@ def read(directory: Path) -> FinishedRun:
     Raises UsageError if the run is not finished or was made by another version of razorctl, and
     DataError if its files are damaged.
     """
-    environment = read_toml(directory / CONFIG).get("environment", {})
+    environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
+    documents.given({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
     known = environment.get("razorctl")
     if known != razorctl.__version__:
         raise UsageError(

@@ -384,5 +384,5 @@ def _look(progress: Progress, directory: Path) -> Progress:
     try:
         steps = read_toml(directory / rundir.CONFIG)["job"]["steps"]
         return replace(progress, step=rundir.steps(directory), steps=steps)
-    except (UsageError, KeyError):  # the run has not written its settings yet
+    except (UsageError, KeyError, TypeError):  # the run has not written its settings yet
         return progress

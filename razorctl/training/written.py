@@ -105,7 +105,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Marker:
-    """The marker of a checkpoint; digest: of all the rest.
+    """The marker of a checkpoint; digest: of all the rest, which an older razorctl did not write.
 
     step: the number of steps that were taken. score: that of the last one, None if it was not
     evaluated. files: by their names in its directory.
@@ -119,7 +119,7 @@ class Marker:
     relieved: Sequence[Relieved]
     settings: Mapping[str, str | int | float | bool | None]
     files: Mapping[str, Entry]
-    digest: str
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.files:
@@ -165,6 +165,13 @@ class Settings:
 
     job: Job
     recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The table of a config.toml that says what a run was run with."""
+
+    environment: Mapping[str, str | int]
 
 
 @dataclass(frozen=True)

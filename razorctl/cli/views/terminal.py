@@ -95,7 +95,7 @@ class _Data:
             except UnicodeEncodeError as error:
                 raise UsageError(
                     f"stdout is {error.encoding}, which lacks {error.object[error.start]!a}; set "
-                    "PYTHONIOENCODING=utf-8."
+                    "PYTHONIOENCODING=utf-8, or give --json."
                 ) from None
         return int(self._stream.write(text))
 
