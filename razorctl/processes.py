@@ -22,7 +22,7 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 
 def count() -> int:
     """The number of processes; loads no torch."""
-    return _number("WORLD_SIZE", 1)
+    return max(1, _number("WORLD_SIZE", 1))
 
 
 def rank() -> int:
@@ -41,8 +41,14 @@ def _number(name: str, default: int) -> int:
     return int(text) if NUMBER.fullmatch(text) else default
 
 
-def check_environment() -> None:
-    """Raises UsageError for variables of torchrun's that cannot be true."""
+def settle_environment() -> None:
+    """Raises UsageError for variables of torchrun's that cannot be true.
+
+    Ranks without a number of processes mean nothing, and go: libraries would wait for others.
+    """
+    if not os.environ.get("WORLD_SIZE"):
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.pop(name, None)
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         text = os.environ.get(name) or "0"
         if not NUMBER.fullmatch(text):

@@ -159,7 +159,7 @@ def main(
 
     The forward pass stays exact; only what the gradient needs is saved for the backward pass.
     """
-    processes.check_environment()
+    processes.settle_environment()
     if not processes.first():
         views.mute()
     if processes.count() > 1 and ctx.invoked_subcommand != "finetune":

@@ -129,6 +129,7 @@ ENVIRONMENT = {
     "less than none": ({"WORLD_SIZE": "-1"}, 2, "error: WORLD_SIZE is '-1', no number"),
     "no rank": ({"WORLD_SIZE": "2", "RANK": "x"}, 2, "error: RANK is 'x', no number"),
     "a rank too high": ({"WORLD_SIZE": "2", "RANK": "2"}, 2, "error: RANK is 2, and there are 2"),
+    "no processes": ({"WORLD_SIZE": "0", "RANK": "0"}, 0, "models"),
     "empty": ({"WORLD_SIZE": "", "RANK": ""}, 0, "models"),
 }
 
@@ -142,6 +143,7 @@ def test_variables_of_torchrun(case, monkeypatch):
     assert (done.exit_code, said in done.output) == (code, True), done.output
     assert razorctl("--help").exit_code == 0
     if code == 0:
+        assert os.environ.get("RANK", "0") == "0"
         assert (processes.count(), processes.rank(), processes.local_rank()) == (1, 0, 0)
 
 
