@@ -93,6 +93,7 @@ def test_every_way_to_say_something_is_clean(capsys, monkeypatch):
     every = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2066, 0xD800]))
     text = f"a{every.replace(chr(10), '').replace(chr(9), '')}b"
     monkeypatch.setattr(views.err, "_file", None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as where nobody listens
     table = Table(title=text)
     table.add_row(text, f"[bold]{text}[/]")
     with terminal.shown(views.say):
@@ -104,7 +105,9 @@ def test_every_way_to_say_something_is_clean(capsys, monkeypatch):
         with views.waiting(text) as at:
             at(text)
         logging.getLogger("razorctl.x").warning("%s is bad", text)
-    for found in capsys.readouterr():
+    shown = capsys.readouterr()
+    assert "is bad" in shown.err
+    for found in shown:
         assert "a" in found
         assert not BAD.search(found), ascii(found)
 
