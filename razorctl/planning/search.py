@@ -69,7 +69,7 @@ def depends(job: Job, recipe: Recipe, classes: int) -> list[Any]:
         *(job.accumulate, job.buckets),
         *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
         *(job.weights, job.optimizer_in_backward),
-        job.cuda_graphs and job.compile,  # which keep gradients in memory
+        job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
         asdict(replace(recipe, seed=0)),
     ]
 

@@ -62,10 +62,10 @@ def test_the_reason_names_the_cosine_of_the_precision(cache):
 
 def test_the_command_has_every_digit(cache):
     job = replace(JOB, learning_rate=0.0123456789, compile=True, cuda_graphs=True)
-    found = planned(cache, job=job)
+    found = planned(cache, 100, job)
     assert "--lr 0.0123456789" in found.command
     assert " --compile --cuda-graphs " in found.command
-    assert "compile" not in planned(cache).command
+    assert "compile" not in planned(cache, 100).command
 
 
 def test_an_int8_forward_pass_is_named_and_in_the_command(cache):

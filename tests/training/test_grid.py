@@ -380,10 +380,10 @@ def test_a_small_comparison_and_the_same_again(monkeypatch):
     document = json.loads(first.stdout)
     assert [row["error"] for row in document["rows"]] == [None, None]
     monkeypatch.setattr(grid, "_call", call_here)  # nothing of a run depends on its process
-    second = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "b").stdout
-    for row, again in zip(document["rows"], json.loads(second)["rows"], strict=True):
-        for name in ("accuracies", "saved_bytes", "seeds"):
-            assert row[name] == again[name]
+    second = compare(*NAMED, "--methods", "full", *SMALL, "--json", "--out", "b").stdout
+    (again,) = json.loads(second)["rows"]
+    for name in ("accuracies", "saved_bytes", "seeds"):
+        assert document["rows"][0][name] == again[name]
     assert document["rows"][1]["memory_vs_full"] <= 0.1
     assert document["memory"] == "saved_bytes"
     assert document["shared"]["steps"] == 3
