@@ -1,6 +1,5 @@
 """How texts and conversations become the inputs and labels of language models."""
 
-import ctypes
 import logging
 import os
 import re
@@ -211,6 +210,8 @@ def _templated(what: str, use: Callable[[], T]) -> T:
     except TimeoutError:
         if found.done():  # of its own
             raise
+        import ctypes  # here alone: it would slow the start of every command
+
         # Ends loops of the template, but not a single operation of Python.
         ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)

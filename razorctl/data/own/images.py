@@ -1,6 +1,5 @@
 """Images that cannot be used: each is opened and decoded once, and again only if it changes."""
 
-import ctypes
 import os
 import sys
 import warnings
@@ -271,6 +270,8 @@ def unreadable(row: Mapping[str, Any]) -> str | None:
 def _give_back() -> None:
     """Gives freed memory back to the system; glibc keeps what each thread has freed."""
     if sys.platform == "linux":
+        import ctypes  # here alone: it would slow the start of every command
+
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
