@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -171,8 +172,14 @@ def main(
         ctx.default_map = dict.fromkeys(ctx.command.commands, ctx.obj)
 
 
+def _uncaught(*error: Any) -> None:
+    """Prints a traceback, as Python does, but for characters that control a terminal."""
+    sys.stderr.write(clean("".join(traceback.format_exception(*error))))
+
+
 def run() -> None:
     """The console script."""
+    sys.excepthook = _uncaught
     if processes.count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would warn of the same
     if not any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from razorctl import processes
 from razorctl.cli import predict as predicting
-from razorctl.cli.app import app
+from razorctl.cli.app import _uncaught, app
 from razorctl.cli.views import common as views
 from razorctl.cli.views import predict as view
 from razorctl.cli.views import terminal
@@ -105,8 +106,12 @@ def test_every_way_to_say_something_is_clean(capsys, monkeypatch):
         with views.waiting(text) as at:
             at(text)
         logging.getLogger("razorctl.x").warning("%s is bad", text)
+        with warnings.catch_warnings():  # pytest's, which records, is undone inside
+            warnings.simplefilter("always")
+            warnings.showwarning(f"{text} is old", FutureWarning, "file.py", 3)  # type: ignore[arg-type]
+    _uncaught(ValueError, ValueError(f"{text} is wrong"), None)
     shown = capsys.readouterr()
-    assert "is bad" in shown.err
+    assert all(f"is {what}" in shown.err for what in ("bad", "old", "wrong"))
     for found in shown:
         assert "a" in found
         assert not BAD.search(found), ascii(found)

@@ -4,6 +4,7 @@ import codecs
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -61,20 +62,27 @@ class _Said(logging.Handler):
 
 @contextmanager
 def shown(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block stdout and stderr show what they can of each text, and `say` what is logged.
+    """Inside the block stdout and stderr show what they can of each text; `say` says what is logged.
 
+    It says what libraries warn of, too, but for what a test or a user catches.
     Data go to `data`, where nothing is lost.
     """
     codecs.register_error(LOSSY, _fitted)
     both: tuple[Any, ...] = (sys.stdout, sys.stderr)
     streams = {stream: stream.errors for stream in both if _can(stream)}
     last, logging.lastResort = logging.lastResort, _Said(say)
+    stock = warnings.showwarning
+
+    def warn(message: Any, category: Any, name: str, line: int, *rest: Any, **more: Any) -> None:
+        say(warnings.formatwarning(message, category, name, line).rstrip())
+
+    warnings.showwarning = warn
     try:
         for stream in streams:
             stream.reconfigure(errors=LOSSY)
         yield
     finally:
-        logging.lastResort = last
+        logging.lastResort, warnings.showwarning = last, stock
         for stream, errors in streams.items():
             with suppress(OSError, ValueError):
                 stream.reconfigure(errors=errors)
