@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -62,9 +62,9 @@ class _Said(logging.Handler):
 
 @contextmanager
 def shown(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block stdout and stderr show what they can of each text; `say` says what is logged.
+    """Inside the block stdout and stderr show what they can of each text.
 
-    It says what libraries warn of, too, but for what a test or a user catches.
+    say: says what is logged, and what libraries warn of.
     Data go to `data`, where nothing is lost.
     """
     codecs.register_error(LOSSY, _fitted)
@@ -73,8 +73,15 @@ def shown(say: Callable[[str], None]) -> Iterator[None]:
     last, logging.lastResort = logging.lastResort, _Said(say)
     stock = warnings.showwarning
 
-    def warn(message: Any, category: Any, name: str, line: int, *rest: Any, **more: Any) -> None:
-        say(warnings.formatwarning(message, category, name, line).rstrip())
+    def warn(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
     warnings.showwarning = warn
     try:
