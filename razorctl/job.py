@@ -80,7 +80,7 @@ class Job:
     keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
     compile: whether training steps run through torch.compile.
     cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or not.
-        Evaluations and updates cannot use the memory of these, which no plan counts.
+        Evaluations and updates cannot use what graphs hold in memory; no plan counts that.
     activation_memory_budget: share of the bytes that compiled steps would save of which
         torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all of
         them. No plan predicts what it saves.

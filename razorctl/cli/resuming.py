@@ -84,7 +84,7 @@ def _planned(document: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _planning(told: Settings, plan: Path | None, document: dict[str, Any] | None) -> dict[str, Any]:
-    """The same of the settings that are given now; `document` is the run's plan."""
+    """Settings of planning that are given now, as `_planned` has them; `document`: of the run."""
     from razorctl.planning import gpus
     from razorctl.planning import plan as planner
 

@@ -48,9 +48,9 @@ class Graphs:
         return found
 
     def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """What `run` returns, and what computes it, which `run` does not do here.
+        """Captures `run`, which computes nothing meanwhile; returns its result, and its replay.
 
-        It reads what `run` has read and writes into the same memory, each time that it is called.
+        A replay reads what `run` has read, and writes the result into the same memory.
         """
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on with the device: one of a DataLoader pins memory.

@@ -1,4 +1,4 @@
-"""What the JSON documents of a run directory say, by the types that `documents` checks.
+"""The JSON documents of a run directory, as types that `documents` checks.
 
 What was added to a kind after others were written has a default. Figures that were not finite are
 None.

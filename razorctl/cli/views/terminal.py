@@ -1,4 +1,4 @@
-"""What reaches a terminal: no character that controls it, and no sign that it cannot show."""
+"""Texts for a terminal, without characters that control it and signs that it cannot show."""
 
 import codecs
 import logging

@@ -54,7 +54,7 @@ DECODED = Room(256 << 20)  # of all images that are decoded at once
 
 
 def looked(raw: Raw, known: Faults, progress: Callable[[str], None]) -> Said:
-    """What is wrong with each image, or "", with its content and the highest of its wide values.
+    """The fault of each image, or "", with its content and the highest of its wide values.
 
     Rows in `known` are not looked at. The content is as of `contents.of`, 0 of a bad image; the
     highest value is None of an image whose mode is not WIDE.
@@ -101,7 +101,7 @@ def seen(
     see: Callable[..., tuple[Any, ...]],
     kind: Any,
 ) -> Said:
-    """What `see` says of the contents of each row; kept in a file.
+    """The values that `see` returns for the contents of each row; kept in a file.
 
     columns: those whose contents are the arguments of `see`; the last one is what is looked at.
     see: returns values of JSON, of the type `kind`. Rows in `known` are not looked at.
@@ -118,7 +118,7 @@ def seen(
 
 
 def _kept(file: Path, raw: Raw, known: Faults, kind: Any) -> Said | None:
-    """What `seen` has kept in a file; None if that is not there, or is anything else."""
+    """The values that `seen` has kept in a file; None if it is not there, or is anything else."""
     found = documents.kept(file, dict[str, dict[str, kind]])
     wanted = {
         split: {str(row) for row in range(len(of)) if row not in known[split]}
