@@ -2,40 +2,53 @@
 
 import os
 import sys
-import traceback
-from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from razorctl import __version__, processes
-from razorctl.cli import effects, settings
-from razorctl.cli.compare import compare
-from razorctl.cli.doctor import doctor
-from razorctl.cli.evaluate import evaluate
-from razorctl.cli.finetune import finetune
-from razorctl.cli.list import list_names
-from razorctl.cli.options import option
-from razorctl.cli.plan import plan
-from razorctl.cli.predict import predict
-from razorctl.cli.profile import profile
+from razorctl.cli.command import PREFIX, Command, option, unchecked
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, shown
-from razorctl.config.registry import NEAR
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.training.signals import termination_raises
 
+PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
 # Rounds in which a thread of OpenMP waits for others before it sleeps; torch's would go on for much
 # longer. No step on idle cores is slower, and beside a busy core one takes half of the time.
 SPINS = "3000"
-CONTEXT = {"auto_envvar_prefix": settings.PREFIX, "help_option_names": ["-h", "--help"]}
+CONTEXT = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
+# The first line of each command's help, which stands here so that `--help` loads no command.
+COMMANDS = {
+    "plan": "Show the ways to train MODEL on DATASET on a card, what each needs, and which one to "
+    "take.",
+    "finetune": "Fine-tune MODEL on DATASET and write the run to a directory.",
+    "evaluate": "Evaluate a finished RUN on DATA, or on the data it was trained on.",
+    "predict": "Predict labels, texts or masks of FILES with a finished RUN.",
+    "profile": "Show where the bytes and the time of a training step of MODEL go.",
+    "compare": "Compare methods on MODEL and DATASET, or compare the finished runs in directories.",
+    "doctor": "Check this machine: versions, GPUs, kernels, folders and the hub.",
+    "list": "Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in "
+    "full.",
+}
+FUNCTIONS = {"list": "list_names"}  # of commands whose function has another name
 
 
 class Group(TyperGroup):
     """Prints an error as one sentence and exits with the code of its kind."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        unchecked(self, ctx)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, *args: Any) -> Any:
+        name, found, rest = super().resolve_command(*args)
+        return name, loaded(name) if name in COMMANDS else found, rest
 
     def main(self, *args: Any, **settings: Any) -> Any:
         with shown(views.say):
@@ -106,25 +119,13 @@ def _sentence(error: Exception) -> str:
     return f"{reason} (razorctl --debug shows where)"
 
 
-class Command(TyperCommand):
-    """Suggests the option whose flag, or whose setting, is nearest to one that it does not know."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except typer.TyperException as error:
-            asked = getattr(error, "option_name", None)
-            if asked and hasattr(error, "possibilities"):
-                options = [each for each in self.params if each.param_type_name == "option"]
-                known = {str(each.name): each.opts[0] for each in options}
-                known |= {_bare(flag): flag for each in options for flag in each.opts}
-                near = get_close_matches(_bare(asked), known, n=1, cutoff=NEAR)
-                error.possibilities = [known[name] for name in near]
-            raise
-
-
-def _bare(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
+@cache
+def loaded(name: str) -> Any:
+    """The command of that name; the module of its name is imported now."""
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command = getattr(import_module(f"razorctl.cli.{name}"), FUNCTIONS.get(name, name))
+    one.command(name, cls=Command, context_settings=CONTEXT)(command)
+    return typer.main.get_command(one)
 
 
 app = typer.Typer(
@@ -133,9 +134,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
-for command in (plan, finetune, evaluate, predict, profile, compare, doctor):
-    app.command(cls=Command, context_settings=CONTEXT)(command)
-app.command("list", cls=Command, context_settings=CONTEXT)(list_names)
+for name, summary in COMMANDS.items():
+    app.command(name, help=summary)(lambda: None)  # `loaded` takes its place
 
 
 def _version(wanted: bool) -> None:
@@ -165,15 +165,22 @@ def main(
         views.mute()
     if processes.count() > 1 and ctx.invoked_subcommand != "finetune":
         raise UsageError("only finetune runs in several processes; start this without torchrun.")
-    effects.note_variables(ctx)
-    file = config or (settings.PROJECT_FILE if settings.PROJECT_FILE.exists() else None)
-    if file is not None and isinstance(ctx.command, TyperGroup):
+    if any(name.startswith(f"{PREFIX}_") for name in os.environ):
+        from razorctl.cli import effects
+
+        effects.note_variables((ctx.command, *map(loaded, COMMANDS)))
+    file = config or (PROJECT_FILE if PROJECT_FILE.exists() else None)
+    if file is not None:
+        from razorctl.cli import settings
+
         ctx.obj = settings.of_file(file)
-        ctx.default_map = dict.fromkeys(ctx.command.commands, ctx.obj)
+        ctx.default_map = dict.fromkeys(COMMANDS, ctx.obj)
 
 
 def _uncaught(*error: Any) -> None:
     """Prints a traceback, as Python does, but for characters that control a terminal."""
+    import traceback
+
     sys.stderr.write(clean("".join(traceback.format_exception(*error))))
 
 

@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli import effects, planning
 from razorctl.cli.options import OF_DATA, Device, Json, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
-from razorctl.cli.views import comparison as view
 from razorctl.errors import UsageError
-from razorctl.ops.cpu import build
-from razorctl.recipe import Recipe
-from razorctl.training import rundir
-from razorctl.training.budget import seconds
 
+# Imported here is what --help needs, and the rest in the functions below.
 if TYPE_CHECKING:
     from razorctl.training.comparison import Comparison
     from razorctl.training.grid import Grid
@@ -106,6 +101,8 @@ def _check(both: bool, target: float | None, html: Path | None, resume: bool) ->
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
+        from razorctl.training import rundir
+
         rundir.check_room(html, "--html", replace=resume)
 
 
@@ -120,6 +117,8 @@ def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
+    from razorctl.cli.views import comparison as view
+
     if json:
         views.print_json(document)
     elif csv:
@@ -189,6 +188,11 @@ def _run(
     """Runs the methods on a model and a data set; `options` are arguments of `Grid`."""
     if options["resume"] and options["out"] is None:
         raise UsageError("there is nothing to resume; name the comparison with --out.")
+    from razorctl.cli import effects, planning
+    from razorctl.ops.cpu import build
+    from razorctl.recipe import Recipe
+    from razorctl.training.budget import seconds
+
     settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
     options["seconds"] = None if budget is None else seconds(budget)
     job = settings.job

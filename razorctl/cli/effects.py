@@ -1,13 +1,14 @@
 """Notes about given settings that have no effect, or not the expected one."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
-from razorctl.cli.settings import GIVEN, PREFIX
+from razorctl.cli.command import PREFIX
+from razorctl.cli.settings import GIVEN
 from razorctl.cli.views import common as views
 from razorctl.config.registry import unknown
 from razorctl.job import Job
@@ -39,10 +40,8 @@ def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
             views.note(sentence)
 
 
-def note_variables(ctx: typer.Context) -> None:
-    """Prints a note for each RAZORCTL_ variable of the environment that names no setting."""
-    assert isinstance(ctx.command, TyperGroup)
-    commands = (ctx.command, *ctx.command.commands.values())
+def note_variables(commands: Iterable[Any]) -> None:
+    """Prints a note for each RAZORCTL_ variable of the environment that is of no command."""
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
     prefix, known = f"{PREFIX}_", {"kernels"}  # of ops.kernels
     for each in options:

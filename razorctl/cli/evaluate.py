@@ -1,20 +1,20 @@
 """`razorctl evaluate`."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl import data
 from razorctl.cli.names import completes
 from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
 from razorctl.cli.settings import told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
-from razorctl.data.own.stream import count
 from razorctl.errors import UsageError
-from razorctl.job import Job
-from razorctl.training import labeled, rundir
+
+# Imported here is what --help needs, and the rest in the functions below.
+if TYPE_CHECKING:
+    from razorctl.job import Job
 
 COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
 
@@ -52,7 +52,10 @@ def evaluate(
     The weights are the best of the run, by its evaluations during training.
     With --weights last the figures are those of its result.json.
     """
-    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+    from razorctl import data
+    from razorctl.cli import progress
+    from razorctl.data.own.stream import count
+    from razorctl.training import labeled, rundir
 
     given = told(ctx, {**flags, "split": split, "batch_size": batch_size}).given
     columns = {name: given[name] for name in COLUMNS if name in given}
@@ -86,7 +89,7 @@ def evaluate(
         view.show(result)
 
 
-def _job(job: Job, dataset: str, columns: dict[str, Any]) -> Job:
+def _job(job: "Job", dataset: str, columns: dict[str, Any]) -> "Job":
     """The job of a run with other data."""
     plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
     plain |= {"validation": None, "split": None, "streaming": False}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from razorctl import processes
-from razorctl.cli import effects, planning, resuming
 from razorctl.cli.options import (
     JOB,
     PLANNING,
@@ -21,15 +20,12 @@ from razorctl.cli.options import (
 )
 from razorctl.cli.settings import read, told
 from razorctl.cli.views import common as views
-from razorctl.cli.views import finetune as view
 from razorctl.errors import UsageError
-from razorctl.job import Job
-from razorctl.ops.cpu import build
-from razorctl.recipe import Recipe
-from razorctl.training import rundir
-from razorctl.training import trackers as tracking
 
+# Imported here is what --help needs, and the rest in the functions below.
 if TYPE_CHECKING:
+    from razorctl.job import Job
+    from razorctl.recipe import Recipe
     from razorctl.training.run import Run
 
 
@@ -71,6 +67,9 @@ def finetune(
     Trackers get losses, rates and evaluations. TensorBoard and wandb write into
     the run directory; WANDB_MODE=offline keeps all there.
     """
+    from razorctl.cli.views import finetune as view
+    from razorctl.ops.cpu import build
+
     with processes.connected(device):
         build.start(device)
         settled = processes.of_first(
@@ -84,13 +83,13 @@ def finetune(
             view.show(result)
 
 
-Settled = tuple[Job, Recipe, dict[str, Any] | None, Path, Sequence[str]]
+Settled = tuple["Job", "Recipe", dict[str, Any] | None, Path, Sequence[str]]
 
 
 def _trained(
     ctx: typer.Context,
-    job: Job,
-    recipe: Recipe,
+    job: "Job",
+    recipe: "Recipe",
     plan: dict[str, Any] | None,
     out: Path,
     trackers: Sequence[str],
@@ -98,7 +97,7 @@ def _trained(
     resume: bool,
 ) -> dict[str, Any]:
     """The result of a run that is trained here; none but in the first process."""
-    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+    from razorctl.cli import effects, progress
 
     def prepare(at: Callable[[str], None]) -> "Run":
         from razorctl.training import run as trainer
@@ -125,6 +124,10 @@ def _settle(
     json: bool,
 ) -> Settled | dict[str, Any]:
     """The job, recipe, plan's document, directory and trackers, or a finished run's result."""
+    from razorctl.cli import effects, planning, resuming
+    from razorctl.training import rundir
+    from razorctl.training import trackers as tracking
+
     begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
     if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
         views.say(f"{out} holds a finished run")

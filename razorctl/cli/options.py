@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import typer
-from rich.markup import escape
 
+from razorctl.cli.command import option as option
 from razorctl.cli.names import completes
 from razorctl.cli.settings import AUTO
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
 Command = Callable[..., None]
-
-
-def option(*flags: str, help: str, **settings: Any) -> Any:
-    """A typer option whose help is shown exactly as written."""
-    # Escaped, since rich would read "[default: 1]" as markup and drop it.
-    return typer.Option(*flags, help=escape(help), show_envvar=False, **settings)
 
 
 _of_job = partial(option, rich_help_panel="Job")

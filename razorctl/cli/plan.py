@@ -4,11 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli import effects, planning
 from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
-from razorctl.cli.views import plan as view
 from razorctl.errors import NoFitError
 
 
@@ -27,6 +25,9 @@ def plan(
     approximate ones. With a method or any other setting of a recipe, only that
     recipe is planned.
     """
+    from razorctl.cli import effects, planning  # imported here: --help needs neither
+    from razorctl.cli.views import plan as view
+
     settings = read(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:
         from razorctl import data, models

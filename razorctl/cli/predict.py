@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl import models
 from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
 from razorctl.cli.settings import told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
 from razorctl.cli.views.terminal import data
-from razorctl.data.own import whole
-from razorctl.data.own.whole import Part
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
-from razorctl.training import rundir
 
+# Imported here is what --help needs, and the rest in the functions below.
 if TYPE_CHECKING:
+    from razorctl.data.own.whole import Part
+    from razorctl.job import Job
     from razorctl.training.inference import Trained
 
 Done = Callable[[int], None]  # is told how many rows are done
@@ -102,6 +100,10 @@ def predict(
     with their names. The output has its path, and the label of the most pixels
     with their share.
     """
+    from razorctl import models
+    from razorctl.data.own import whole
+    from razorctl.training import rundir
+
     given = told(ctx, {**flags, "batch_size": batch_size}).given
     _, job = rundir.finished(run)
     _check_task(ctx, run, job, out)
@@ -128,7 +130,7 @@ def predict(
     _write(found, parts, skipped, making, file, json, spreadsheet)
 
 
-def _labels(top: int, every: bool, trained: "Trained", parts: list[Part], done: Done) -> Made:
+def _labels(top: int, every: bool, trained: "Trained", parts: list["Part"], done: Done) -> Made:
     from razorctl.training.predicting import labels
 
     rows = labels.predicted(trained, parts)
@@ -136,7 +138,7 @@ def _labels(top: int, every: bool, trained: "Trained", parts: list[Part], done: 
 
 
 def _texts(
-    new: int, temperature: float, seed: int, trained: "Trained", parts: list[Part], done: Done
+    new: int, temperature: float, seed: int, trained: "Trained", parts: list["Part"], done: Done
 ) -> Made:
     from razorctl.training.predicting import continuations
 
@@ -144,7 +146,7 @@ def _texts(
     return view.plain("file", "row", "text"), view.counted(rows, done)
 
 
-def _masks(out: Path, trained: "Trained", parts: list[Part], done: Done) -> Made:
+def _masks(out: Path, trained: "Trained", parts: list["Part"], done: Done) -> Made:
     from razorctl.training.predicting import masks
 
     rows = masks.written(trained, parts, out, done)
@@ -153,15 +155,15 @@ def _masks(out: Path, trained: "Trained", parts: list[Part], done: Done) -> Made
 
 def _write(
     trained: "Trained",
-    parts: list[Part],
+    parts: list["Part"],
     skipped: Sequence[str],
-    making: Callable[["Trained", list[Part], Done], Made],
+    making: Callable[["Trained", list["Part"], Done], Made],
     file: Path | None,
     json: bool,
     spreadsheet: bool,
 ) -> None:
     """Makes all predictions, and writes them to a new file, or for None to stdout."""
-    from razorctl.cli import progress  # imported here: it loads rich's bars, which slow --help
+    from razorctl.cli import progress
 
     document = {
         "run_dir": str(trained.run),
@@ -179,7 +181,7 @@ def _write(
             view.csv(stream, rows, kind, spreadsheet)
 
 
-def _check_task(ctx: typer.Context, run: Path, job: Job, out: Path | None) -> None:
+def _check_task(ctx: typer.Context, run: Path, job: "Job", out: Path | None) -> None:
     """Raises UsageError for a task without predictions, and for options of another one."""
     task = job.task or "classification"
     if task == "masked-lm":
@@ -214,6 +216,8 @@ def _stdin(files: list[str]) -> list[str]:
 
 def _check(out: Path, folder: bool) -> None:
     """Raises UsageError if a file, or a folder, exists or cannot be made."""
+    from razorctl.training import rundir
+
     if not folder:
         rundir.check_room(out, "--out")
         return
@@ -234,5 +238,7 @@ def _opened(out: Path | None) -> Iterator[Any]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         return
+    from razorctl.training import rundir
+
     with rundir.whole(out) as file, file.open("w", encoding="utf-8", newline="") as stream:
         yield stream

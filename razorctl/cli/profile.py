@@ -5,13 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli import effects
 from razorctl.cli.options import MODEL, RECIPE, Device, Json, option, takes
 from razorctl.cli.settings import read
 from razorctl.cli.views import common as views
-from razorctl.cli.views import profile as view
-from razorctl.job import Job
-from razorctl.ops.cpu import build
 
 OF_JOB = (
     "task",
@@ -43,7 +39,12 @@ def profile(
     are measured on real steps with fresh weights and random batches; nothing is
     downloaded.
     """
+    # Imported here is what --help does not need.
     from razorctl import models
+    from razorctl.cli import effects
+    from razorctl.cli.views import profile as view
+    from razorctl.job import Job
+    from razorctl.ops.cpu import build
 
     settings = read(ctx, flags)
     recipe = settings.recipe

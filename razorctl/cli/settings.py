@@ -19,8 +19,6 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
-PREFIX = "RAZORCTL"  # prefix of environment variables
-PROJECT_FILE = Path("razorctl.toml")
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that this call gives
 AUTO = "auto"  # as a batch size: the largest that a plan allows
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only

@@ -1,19 +1,19 @@
 """Which command takes which settings, and how a shell completes their names."""
 
 from dataclasses import fields
+from inspect import getdoc
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from razorctl.cli.app import app
+from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 
 
 def _options(command: str) -> set[str]:
-    return {option.name for option in typer.main.get_command(app).commands[command].params}
+    return {option.name for option in loaded(command).params}
 
 
 def test_what_is_planned_profiled_and_run_takes_every_setting():
@@ -24,6 +24,12 @@ def test_what_is_planned_profiled_and_run_takes_every_setting():
     assert job <= _options("finetune")
     assert job - {"accumulate"} <= _options("plan")  # which chooses that
     assert {"batch_size", "input_size", "precision", "optimizer"} <= _options("profile")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_all_commands_is_the_first_line_of_each(name):
+    first = getdoc(loaded(name).callback).partition("\n\n")[0]
+    assert first.replace("\n", " ") == COMMANDS[name]
 
 
 @pytest.mark.parametrize(

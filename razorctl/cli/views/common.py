@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
-from razorctl import documents
 from razorctl.cli.views.terminal import Clean, data, forget_empty_width
-from razorctl.methods import METHODS
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class _Spoken:
@@ -103,6 +102,8 @@ def against(part: int, whole: int) -> str:
 
 def summary(recipe: dict[str, Any]) -> str:
     """Method, ratio and joint budget, as far as they say something."""
+    from razorctl.methods import METHODS  # imported here, as documents below: --help needs none
+
     text = str(recipe["method"])
     if METHODS[text].has_ratio:
         text += f", ratio {recipe['ratio']:g}"
@@ -133,6 +134,8 @@ def error(message: str) -> None:
 
 
 def print_json(document: Any) -> None:
+    from razorctl import documents
+
     # Not by rich, which would wrap and color what a program is to read.
     data().write(f"{documents.text(document, indent=2)}\n")
 
@@ -142,8 +145,10 @@ def say(text: str) -> None:
     err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def width(table: Table) -> int:
+def width(table: "Table") -> int:
     """Columns of a terminal that a table takes where no line of it is broken."""
+    from rich.measure import Measurement
+
     return Measurement.get(out, out.options.update(width=1000), table).maximum
 
 

@@ -1,0 +1,55 @@
+"""What every command is made of: options, and a class that names the nearest to an unknown one."""
+
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+PREFIX = "RAZORCTL"  # prefix of environment variables
+
+
+def option(*flags: str, help: str, **settings: Any) -> Any:
+    """A typer option whose help is shown exactly as written."""
+    # Escaped, since rich would read "[default: 1]" as markup and drop it.
+    return typer.Option(*flags, help=escape(help), show_envvar=False, **settings)
+
+
+def unchecked(command: Any, ctx: Any) -> None:
+    """Lets no option of a command that is not given be checked, for which typer loads pydantic."""
+    for each in command.get_params(ctx):
+        checked = each.process_value
+        if not (isinstance(checked, partial) or each.multiple or each.nargs == -1):
+            each.process_value = partial(_value, each, checked)
+
+
+def _value(option: Any, checked: Any, ctx: Any, value: Any) -> Any:
+    if value is not None or option.required:
+        return checked(ctx, value)
+    return option.callback(ctx, option, None) if option.callback else None
+
+
+class Command(TyperCommand):
+    """Suggests the option whose flag, or whose setting, is nearest to one that it does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        unchecked(self, ctx)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            from razorctl.config.registry import NEAR
+
+            asked = getattr(error, "option_name", None)
+            if asked and hasattr(error, "possibilities"):
+                options = [each for each in self.params if each.param_type_name == "option"]
+                known = {str(each.name): each.opts[0] for each in options}
+                known |= {_bare(flag): flag for each in options for flag in each.opts}
+                near = get_close_matches(_bare(asked), known, n=1, cutoff=NEAR)
+                error.possibilities = [known[name] for name in near]
+            raise
+
+
+def _bare(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
