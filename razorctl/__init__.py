@@ -4,17 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from razorctl.cli.calls import compare, finetune, plan, profile
+    from razorctl.cli.results import Result
     from razorctl.job import Job
     from razorctl.planning.gpus import Gpu
-    from razorctl.planning.plan import Plan, plan
+    from razorctl.planning.plan import Plan
     from razorctl.recipe import Recipe
     from razorctl.rules.base import Rule
     from razorctl.surgery.byte_budget import saved_bytes
     from razorctl.surgery.sparsify import recipe_of, restore, sparsify
     from razorctl.training.callback import RazorCallback
     from razorctl.training.metrics import Step
-    from razorctl.training.profiler import Profile, profile
-    from razorctl.training.run import finetune
+    from razorctl.training.profiler import Profile
 
 __version__ = "0.1.0"
 
@@ -28,9 +29,11 @@ _HOMES = {
     "Recipe": "recipe",
     "Rule": "rules.base",
     "Step": "training.metrics",
-    "finetune": "training.run",
-    "plan": "planning.plan",
-    "profile": "training.profiler",
+    "Result": "cli.results",
+    "compare": "cli.calls",
+    "finetune": "cli.calls",
+    "plan": "cli.calls",
+    "profile": "cli.calls",
     "recipe_of": "surgery.sparsify",
     "restore": "surgery.sparsify",
     "saved_bytes": "surgery.byte_budget",
@@ -43,8 +46,10 @@ __all__ = [
     "Profile",
     "RazorCallback",
     "Recipe",
+    "Result",
     "Rule",
     "Step",
+    "compare",
     "finetune",
     "plan",
     "profile",

@@ -1,13 +1,15 @@
 """`razorctl compare`."""
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from razorctl.cli.options import OF_DATA, Device, Json, option, takes
-from razorctl.cli.settings import read
+from razorctl.cli.settings import Call, read
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -30,6 +32,7 @@ OF_JOB = (
     "cuda_graphs",
     *OF_DATA,
 )
+METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
 OF_VIEW = {"what", "target", "json", "csv", "html"}  # parameters that also apply to finished runs
 
 
@@ -39,9 +42,7 @@ def compare(
     what: Annotated[
         list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
     ],
-    methods: Annotated[
-        str, option(help="Names of methods, or of baselines: see above.")
-    ] = "full,checkpoint,backrazor,prebackrazor++,razor",
+    methods: Annotated[str, option(help="Names of methods, or of baselines: see above.")] = METHODS,
     seeds: Annotated[int, option(help="Runs of each method.")] = 1,
     budget: Annotated[
         str | None,
@@ -79,25 +80,51 @@ def compare(
     are timed first. --html writes all figures, plots and commands to one file,
     which needs no network; with --resume the file is replaced.
     """
-    _check(json and csv, target, html, resume)
+    if json and csv:
+        raise UsageError("json and csv cannot both be printed; give one of them.")
+    found = compared(ctx, what, methods, seeds, budget, target, device, out, resume, html, **flags)
+    try:
+        if html is not None:
+            write_report(html, found, target)
+    finally:
+        _print(found.document, json, csv)
+    raise typer.Exit(found.comparison.exit_code)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What `compare` found, and the directories that it is in."""
+
+    document: dict[str, Any]
+    comparison: "Comparison"
+    directories: Sequence[Path]
+
+
+def compared(
+    ctx: Call,
+    what: list[str],
+    methods: str = METHODS,
+    seeds: int = 1,
+    budget: str | None = None,
+    target: float | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    html: Path | None = None,
+    **flags: Any,
+) -> Compared:
+    """Compares as `compare` says; a report in `html` has its room, and is not written yet."""
+    _check(target, html, resume)
     found, directories = _finished(ctx, what), [Path(name) for name in what]
     if found is None:
         options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
         grid = _run(ctx, what, methods.split(","), flags, options, budget)
         found, directories = grid.comparison, [grid.out]
-    document = _document(found, target)
-    try:
-        if html is not None:
-            _report(html, document, found, directories, target)
-    finally:
-        _print(document, json, csv)
-    raise typer.Exit(found.exit_code)
+    return Compared(_document(found, target), found, directories)
 
 
-def _check(both: bool, target: float | None, html: Path | None, resume: bool) -> None:
-    """Raises UsageError for what cannot be shown; both: as JSON and as CSV."""
-    if both:
-        raise UsageError("json and csv cannot both be printed; give one of them.")
+def _check(target: float | None, html: Path | None, resume: bool) -> None:
+    """Raises UsageError for what cannot be shown."""
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
@@ -127,24 +154,18 @@ def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
         view.show(document)
 
 
-def _report(
-    html: Path,
-    document: dict[str, Any],
-    found: "Comparison",
-    directories: list[Path],
-    target: float | None,
-) -> None:
+def write_report(html: Path, found: Compared, target: float | None) -> None:
     """Writes the report of what is in the directories; raises UsageError if it cannot be."""
     from razorctl.cli.views import report
     from razorctl.training import comparison
 
-    grids = [comparison.repeating(each) for each in directories if comparison.is_grid(each)]
-    words = ["razorctl", "compare", *map(str, directories)]
+    grids = [comparison.repeating(each) for each in found.directories if comparison.is_grid(each)]
+    words = ["razorctl", "compare", *map(str, found.directories)]
     words += [] if target is None else ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
     commands = [("All runs again", grids), ("This report again", [again])]
     try:
-        report.write(html, document, found, commands)
+        report.write(html, found.document, found.comparison, commands)
     except OSError as error:
         raise UsageError(
             f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
@@ -153,7 +174,7 @@ def _report(
     views.say(f"report: {html}")
 
 
-def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
+def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     """The comparison of the directories that `what` names; None for a model and a data set.
 
     Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
@@ -178,7 +199,7 @@ def _finished(ctx: typer.Context, what: list[str]) -> "Comparison | None":
 
 
 def _run(
-    ctx: typer.Context,
+    ctx: Call,
     what: list[str],
     methods: list[str],
     flags: dict[str, Any],

@@ -5,10 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-import typer
-
 from razorctl.cli.command import PREFIX
-from razorctl.cli.settings import GIVEN
+from razorctl.cli.settings import GIVEN, Call
 from razorctl.cli.views import common as views
 from razorctl.config.registry import unknown
 from razorctl.job import Job
@@ -23,7 +21,7 @@ INT8 = {
 }
 
 
-def note_settings(ctx: typer.Context, *settings: Recipe | Job) -> None:
+def note_settings(ctx: Call, *settings: Recipe | Job) -> None:
     """Prints a note for each setting that the user gave and that does nothing in all `settings`.
 
     A default value in a file does not count as given: a run's config.toml contains all defaults.

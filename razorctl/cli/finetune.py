@@ -18,7 +18,7 @@ from razorctl.cli.options import (
     option,
     takes,
 )
-from razorctl.cli.settings import read, told
+from razorctl.cli.settings import Call, read, told
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -68,14 +68,8 @@ def finetune(
     the run directory; WANDB_MODE=offline keeps all there.
     """
     from razorctl.cli.views import finetune as view
-    from razorctl.ops.cpu import build
 
-    with processes.connected(device):
-        build.start(device)
-        settled = processes.of_first(
-            lambda: _settle(ctx, flags, plan, recipe, device, out, resume, tracker or (), json)
-        )
-        result = settled if isinstance(settled, dict) else _trained(ctx, *settled, device, resume)
+    result = trained(ctx, plan, recipe, device, out, resume, tracker, json, **flags)
     if processes.first():
         if json:
             views.print_json(result)
@@ -83,11 +77,36 @@ def finetune(
             view.show(result)
 
 
+def trained(
+    ctx: Call,
+    plan: Path | None = None,
+    recipe: str | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    tracker: Sequence[str] | None = None,
+    quiet: bool = False,
+    **flags: Any,
+) -> dict[str, Any]:
+    """Trains as `finetune` says; the result of the run, none but in the first process.
+
+    quiet: print no note on the card that a plan is for.
+    """
+    from razorctl.ops.cpu import build
+
+    with processes.connected(device):
+        build.start(device)
+        settled = processes.of_first(
+            lambda: _settle(ctx, flags, plan, recipe, device, out, resume, tracker or (), quiet)
+        )
+        return settled if isinstance(settled, dict) else _run(ctx, *settled, device, resume)
+
+
 Settled = tuple["Job", "Recipe", dict[str, Any] | None, Path, Sequence[str]]
 
 
-def _trained(
-    ctx: typer.Context,
+def _run(
+    ctx: Call,
     job: "Job",
     recipe: "Recipe",
     plan: dict[str, Any] | None,
@@ -113,7 +132,7 @@ def _trained(
 
 
 def _settle(
-    ctx: typer.Context,
+    ctx: Call,
     flags: dict[str, Any],
     plan: Path | None,
     recipe: str | None,
@@ -121,7 +140,7 @@ def _settle(
     out: Path | None,
     resume: bool,
     tracker: Sequence[str],
-    json: bool,
+    quiet: bool,
 ) -> Settled | dict[str, Any]:
     """The job, recipe, plan's document, directory and trackers, or a finished run's result."""
     from razorctl.cli import effects, planning, resuming
@@ -143,7 +162,7 @@ def _settle(
     elif plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:
-        job, chosen, document = planning.settle(settings, device, quiet=json)
+        job, chosen, document = planning.settle(settings, device, quiet=quiet)
     effects.note_settings(ctx, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
     return job, chosen, document, directory, trackers

@@ -1,13 +1,16 @@
 """`razorctl plan`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, takes
-from razorctl.cli.settings import read
+from razorctl.cli.settings import Call, read
 from razorctl.cli.views import common as views
 from razorctl.errors import NoFitError
+
+if TYPE_CHECKING:
+    from razorctl.planning.plan import Plan
 
 
 @takes(*PLANNING, *RECIPE, *(name for name in JOB if name != "accumulate"))  # the plan chooses it
@@ -25,8 +28,31 @@ def plan(
     approximate ones. With a method or any other setting of a recipe, only that
     recipe is planned.
     """
-    from razorctl.cli import effects, planning  # imported here: --help needs neither
     from razorctl.cli.views import plan as view
+
+    try:
+        found = planned(ctx, model, recipe, json, **flags)
+    except NoFitError as error:
+        if json:
+            views.print_json(error.document)
+        else:
+            view.show_ways(error.document)
+        raise
+    document = found.document()
+    if json:
+        views.print_json(document)
+    else:
+        view.show(document, explain)
+
+
+def planned(
+    ctx: Call, model: str = "vit-b16", recipe: str | None = None, quiet: bool = False, **flags: Any
+) -> "Plan":
+    """The plan that `plan` prints; quiet: print no note on the card that it is for.
+
+    Raises what `planning.plan` raises.
+    """
+    from razorctl.cli import effects, planning  # imported here: --help needs neither
 
     settings = read(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:
@@ -36,18 +62,7 @@ def plan(
         task = settings.given.get("task", known.tasks[0])
         settings = settings.but(dataset=data.usual(task, known.modality))
     planning.say_data(settings.job_to_plan)
-    try:
-        planned = planning.plan(settings, quiet=json)
-    except NoFitError as error:
-        if json:
-            views.print_json(error.document)
-        else:
-            view.show_ways(error.document)
-        raise
-    document = planned.document()
-    effects.note_settings(ctx, planned.planned_recipe)
-    effects.note_settings(ctx, planned.planned_job)
-    if json:
-        views.print_json(document)
-    else:
-        view.show(document, explain)
+    found = planning.plan(settings, quiet=quiet)
+    effects.note_settings(ctx, found.planned_recipe)
+    effects.note_settings(ctx, found.planned_job)
+    return found

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli.options import MODEL, RECIPE, Device, Json, option, takes
-from razorctl.cli.settings import read
+from razorctl.cli.settings import Call, read
 from razorctl.cli.views import common as views
 
 OF_JOB = (
@@ -39,10 +39,27 @@ def profile(
     are measured on real steps with fresh weights and random batches; nothing is
     downloaded.
     """
-    # Imported here is what --help does not need.
+    from razorctl.cli.views import profile as view  # imported here: --help does not need it
+
+    result = profiled(ctx, model, timed_steps, device, trace, snapshot, **flags)
+    if json:
+        views.print_json(result)
+    else:
+        view.show(result)
+
+
+def profiled(
+    ctx: Call,
+    model: str,
+    timed_steps: int = 5,
+    device: str | None = None,
+    trace: Path | None = None,
+    snapshot: Path | None = None,
+    **flags: Any,
+) -> dict[str, Any]:
+    """The profile that `profile` prints."""
     from razorctl import models
     from razorctl.cli import effects
-    from razorctl.cli.views import profile as view
     from razorctl.job import Job
     from razorctl.ops.cpu import build
 
@@ -56,7 +73,7 @@ def profile(
     with views.waiting(f"profiling {model}"):
         from razorctl.training.profiler import profile as measure
 
-        result = measure(
+        return measure(
             model,
             recipe,
             steps=timed_steps,
@@ -65,7 +82,3 @@ def profile(
             snapshot=snapshot,
             **of_job,
         ).result()
-    if json:
-        views.print_json(result)
-    else:
-        view.show(result)

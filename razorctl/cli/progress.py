@@ -9,6 +9,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -17,6 +18,7 @@ from rich.progress import (
 from razorctl import processes
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
+from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse, duration, size
 from razorctl.errors import Terminated
 from razorctl.job import Job
@@ -66,7 +68,7 @@ def train(
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
             steps = tracked(run, trackers if processes.first() else ())
-            (_bar if views.err.is_interactive else _lines)(run, steps)
+            (_bar if views.live() else _lines)(run, steps)
         if run.job.streaming and run.skipped:
             views.note(f"{_bad(run)} left out, counted each time that rows were read.")
     except Exception:
@@ -88,6 +90,13 @@ def _bad(run: "Run") -> str:
     return "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
 
 
+def _progress(*columns: ProgressColumn) -> Progress:
+    """Bars in a terminal, or in the output of a notebook's cell."""
+    if views.err.is_jupyter:
+        return notebook.Bars(*columns)
+    return Progress(*columns, console=views.err, transient=True)
+
+
 def _bar(run: "Run", steps: Iterable["Step"]) -> None:
     """Trains under a live bar of 80 columns."""
     columns = (
@@ -98,7 +107,7 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=views.err, transient=True) as bar:
+    with _progress(*columns) as bar:
         total, done = run.job.steps, len(run.history)
         task = bar.add_task("", total=total, completed=done, loss="-", accuracy="-", rate="-")
         for step in steps:
@@ -144,13 +153,13 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     total: None if it is not known.
     """
-    if not views.err.is_interactive:
+    if not views.live():
         of = "" if total is None else f" of {total:,}"
         with Pulse(f"{what}, 0{of}") as pulse:
             yield lambda done: pulse.keep(f"{what}, {done:,}{of}")
         return
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None))
-    with Progress(*columns, TimeRemainingColumn(), console=views.err, transient=True) as bar:
+    with _progress(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 
@@ -164,7 +173,7 @@ def compare(grid: "Grid") -> None:
         if grid.seconds is not None:
             with views.waiting("measuring a step of each method") as at:
                 grid.measure(at)
-        (_grid_bar if views.err.is_interactive else _grid_lines)(grid)
+        (_grid_bar if views.live() else _grid_lines)(grid)
     except (KeyboardInterrupt, Terminated) as stop:
         stop.add_note(grid.left)
         raise
@@ -177,7 +186,7 @@ def _grid_bar(grid: "Grid") -> None:
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=views.err, transient=True) as bar:
+    with _progress(*columns) as bar:
         task = bar.add_task("", total=None)
 
         def report(at: "Standing") -> None:

@@ -8,9 +8,7 @@ model or method.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import Any, Protocol
 
 from razorctl.config import presets
 from razorctl.config.registry import find, unknown
@@ -22,6 +20,19 @@ from razorctl.recipe import Recipe
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that this call gives
 AUTO = "auto"  # as a batch size: the largest that a plan allows
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
+
+
+class Call(Protocol):
+    """A call of a command: typer's context, or one that a function of the library makes."""
+
+    obj: Any  # settings of a file
+    params: dict[str, Any]
+
+    def get_parameter_source(self, name: str) -> Any:
+        """Where the value of a parameter is from; see GIVEN."""
+
+    def find_root(self) -> Any:
+        """The call of razorctl itself, whose `params` has its options."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Settings:
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
-def read(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
+def read(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
     """The settings given to a command: `flags` first, then the file's, then the preset's.
 
     `flags` already include the environment's. Raises UsageError for an unknown or bad preset.
@@ -73,7 +84,7 @@ def read(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
-def told(ctx: typer.Context, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
+def told(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
     """The settings that this very call gives: all of `read` but what is from razorctl.toml.
 
     A file named with --config is such a setting.

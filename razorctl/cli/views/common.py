@@ -196,13 +196,23 @@ class Pulse:
         self._thread.join()
 
 
+def live() -> bool:
+    """Whether bars are shown: on a terminal and in a notebook, unless nothing is to be said."""
+    return (err.is_interactive or err.is_jupyter) and not err.quiet
+
+
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
     """Says inside it what is being done: on a terminal at once, elsewhere where it takes long.
 
     Yields what changes the text.
     """
-    if err.is_interactive:
+    if err.is_jupyter and live():
+        from razorctl.cli.views import notebook  # which needs `err` above
+
+        with notebook.waiting(text) as change:
+            yield change
+    elif live():
         with err.status(f"{text} ...") as status:
             yield lambda text: status.update(f"{text} ...")
     else:

@@ -9,7 +9,7 @@ from razorctl.cli.views import comparison as table
 from razorctl.cli.views import plots
 from razorctl.cli.views.terminal import clean
 from razorctl.training.advice import sentence
-from razorctl.training.comparison import Comparison, Entry, FinishedRun
+from razorctl.training.comparison import Comparison, FinishedRun
 from razorctl.training.curves import losses, scores
 from razorctl.training.rundir import CONFIG, whole
 
@@ -55,7 +55,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         **_table(document, of_label),
         memory_time=_memory_time(document, of_label) if runs else None,
         crowded=len(done) > plots.NAMED,
-        curves=_curves(document, done, lines) if runs else [],
+        curves=_curves(document["metric"], [entry.runs for entry in done], lines) if runs else [],
         several=any(len(entry.runs) > 1 for entry in done),
         environment=_environment(runs),
         shared={k: v for k, v in document["shared"].items() if v is not None},
@@ -117,20 +117,44 @@ def _named(head: str) -> str:
 
 
 def _curves(
-    document: dict[str, Any], done: Sequence[Entry], lines: Sequence[plots.Line]
+    metric: str,
+    rows: Sequence[Sequence[FinishedRun]],
+    lines: Sequence[plots.Line],
+    over: Sequence[str] = ("steps", "seconds"),
 ) -> list[tuple[str, str]]:
-    """The plots of the training loss and the figure of the task, each with its name."""
-    head, unit, _ = table.SCORES[document["metric"]]
+    """The plots of the training loss and the figure of the task, each with its name.
+
+    rows: the runs of each row, which differ only in their seeds.
+    """
+    head, unit, _ = table.SCORES[metric]
     found = []
     for what, curve, size in (("training loss", losses, 1.0), (_named(head), scores, unit)):
         groups = [
-            (line, [curve(run).per(size) for run in entry.runs])
-            for line, entry in zip(lines, done, strict=True)
+            (line, [curve(run).per(size) for run in runs])
+            for line, runs in zip(lines, rows, strict=True)
         ]
-        for over in ("steps", "seconds"):
-            name = f"{what.partition(' (')[0]} over {over}"
-            found.append((name, plots.curves(groups, over, what)))
+        for each in over:
+            found.append(
+                (f"{what.partition(' (')[0]} over {each}", plots.curves(groups, each, what))
+            )
     return found
+
+
+def of_run(run: FinishedRun) -> list[str]:
+    """The plots of one run."""
+    lines = plots.lines([run.result["recipe"]["method"]])
+    return [plot for _, plot in _curves(run.figure, [[run]], lines, ["steps"])]
+
+
+def of_comparison(document: dict[str, Any], comparison: Comparison) -> list[str]:
+    """The plots of a comparison, without those over seconds; labels are in the first of them."""
+    done = [entry for entry in comparison.entries if entry.runs]
+    if not done:
+        return []
+    lines = plots.lines(entry.recipe.method for entry in done)
+    of_label = dict(zip((entry.label for entry in done), lines, strict=True))
+    curves = _curves(document["metric"], [entry.runs for entry in done], lines, ["steps"])
+    return [_memory_time(document, of_label), *(plot for _, plot in curves)]
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:

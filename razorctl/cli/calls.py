@@ -1,0 +1,247 @@
+"""The commands as functions of Python: they take the words of the command line and give results.
+
+The words are the options that the commands declare, with underscores; nothing is declared here. A
+call says all: razorctl.toml and the variables of the environment that set options do not count.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
+
+from rich.text import Text
+
+from razorctl import processes
+from razorctl.cli import compare as comparing
+from razorctl.cli import finetune as finetuning
+from razorctl.cli import plan as planning
+from razorctl.cli import profile as profiling
+from razorctl.cli.options import Command
+from razorctl.cli.results import Result
+from razorctl.cli.settings import GIVEN
+from razorctl.cli.views.notebook import quiet
+from razorctl.config.registry import unknown
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from razorctl.planning.plan import Plan
+    from razorctl.training.run import Run
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+OF_PRINTING = ("ctx", "json", "csv", "explain")  # parameters of commands that change what is shown
+OF_SETTINGS = {each.name for kind in (Job, Recipe) for each in fields(kind)}
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a call: the parameter of the command that it is, the types of it, and its help."""
+
+    parameter: str
+    kinds: tuple[Any, ...]
+    help: str
+
+    def fitted(self, name: str, value: Any) -> Any:
+        """A value as the command line would give it; raises UsageError for another type."""
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if Path in self.kinds and isinstance(value, str):
+            return Path(value)
+        if list[str] in self.kinds:
+            return [value] if isinstance(value, str) else [*map(str, value)]
+        if str in self.kinds:
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                return ",".join(map(str, value))  # as --methods full,razor
+            if not isinstance(value, bool):
+                return str(value)
+        allowed = self.kinds + (int,) * (float in self.kinds)
+        if self.parameter in OF_SETTINGS or type(value) in allowed:
+            return value  # a Job or a Recipe checks its own
+        names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in self.kinds)
+        raise UsageError(f"{name} {value!r} is not of type {names}; give one that is.")
+
+
+@dataclass
+class Call:
+    """A call of a command in which all parameters are given; see `settings.Call`."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    obj: None = None
+
+    def get_parameter_source(self, name: str) -> Any:
+        return SimpleNamespace(name=GIVEN[0]) if name in self.params else None
+
+    def find_root(self) -> "Call":
+        return self
+
+
+def words(command: Command) -> dict[str, Word]:
+    """The words that a command takes: its options by their flags, and settings by their names."""
+    found: dict[str, Word] = {}
+    for name, parameter in signature(command).parameters.items():
+        if name in OF_PRINTING or parameter.kind is Parameter.VAR_KEYWORD:
+            continue
+        plain, info = get_args(parameter.annotation)[:2]
+        kinds = tuple(kind for kind in get_args(plain) or (plain,) if kind is not type(None))
+        if plain == list[str]:
+            kinds = (plain,)
+        about = Text.from_markup(info.help or "").plain
+        told = (info.default, *(info.param_decls or ()))  # in an annotation the first is a flag too
+        flags = [flag.split("/")[0] for flag in told if str(flag).startswith("--")]
+        bare = [flag.removeprefix("--").replace("-", "_") for flag in flags]
+        word = Word(name, kinds, about)
+        found |= dict.fromkeys(bare or [name], word)
+        if name in OF_SETTINGS:
+            found.setdefault(name, word)
+    return found
+
+
+def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Runs a command with the words of a call; raises UsageError for unknown ones."""
+    known, call = words(command), Call()
+    recipe = given.get("recipe")
+    if isinstance(recipe, Recipe):
+        given = {**_settings(recipe), **{k: v for k, v in given.items() if k != "recipe"}}
+    for name, value in given.items():
+        if name not in known:
+            raise unknown(f"keyword of {command.__name__}", name, known)
+        parameter = known[name].parameter
+        if parameter in call.params:
+            raise UsageError(f"{name} is given twice, by two of its names; give it once.")
+        if value is not None:
+            call.params[parameter] = known[name].fitted(name, value)
+    processes.settle_environment()
+    return run(call, **call.params)
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as words: its method and what is not by default."""
+    return {
+        each.name: value
+        for each in fields(recipe)
+        if (value := getattr(recipe, each.name)) != each.default or each.name == "method"
+    }
+
+
+def _as(command: Command, *first: str) -> Callable[[Function], Function]:
+    """Shows the words of a command in the signature and in the help of a function."""
+
+    def shown(function: Function) -> Function:
+        known = words(command)
+        own = [
+            each
+            for each in signature(function).parameters.values()
+            if each.kind is not Parameter.VAR_KEYWORD
+        ]
+        names = [name for name in known if name not in {each.name for each in own}]
+        more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
+        function.__signature__ = Signature([*own, *more])  # type: ignore[attr-defined]
+        lines = [f"    {name}: {word.help}".rstrip(": ") for name, word in known.items()]
+        function.__doc__ = "\n".join([f"{function.__doc__}", *lines, ""])
+        return function
+
+    return shown
+
+
+@overload
+def finetune(
+    model: Job, dataset: Recipe | None = None, *, progress: Any = ..., **words: Any
+) -> "Run": ...
+@overload
+def finetune(
+    model: str | os.PathLike[str] | None = None,
+    dataset: str | os.PathLike[str] | None = None,
+    *,
+    progress: bool = True,
+    **words: Any,
+) -> Result: ...
+@_as(finetuning.finetune)
+def finetune(model: Any = None, dataset: Any = None, *, progress: Any = True, **words: Any) -> Any:
+    """Fine-tunes a model on a data set, as `razorctl finetune` does, and returns its result.
+
+    The result has the keys of `finetune --json`, and a table with curves in a notebook. Progress is
+    shown unless `progress` is False. The model is in `result["run_dir"]`, as timm or transformers
+    load it. Raises RazorError; an interrupted run is saved, and goes on with `resume=True`.
+
+    With a Job, and a Recipe or None, it prepares the run and returns it: iterate to train, then
+    call its `result`. What else it takes then is in `razorctl.training.run.finetune`.
+
+    The words are the options of the command:
+    """
+    if isinstance(model, Job):
+        from razorctl.training import run
+
+        more = words if progress is True else {**words, "progress": progress}
+        return run.finetune(model, *(() if dataset is None else (dataset,)), **more)
+    given = {"model": model, "dataset": dataset, **words}
+    with quiet(not progress):
+        found = _call(finetuning.finetune, finetuning.trained, given)
+    return Result.of_run(found)
+
+
+@overload
+def plan(model: Job, dataset: Any, recipe: Recipe | None = None, **words: Any) -> "Plan": ...
+@overload
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    dataset: str | os.PathLike[str] | None = None,
+    *,
+    progress: bool = True,
+    **words: Any,
+) -> Result: ...
+@_as(planning.plan)
+def plan(
+    model: Any = None, dataset: Any = None, recipe: Any = None, progress: bool = True, **words: Any
+) -> Any:
+    """Plans how to train a model on a data set on a card, as `razorctl plan` does.
+
+    The result has the keys of `plan --json`, and in a notebook it is the table of all ways. Raises
+    NoFitError, whose `document` has the ways that were tried, if nothing fits.
+
+    With a Job and a Gpu it returns a Plan; see `razorctl.planning.plan.plan`.
+
+    The words are the options of the command:
+    """
+    if isinstance(model, Job):
+        from razorctl.planning import plan as planner
+
+        return planner.plan(model, dataset, recipe, **words)
+    given = {"model": model, "dataset": dataset, "recipe": recipe, **words}
+    with quiet(not progress):
+        return Result.of_plan(_call(planning.plan, planning.planned, given))
+
+
+@_as(comparing.compare)
+def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) -> Result:
+    """Compares methods on a model and a data set, or finished runs, as `razorctl compare` does.
+
+    what: the model and the data set, or directories of runs and comparisons. The result has the
+    keys of `compare --json`, and in a notebook the table, and the plots of the report. A run that
+    fails has its error in its row.
+
+    The words are the options of the command:
+    """
+    with quiet(not progress):
+        given = {"what": [os.fspath(each) for each in what], **words}
+        found = _call(comparing.compare, comparing.compared, given)
+        if words.get("html") is not None:
+            comparing.write_report(Path(words["html"]), found, words.get("target"))
+    return Result.of_comparison(found)
+
+
+@_as(profiling.profile)
+def profile(model: Any, dataset: Any = None, *, progress: bool = True, **words: Any) -> Result:
+    """Profiles a training step of a model by its name, as `razorctl profile` does.
+
+    The result has the keys of `profile --json`, and in a notebook it is the table of bytes by
+    module, and of times.
+
+    The words are the options of the command:
+    """
+    given = {"model": model, **({} if dataset is None else {"dataset": dataset}), **words}
+    with quiet(not progress):
+        return Result.of_profile(_call(profiling.profile, profiling.profiled, given))

@@ -1,0 +1,91 @@
+"""The results of the commands as functions: mappings that can be printed, and seen in notebooks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl.cli.views import common as views
+from razorctl.errors import RazorError
+
+if TYPE_CHECKING:
+    from razorctl.cli.compare import Compared
+    from razorctl.planning.plan import Plan
+
+
+class Result(Mapping[str, Any]):
+    """The document of a command, as its --json gives it.
+
+    `print` shows what the command prints; a notebook shows the same as tables, with plots.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        show: Callable[[dict[str, Any]], object],
+        plots: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """show: prints the document on `views.out`. plots: draws it, as elements <svg>."""
+        self._document, self._show, self._plots = dict(document), show, plots
+
+    def __getitem__(self, key: str) -> Any:
+        return self._document[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._document)
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def __str__(self) -> str:
+        from razorctl.cli.views import html
+
+        return html.recorded(lambda: self._show(self._document), views.out.width).text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from razorctl.cli.views import html
+
+        return html.page(lambda: self._show(self._document), self._plots())
+
+    @classmethod
+    def of_run(cls, document: Mapping[str, Any]) -> "Result":
+        """The result of `finetune`, with the curves of its run as long as that is there."""
+        from razorctl.cli.views import finetune as view
+
+        def plots() -> Sequence[str]:
+            from razorctl.cli.views import report
+            from razorctl.training import comparison
+
+            with suppress(RazorError):  # the directory may have gone
+                return report.of_run(comparison.read(Path(document["run_dir"])))
+            return ()
+
+        return cls(document, view.show, plots)
+
+    @classmethod
+    def of_plan(cls, plan: "Plan") -> "Result":
+        """The result of `plan`."""
+        from razorctl.cli.views import plan as view
+
+        return cls(plan.document(), lambda document: view.show(document, False))
+
+    @classmethod
+    def of_comparison(cls, found: "Compared") -> "Result":
+        """The result of `compare`, with the plots of its report."""
+        from razorctl.cli.views import comparison as view
+
+        def plots() -> Sequence[str]:
+            from razorctl.cli.views import report
+
+            return report.of_comparison(found.document, found.comparison)
+
+        return cls(found.document, view.show, plots)
+
+    @classmethod
+    def of_profile(cls, document: Mapping[str, Any]) -> "Result":
+        """The result of `profile`."""
+        from razorctl.cli.views import profile as view
+
+        return cls(document, view.show)

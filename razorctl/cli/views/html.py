@@ -1,0 +1,119 @@
+"""What a command prints, as HTML for notebooks: the same tables, in colors of any theme."""
+
+import io
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from razorctl.cli.views import common as views
+from razorctl.cli.views.terminal import Clean, clean
+
+WIDE = 1000  # columns of a terminal in which no table leaves anything out
+# Lines have 3:1 or more on white and on the grays of dark themes.
+STYLE = """<style>
+.razorctl { --ink: currentColor; --grid: rgba(127, 127, 127, .35); --paper: transparent;
+  --line-0: #7d8590; --line-1: #e5484d; --line-2: #2f81f7; --line-3: #a371f7;
+  --line-4: #2da44e; --line-5: #db6d28; --line-6: #d6409f; --line-7: #9a7b1f; }
+.razorctl table { border-collapse: collapse; margin: .4em 0 .8em; border: 0;
+  font-variant-numeric: tabular-nums; }
+.razorctl caption { padding: .2em 0; font-weight: 600; text-align: left; white-space: pre-line;
+  color: inherit; }
+.razorctl tr, .razorctl th, .razorctl td { background: none; }
+.razorctl th, .razorctl td { padding: .2em .7em; border: 0; border-bottom: 1px solid var(--grid);
+  text-align: left; vertical-align: top; white-space: pre-line; max-width: 40em; }
+.razorctl .end { border-bottom-width: 2px; }
+.razorctl .right { text-align: right; }
+.razorctl .plots { display: flex; flex-wrap: wrap; gap: .5em 2em; }
+.razorctl figure { flex: 1 1 20em; max-width: 30em; margin: 0; }
+.razorctl svg { width: 100%; height: auto; overflow: visible; font-family: sans-serif; }
+.razorctl p { margin: .3em 0; max-width: 70em; }
+</style>"""
+
+
+class Recorder(Clean):
+    """A console that shows nothing, and knows what it was to print, with its style."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
+        self.printed: list[tuple[Any, str | None]] = []
+
+    def print(self, *shown: Any, style: Any = None, **settings: Any) -> None:
+        self.printed += [(each, style) for each in shown if each != ""]
+        super().print(*shown, style=style, **settings)
+
+    @property
+    def text(self) -> str:
+        """All that was printed, as plain text."""
+        assert isinstance(self.file, io.StringIO)
+        return "\n".join(line.rstrip() for line in self.file.getvalue().splitlines())
+
+
+def recorded(show: Callable[[], object], width: int = WIDE) -> Recorder:
+    """What a view prints on stdout when it is called."""
+    before, views.out = views.out, Recorder(width)
+    try:
+        show()
+        return views.out
+    finally:
+        views.out = before
+
+
+def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
+    """What a view prints, and plots of `plots`, as HTML that needs nothing but itself."""
+    console = recorded(show)
+    parts = [
+        _table(console, each) if isinstance(each, Table) else _line(console, each, style)
+        for each, style in console.printed
+    ]
+    figures = "".join(f"<figure>{plot}</figure>" for plot in plots)
+    body = "\n".join(parts) + (f'<div class="plots">{figures}</div>' if figures else "")
+    return clean(f'<div class="razorctl">{STYLE}\n{body}</div>')
+
+
+def _line(console: Clean, line: Any, style: Any) -> str:
+    return f"<p>{_text(console, Text(str(line)) if style is None else line, style)}</p>"
+
+
+def _table(console: Clean, table: Table) -> str:
+    """A table of rich as one of HTML."""
+    title = f"<caption>{_text(console, table.title)}</caption>" if table.title else ""
+    heads, rows = [], []
+    for column in table.columns:
+        side = ' class="right"' if column.justify == "right" else ""
+        heads.append(f"<th{side}>{_text(console, column.header)}</th>")
+    for row, cells in zip(
+        table.rows, zip(*(column.cells for column in table.columns), strict=True), strict=True
+    ):
+        shown = []
+        for column, cell in zip(table.columns, cells, strict=True):
+            names = ["right"] * (column.justify == "right") + ["end"] * row.end_section
+            style = console.get_style(column.style or "") + console.get_style(row.style or "")
+            shown.append(f'<td class="{" ".join(names)}">{_text(console, cell, style)}</td>')
+        rows.append(f"<tr>{''.join(shown)}</tr>")
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>" if table.show_header else ""
+    return f"<table>{title}{head}<tbody>{''.join(rows)}</tbody></table>"
+
+
+def _text(console: Clean, text: Any, style: Any = None) -> str:
+    """A text with the markup of rich; its styles are those that suit any theme."""
+    if not isinstance(text, Text):
+        text = console.render_str(str(text), highlight=False)
+    if style is not None:
+        text = text.copy()
+        text.stylize_before(style)
+    return "".join(_span(segment) for segment in text.render(console))
+
+
+def _span(segment: Segment) -> str:
+    found, rules = segment.style, []
+    if found is not None:
+        rules += ["font-weight:600"] * bool(found.bold) + ["opacity:.7"] * bool(found.dim)
+        names = {"green": "--line-4", "red": "--line-1"}
+        color = names.get(found.color.name) if found.color else None
+        rules += [f"color:var({color})"] if color else []
+    body = escape(segment.text)
+    return f'<span style="{";".join(rules)}">{body}</span>' if rules else body

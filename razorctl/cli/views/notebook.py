@@ -1,0 +1,89 @@
+"""What is shown while a command runs in a notebook; it needs no widgets, which many lack."""
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import Progress, ProgressColumn
+from rich.text import Text
+
+from razorctl.cli.views import common as views
+
+OFTEN = 0.2  # seconds between two pictures of a bar
+LINE = "<pre style='margin:0;background:none;white-space:pre;line-height:1.3'>{code}</pre>"
+
+
+@contextmanager
+def quiet(wanted: bool = True) -> Iterator[None]:
+    """Inside the block nothing is said on stderr."""
+    before, views.err.quiet = views.err.quiet, wanted or views.err.quiet
+    try:
+        yield
+    finally:
+        views.err.quiet = before
+
+
+def html(*shown: RenderableType) -> str:
+    """What a terminal would show, as HTML."""
+    console = Console(
+        record=True, width=90, file=io.StringIO(), force_terminal=True, force_jupyter=False
+    )
+    console.print(*shown, highlight=False, end="")
+    return console.export_html(inline_styles=True, code_format=LINE)
+
+
+class Place:
+    """A place in the output of a notebook's cell, which shows one thing at a time."""
+
+    def __init__(self, *shown: RenderableType) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._handle = display(HTML(html(*shown)), display_id=True)
+
+    def show(self, *shown: RenderableType) -> None:
+        """Shows this instead."""
+        self._handle.update(self._html(html(*shown)))
+
+    def clear(self) -> None:
+        """Shows nothing."""
+        self._handle.update(self._html(""))
+
+
+class Bars(Progress):
+    """Bars of rich, each of which is drawn anew in its place."""
+
+    def __init__(self, *columns: str | ProgressColumn) -> None:
+        super().__init__(*columns, auto_refresh=False)
+        self._place: Place | None = None
+        self._drawn = 0.0
+
+    def start(self) -> None:
+        self._place = Place(self.get_renderable())
+
+    def stop(self) -> None:
+        if self._place is not None:
+            self._place.clear()  # what is left to say is in the result
+
+    def update(self, *task: Any, **changes: Any) -> None:
+        super().update(*task, **changes)
+        if time.monotonic() - self._drawn >= OFTEN:
+            self.refresh()
+
+    def refresh(self) -> None:
+        if self._place is not None:
+            self._drawn = time.monotonic()
+            self._place.show(self.get_renderable())
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Says inside it what is being done; yields what changes the text."""
+    place = Place(Text(f"{text} ..."))
+    try:
+        yield lambda text: place.show(Text(f"{text} ..."))
+    finally:
+        place.clear()

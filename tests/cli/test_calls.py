@@ -1,0 +1,148 @@
+"""The commands as functions of Python, and what a notebook shows of their results."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import razorctl
+from razorctl import Job, Recipe, errors
+from razorctl.cli import calls, compare, finetune, plan, profile
+from razorctl.cli.views import common as views
+from razorctl.planning.gpus import load
+
+QUICK = {"batch_size": 16, "steps": 3, "evaluate_every": 3, "device": "cpu"}
+COMMANDS = {
+    "finetune": finetune.finetune,
+    "plan": plan.plan,
+    "compare": compare.compare,
+    "profile": profile.profile,
+}
+
+
+def html(result) -> str:
+    """What a notebook shows, which must need nothing else, in colors of the theme."""
+    text = result._repr_html_()
+    assert not re.search(r"<script|<link|src=|url\((?!#)|http", text)
+    assert "var(--ink)" in text or "<svg" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_keywords_are_the_options(name):
+    app = typer.Typer(add_completion=False)
+    app.command()(COMMANDS[name])
+    function = getattr(razorctl, name)
+    shown = inspect.signature(function).parameters
+    for option in typer.main.get_command(app).params:
+        if option.name in calls.OF_PRINTING:
+            continue
+        flags = [flag for flag in option.opts if flag.startswith("--")]
+        for keyword in [flag[2:].replace("-", "_") for flag in flags] or [option.name]:
+            assert keyword in shown, keyword
+            assert keyword in function.__doc__
+
+
+def test_finetune_trains_and_shows_what_it_found(capsys):
+    result = razorctl.finetune("vit-micro", "digits", ratio=0.5, lr=0.1, out="runs/a", **QUICK)
+    assert dict(result) == json.loads(Path("runs/a/result.json").read_text())
+    assert result["job"]["learning_rate"] == 0.1
+    assert result["recipe"]["ratio"] == 0.5
+    assert "step 3 of 3" in capsys.readouterr().err
+    assert "test accuracy" in str(result)
+    shown = html(result)
+    assert shown.count("<svg") == 2
+    assert re.search(r"test accuracy.*0\.\d{4}", shown)
+    again = razorctl.finetune(out=Path("runs/a"), resume=True, progress=False)
+    assert dict(again) == dict(result)
+    assert capsys.readouterr() == ("", "")
+    Path("runs/a/metrics.jsonl").unlink()
+    assert "<svg" not in html(result)
+
+
+def test_objects_are_taken_as_before():
+    run = razorctl.finetune(Job("vit-micro", "digits", 16, 1), Recipe("full"), device="cpu")
+    assert [step.step for step in run] == [1]
+    planned = razorctl.plan(Job("vit-micro", "digits"), load("t4"))
+    by_name = razorctl.plan("vit-micro", "digits", gpu="t4", progress=False)
+    assert planned.document()["chosen"] == by_name["chosen"]
+    recipe = Recipe("backrazor", 0.5)
+    known = razorctl.plan("vit-micro", "digits", recipe=recipe, gpu="t4", progress=False)
+    assert Recipe(**known["chosen"]["recipe"]) == recipe
+    assert "backrazor" in html(known)
+
+
+def test_compare_shows_the_plots_of_the_report(runs_here):
+    common = {"steps": 2, "batch_size": 16, "device": "cpu", "html": "report.html"}
+    methods = ["full", "razor"]
+    result = razorctl.compare("vit-micro", "digits", methods=methods, progress=False, **common)
+    assert [row["label"] for row in result["rows"]] == methods
+    assert html(result).count("<svg") == 3
+    assert Path("report.html").exists()
+    (out,) = Path("runs").iterdir()
+    assert razorctl.compare(out)["rows"] == result["rows"]
+
+
+def test_profile_takes_a_name():
+    result = razorctl.profile("vit-micro", ratio=0.8, batch_size=4, steps=1, device="cpu")
+    assert result["recipe"]["ratio"] == 0.8
+    assert result["steps"] == 1
+    assert "blocks.*.attn.qkv" in html(result)
+    assert "blocks.*.attn.qkv" in str(result)
+
+
+REFUSED = {
+    "keyword": ({"ratoi": 0.5}, "unknown keyword of finetune 'ratoi'; did you mean 'ratio'?"),
+    "printing": ({"json": True}, "unknown keyword of finetune 'json'"),
+    "nothing": ({"ratoi": None}, "did you mean 'ratio'?"),
+    "twice": ({"lr": 0.1, "learning_rate": 0.1}, "learning_rate is given twice"),
+    "text": ({"steps": "3"}, "steps '3' is not of type int"),
+    "flag": ({"resume": 1}, "resume 1 is not of type bool"),
+    "name": ({"device": True}, "device True is not of type str"),
+    "value": ({"ratio": 1}, "ratio 1 is outside [0, 1)"),
+    "method": ({"method": "razr"}, "did you mean 'razor'?"),
+    "resume": ({"resume": True}, "name the directory of the run with --out"),
+    "auto": ({"batch_size": "auto", "device": "cpu"}, "batch size auto needs a plan"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_errors_of_one_sentence(case):
+    given, sentence = REFUSED[case]
+    with pytest.raises(errors.UsageError) as error:
+        razorctl.finetune("vit-micro", "digits", **given)
+    assert sentence in str(error.value)
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: razorctl.plan("bert-base", "digits", gpu="t4"), errors.UsageError),
+        (lambda: razorctl.plan("vit-micro", "digits", gpu="t4", vram="0.1GB"), errors.NoFitError),
+        (lambda: razorctl.compare("vit-micro"), errors.UsageError),
+        (lambda: razorctl.compare("vit-micro", "digits", method="full"), errors.UsageError),
+        (lambda: razorctl.profile("vit-mikro"), errors.UsageError),
+        (lambda: razorctl.finetune("vit-micro", "hf:nobody/nothing"), errors.MissingError),
+    ],
+)
+def test_errors_are_those_of_the_command(call, kind):
+    with pytest.raises(kind):
+        call()
+    assert not views.err.quiet
+
+
+def test_a_refused_call_loads_no_torch():
+    code = (
+        "import sys, razorctl\n"
+        "assert 'rich' not in sys.modules and 'typer' not in sys.modules\n"
+        "try: razorctl.finetune('vit-micro', 'digits', ratio=2)\n"
+        "except razorctl.cli.calls.UsageError: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
