@@ -124,7 +124,7 @@ def test_refusals_are_errors_of_one_sentence(case):
     ("call", "kind"),
     [
         (lambda: razorctl.plan("bert-base", "digits", gpu="t4"), errors.UsageError),
-        (lambda: razorctl.plan("vit-micro", "digits", gpu="t4", vram="0.1GB"), errors.NoFitError),
+        (lambda: razorctl.plan("vit-micro", method="full", vram="0.1GB"), errors.NoFitError),
         (lambda: razorctl.compare("vit-micro"), errors.UsageError),
         (lambda: razorctl.compare("vit-micro", "digits", method="full"), errors.UsageError),
         (lambda: razorctl.profile("vit-mikro"), errors.UsageError),
