@@ -19,7 +19,8 @@ from razorctl import processes
 from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.cli.views import notebook
-from razorctl.cli.views.common import Pulse, duration, size
+from razorctl.cli.views.common import Pulse
+from razorctl.cli.views.evaluate import bad_rows
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -27,6 +28,7 @@ from razorctl.training import rundir
 from razorctl.training.checkpoints import left
 from razorctl.training.signals import noted
 from razorctl.training.trackers import tracked
+from razorctl.units import count, duration, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +64,9 @@ def train(
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
         if run.skipped:
-            views.note(f"{_bad(run)} left out; {out / rundir.SPLIT} has their numbers.")
+            views.note(
+                f"{bad_rows(len(run.skipped))} left out; {out / rundir.SPLIT} has their numbers."
+            )
         for sentence in run.notes:
             views.note(sentence)
         view.settled(run, job, device, devices.name(run.device))
@@ -70,7 +74,9 @@ def train(
             steps = tracked(run, trackers if processes.first() else ())
             (_bar if views.live() else _lines)(run, steps)
         if run.job.streaming and run.skipped:
-            views.note(f"{_bad(run)} left out, counted each time that rows were read.")
+            views.note(
+                f"{bad_rows(len(run.skipped))} left out, counted each time that rows were read."
+            )
     except Exception:
         if run is not None:
             run.rescue()
@@ -86,10 +92,6 @@ def train(
     return run
 
 
-def _bad(run: "Run") -> str:
-    return "1 bad row is" if len(run.skipped) == 1 else f"{len(run.skipped):,} bad rows are"
-
-
 def _progress(*columns: ProgressColumn) -> Progress:
     """Bars in a terminal, or in the output of a notebook's cell."""
     if views.err.is_jupyter:
@@ -103,7 +105,7 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
-        TextColumn(f"[green]saves {view.saved(run)}"),
+        TextColumn(f"[green]keeps {view.kept(run)}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )
@@ -166,7 +168,7 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 def compare(grid: "Grid") -> None:
     """Runs a whole grid under a live bar, or with a line when each run begins and ends."""
-    seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
+    seeds = count(len(grid.seeds), "seed")
     views.say(f"{grid.job.model} on {grid.job.dataset}: {', '.join(grid.methods)}; {seeds}")
     views.say(f"directory: {grid.out}")
     try:

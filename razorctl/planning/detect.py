@@ -12,6 +12,7 @@ try:
 except ModuleNotFoundError:  # a GPU machine with torch and little else
     pynvml = None
 
+from razorctl import units
 from razorctl.config import presets
 from razorctl.errors import UsageError
 from razorctl.planning.gpus import Gpu, load, memory_size, names, read, usable
@@ -139,7 +140,7 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
     asked = usable(budget, max(free, gpu.memory_bytes))
     if asked is None:
         raise UsageError(
-            f"{gpu.name} has {gpu.memory_bytes / 2**30:.1f} GiB; ask for no more than that."
+            f"{gpu.name} has {units.size(gpu.memory_bytes)}; ask for no more than that."
         )
     return Target(gpu, asked, "as asked for")
 

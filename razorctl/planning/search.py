@@ -8,6 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
+from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.job import LANGUAGE, Job, settle_precision
 from razorctl.memory import trace_cache as traces
@@ -206,8 +207,8 @@ class Search:
         if rival is None or way.slow <= PAYS * rival.seconds:
             return True
         self._note(
-            f"{way.label}: {_takes(way)} s a step, at worst not 5 % less than the "
-            f"{_takes(rival)} s of {rival.label}.",
+            f"{way.label}: {_takes(way)} a step, at worst not 5 % less than the "
+            f"{_takes(rival)} of {rival.label}.",
             None,
         )
         return False
@@ -280,7 +281,7 @@ class Search:
                 continue
             whole = self.predict(recipe)
             if taken(whole) > limit:  # micro-batches would be slower still
-                self._note(f"{whole.label}: {_takes(whole)} s a step, too slow.", budget)
+                self._note(f"{whole.label}: {_takes(whole)} a step, too slow.", budget)
             else:
                 way = next(self._fitting(recipe, budget or self.budget), None)
                 found += [] if way is None else [way]
@@ -310,10 +311,13 @@ class Search:
                 way = self.predict(recipe, accumulate)
                 over = way.predicted.needed_bytes - budget
                 if over <= 0:
-                    self._note(f"{way.label}: fits, {_takes(way)} s a step.", budget)
+                    self._note(f"{way.label}: fits, {_takes(way)} a step.", budget)
                     yield way
                 else:
-                    self._note(f"{way.label}: needs {_gib(over)} more than there is.", budget)
+                    self._note(
+                        f"{way.label}: needs {units.size(over, math.ceil)} more than there is.",
+                        budget,
+                    )
 
     def _note(self, reason: str, budget: int | None) -> None:
         """Adds a reason to the explanation once, unless it is about a smaller budget."""
@@ -339,10 +343,10 @@ class Search:
     def refusal(self, prefer: Prefer) -> tuple[str, int]:
         """The error message if nothing fits, which says what to change; and `needed`."""
         needed = self.needed(prefer)
-        enough = math.ceil(100 * needed / 2**30) / 100  # rounded up, so that it is enough
         return (
-            f"{self.job.model} on {self.job.dataset} does not fit in {_gib(self.budget)}; "
-            f"it needs {enough:.2f} GiB, and {self._closest(prefer)}.",
+            f"{self.job.model} on {self.job.dataset} does not fit in "
+            f"{units.size(self.budget, math.floor)}; it needs {units.size(needed, math.ceil)}, and "
+            f"{self._closest(prefer)}.",
             needed,
         )
 
@@ -421,10 +425,5 @@ class Search:
 
 
 def _takes(way: Candidate) -> str:
-    """The seconds of a step, from the least to the most if they differ."""
-    low, high = (f"{end:.3g}" for end in (way.predicted.step_seconds_low, way.slow))
-    return low if low == high else f"{low} to {high}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+    """The time of a step, from the least to the most if they differ."""
+    return units.between(way.predicted.step_seconds_low, way.slow)

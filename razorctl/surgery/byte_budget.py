@@ -4,24 +4,28 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.memory import fake, saved
 from razorctl.memory.saved import Forward
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
-from razorctl.surgery.sparsify import RECIPE, log_stock, percent, recipe_of, restore, sparsify, swap
+from razorctl.surgery import freezing
+from razorctl.surgery.sparsify import RECIPE, log_stock, recipe_of, restore, sparsify, swap
 
 log = logging.getLogger(__name__)
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
 LEAST = 0.01  # of the bytes of full: the least of a layer kind that a warning names
+CLASSIFIER = "the classifier"
 
 
 def sparsify_within(
@@ -32,10 +36,10 @@ def sparsify_within(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> tuple[str, ...]:
-    """`sparsify`, so that a step on `inputs` saves at most 1 - ratio of what it saves in full.
+    """`sparsify`, so that a step on `inputs` keeps at most 1 - ratio of what it keeps in full.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
-    on. This traces the model at hand and takes rules of fewer bits where it saves more. A method
+    on. This traces the model at hand and takes rules of fewer bits where it keeps more. A method
     without a byte budget is left to `sparsify`. Activation checkpointing changes no rule: the
     budget is met without it, and must be met with it too. autocast: the dtype of a mixed-precision
     step, None for none. forward: as in `saved_bytes`. Returns the names of the swapped modules.
@@ -56,7 +60,7 @@ def sparsify_within(
             break
         if ratio >= most:
             parts = saved.saved_by_module(twin, batch, **run)
-            stock = stock_parts(twin, parts, full, (1 - recipe.ratio) * full)
+            stock = uncompressed(twin, parts, full, (1 - recipe.ratio) * full)
             possible = math.floor(1000 * (1 - now / full)) / 1000
             raise UsageError(
                 f"ratio {recipe.ratio:g} cannot be met by {type(model).__name__} with this batch"
@@ -73,14 +77,15 @@ def sparsify_within(
 
 
 def _check_checkpointed(model: nn.Module, recipe: Recipe, now: int, full: int) -> None:
-    """Raises UsageError if a model that checkpoints saves too much, after restoring it."""
+    """Raises UsageError if a model that checkpoints keeps too much, after restoring it."""
     if now > (1 - recipe.ratio) * full:
         restore(model)
         # Well below, since rules of more bits add to the rest.
         possible = math.floor(20 * (1 - now / full)) / 20
+        share = units.percent(now / full)
         raise UsageError(
-            f"activation checkpointing keeps {percent(now / full)} of what full fine-tuning saves "
-            f"of this batch, more than ratio {recipe.ratio:g} allows; leave it out, or choose "
+            f"activation checkpointing keeps {share} of what full fine-tuning keeps of this batch, "
+            f"more than ratio {recipe.ratio:g} allows; leave it out, or choose "
             f"a ratio such as {max(0.0, possible):g}."
         )
 
@@ -113,35 +118,48 @@ def saved_bytes(
     total, most = sum(parts.values()), (1 - recipe.ratio) * full
     if total > most:
         log.warning(
-            "%s saves %s of what full fine-tuning does, more than the %s that ratio %g allows: %s.",
+            "%s keeps %s for backward of what full fine-tuning does, more than the %s that ratio "
+            "%g allows: %s.",
             type(model).__name__,
-            percent(total / full),
-            percent(1 - recipe.ratio),
+            units.percent(total / full),
+            units.percent(1 - recipe.ratio),
             recipe.ratio,
-            stock_parts(model, parts, full, most)
-            or "razorctl.surgery.byte_budget.sparsify_within saves less, where that can mend it",
+            uncompressed(model, parts, full, most)
+            or "razorctl.surgery.byte_budget.sparsify_within keeps less, where that can mend it",
         )
     return total
 
 
-def stock_parts(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:
-    """What stays stock, as text: classes with counts and shares of `full`.
+def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:
+    """What stays stock, as a sentence: its parts and their shares of `full`.
 
-    parts: as `memory.saved.saved_by_module` returns it. It is empty if that saves at most `most`
+    parts: as `memory.saved.saved_by_module` returns it. It is empty if that keeps at most `most`
     bytes.
     """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
         module = model.get_submodule(name)
         if not isinstance(module, RazorLayer):
-            kind = type(module).__name__
-            counts[kind] += 1
-            sizes[kind] += size
+            part = _part(model, module)
+            counts[part] += 1
+            sizes[part] += size
     if sizes.total() <= most:
         return ""
-    kinds = [
-        f"{kind} ({counts[kind]}) {percent(size / full)}"
-        for kind, size in sizes.most_common()
-        if size >= LEAST * full
-    ]
-    return f"{', '.join(kinds)} stay stock"
+    largest_first = sizes.most_common()
+    named = [(part, size) for part, size in largest_first if size >= LEAST * full]
+    named = named or largest_first[:1]
+    words, of = list[str](), " of full's activations"
+    for part, size in named:
+        what = part if part == CLASSIFIER else units.count(counts[part], part)
+        words.append(f"{what} ({units.percent(size / full)}{of * (not words)})")
+    one = len(named) == 1 and counts[named[0][0]] == 1
+    return f"{', '.join(words)} {'is' if one else 'are'} not compressed"
+
+
+def _part(model: nn.Module, module: nn.Module) -> str:
+    """A noun for what a stock module is."""
+    with suppress(UsageError):  # of a model without a last layer
+        if freezing.head(model)[1] is module:
+            return CLASSIFIER
+    kind = type(module).__name__
+    return f"{kind} module" if any(module.children()) else f"{kind} layer"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from razorctl import units
 from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.layers import head, libraries, pixels
@@ -236,9 +237,9 @@ def log_stock(model: nn.Module, recipe: Recipe) -> None:
         if not isinstance(module, (RazorLayer, *LIGHT)) and not any(module.children())
     }
     if leaves:
-        log.info("stock, so saved in full: %s", _grouped(leaves))
+        log.info("stock, so kept in full: %s", _grouped(leaves))
     if "attention" in recipe.rules and (strange := _strange_attention(model)):
-        log.warning("unknown attention, so stock and saved in full: %s", _grouped(strange))
+        log.warning("unknown attention, so stock and kept in full: %s", _grouped(strange))
 
 
 def _strange_attention(model: nn.Module) -> dict[str, nn.Module]:
@@ -261,7 +262,7 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
 def _doubt(model: nn.Module, recipe: Recipe) -> None:
     """Warns if a model is likely to exceed its byte budget; only inputs can tell for certain.
 
-    It is likely if, of its layers with weights, the share that is of unknown kinds, and so saves in
+    It is likely if, of its layers with weights, the share that is of unknown kinds, and so kept in
     full, is larger than 1 - ratio. Each unknown attention counts as one such layer.
     """
     if not recipe.has_byte_budget:
@@ -280,15 +281,11 @@ def _doubt(model: nn.Module, recipe: Recipe) -> None:
     if len(strange) > (1 - recipe.ratio) * len(attention.union(weighted)):
         kinds = Counter(type(module).__name__ for module in strange)
         log.warning(
-            "%s is likely to save more than the %s that ratio %g allows, since it has layers "
-            "that stay stock: %s; razorctl.saved_bytes(model, inputs) says how much.",
+            "%s is likely to keep more for backward than the %s that ratio %g allows, since "
+            "it has layers that are not compressed: %s; razorctl.saved_bytes(model, inputs) says "
+            "how much.",
             type(model).__name__,
-            percent(1 - recipe.ratio),
+            units.percent(1 - recipe.ratio),
             recipe.ratio,
             ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common()),
         )
-
-
-def percent(share: float) -> str:
-    """A share of 1 to three digits: 75.2%."""
-    return f"{100 * share:.3g}%"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from razorctl import units
 from razorctl.job import LEAST
 
 # How far a score may be behind the best exact one: points of a share, percent where less is better.
@@ -83,7 +84,7 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
     """An approximation against an exact row."""
     words = [
         f"{_behind(row, full, least)} {full['label']} {_seeds(row, full)}",
-        f"{_share(row[memory] / full[memory])} of its memory",
+        f"{units.percent(row[memory] / full[memory])} of its memory",
         f"{row['step_seconds'] / full['step_seconds']:.2f} of its step time",
     ]
     if row["time_to_target"] and full["time_to_target"]:
@@ -109,11 +110,13 @@ def _why_exact(
         )
     smallest = min(others_near, key=lambda row: row[memory])
     how = "faster" if chosen["time_to_target"] is None else "sooner at the target"
-    why = f"no approximation within {within} is {100 * GAIN:g} % {how} {_seeds(chosen, smallest)}"
+    why = f"no approximation within {within} is {units.percent(GAIN)} {how} "
+    why += _seeds(chosen, smallest)
     if smallest[memory] < chosen[memory]:
+        share = units.percent(smallest[memory] / chosen[memory])
         why += (
-            f"; {smallest['label']} takes {_share(smallest[memory] / chosen[memory])} of its "
-            f"memory in {smallest['step_seconds'] / chosen['step_seconds']:.2f} of its step time"
+            f"; {smallest['label']} takes {share} of its memory in "
+            f"{smallest['step_seconds'] / chosen['step_seconds']:.2f} of its step time"
         )
     return why
 
@@ -124,15 +127,9 @@ def _behind(row: Row, other: Row, least: bool) -> str:
     if not lost:
         return "level with"
     if least:
-        return f"{abs(lost):.1f} % {'more' if lost > 0 else 'less'} perplexity than"
+        return f"{units.percent(abs(lost) / 100)} {'more' if lost > 0 else 'less'} perplexity than"
     return f"{abs(lost):.1f} points {'below' if lost > 0 else 'above'}"
 
 
-def _share(value: float) -> str:
-    """A share in percent, of two digits at least."""
-    return f"{100 * value:{'.0f' if value >= 0.095 else '.2g'}} %"
-
-
 def _seeds(*rows: Row) -> str:
-    count = min(len(row["seeds"]) for row in rows)
-    return "(one seed)" if count == 1 else f"({count} seeds)"
+    return f"({units.count(min(len(row['seeds']) for row in rows), 'seed')})"

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from razorctl import units
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import saved_bytes, sparsify_within
 from razorctl.surgery.sparsify import restore, sparsify
@@ -52,7 +53,11 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
         sparsify_within(model, self.recipe, batch, autocast=dtype)
         self.saved_bytes = saved_bytes(model, batch, autocast=dtype)
         share = self.saved_bytes / self.full_saved_bytes
-        log.info("saves %s bytes for backward, %.1f %%", f"{self.saved_bytes:,}", 100 * share)
+        log.info(
+            "keeps %s for backward, %s of full's",
+            units.size(self.saved_bytes),
+            units.percent(share),
+        )
 
     def on_log(
         self,

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -39,15 +40,20 @@ class Payoff:
     steps: int | None
 
     def __str__(self) -> str:
+        steps = map(units.duration, (self.step_seconds, self.eager_step_seconds))
         return (
-            f"compiling took {self.compile_seconds:.3g} s; a step takes {self.step_seconds:.3g} s "
-            f"instead of {self.eager_step_seconds:.3g} s, so it {self.verdict}"
+            f"compiling took {units.duration(self.compile_seconds)}; a step takes "
+            f"{' instead of '.join(steps)}, so it {self.verdict}"
         )
 
     @property
     def verdict(self) -> str:
         """The end of a sentence on compiling."""
-        return "does not pay off" if self.steps is None else f"pays off after {self.steps:,} steps"
+        return (
+            "does not pay off"
+            if self.steps is None
+            else f"pays off after {units.count(self.steps, 'step')}"
+        )
 
 
 def payoff(first: float, eager: float, compiled: float) -> Payoff:
@@ -159,7 +165,9 @@ class Trial(Compiled):
         self._before = False  # whether steps were compiled in these
         self._seconds: list[float] = []
         if job.compile and job.steps < JUDGED:
-            log.warning("compiling does not pay off in a run of %d steps.", job.steps)
+            log.warning(
+                "compiling does not pay off in a run of %s.", units.count(job.steps or 0, "step")
+            )
 
     @property
     def done(self) -> bool:
@@ -202,7 +210,7 @@ class Trial(Compiled):
         if self.payoff.steps is None:
             log.warning("%s; leave --compile out.", self.payoff)
         elif self.payoff.steps > self.steps - EAGER:
-            log.warning("%s, and the run has only %d.", self.payoff, self.steps)
+            log.warning("%s, and the run has only %s.", self.payoff, f"{self.steps:,}")
         else:
             log.info("%s.", self.payoff)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import razorctl
-from razorctl import folders, hub
+from razorctl import folders, hub, units
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
 from razorctl.ops.cpu import build
@@ -129,9 +129,9 @@ def _gpus() -> Iterator[Check]:
         return
     yield Check("gpu", "driver", "ok", detect.driver())
     for number, card in enumerate(cards):
-        gib = card.memory_bytes / 2**30, card.free_bytes / 2**30
-        others = f", {len(card.processes)} processes on it" if card.processes else ""
-        found = f"{card.name}, {gib[0]:.1f} GiB, {gib[1]:.1f} free{others}"
+        others = units.count(len(card.processes), "process", "processes")
+        found = f"{card.name}, {units.size(card.memory_bytes)}, {units.size(card.free_bytes)} free"
+        found += f", {others} on it" if card.processes else ""
         precision = settle_precision("auto", card.compute_capability)
         found += f", compute capability {card.compute_capability}, so {precision}"
         if detect.preset_for(card) is None:
@@ -199,7 +199,7 @@ def _files() -> Iterator[Check]:
     for name, folder in places.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(there).free
-        found = f"{folder}, {free / 2**30:,.1f} GiB free"
+        found = f"{folder}, {units.size(free)} free"
         try:
             with tempfile.TemporaryFile(dir=there) as file:
                 file.write(bytes(1))

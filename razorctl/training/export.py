@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from torch import nn
 
-from razorctl import documents, models
+from razorctl import documents, models, units
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
@@ -51,10 +52,11 @@ def finished(run: "Run") -> None:
             file.write_text(documents.text(run.result(), indent=2) + "\n")
     except OSError as error:
         newest, needed = run.checkpoints.newest, 2 * tensors.size(run.model.state_dict())
+        room = units.size(needed, math.ceil)
         saved = f"step {newest.step:,} of {job.steps:,}" if newest else "no step"
         raise RazorError(
             f"the weights cannot be written ({error.strerror}), and {saved} is saved; free "
-            f"{needed:,} bytes on the disk of {out}, then go on with `{run.command}`."
+            f"{room} on the disk of {out}, then go on with `{run.command}`."
         ) from None
     if not job.keep_checkpoints:
         checkpoints.clear(out)

@@ -22,7 +22,7 @@ from razorctl.job import Job
 from razorctl.optimizer import cast_weights, check_library
 from razorctl.recipe import Recipe
 from razorctl.step import precision
-from razorctl.surgery.byte_budget import LEAST, stock_parts
+from razorctl.surgery.byte_budget import LEAST, uncompressed
 from razorctl.surgery.of_job import OfJob
 from razorctl.surgery.sparsify import restore
 from razorctl.training import export, parallel, rundir, space, state, summary
@@ -47,8 +47,8 @@ class Run(Iterator[Step]):
 
     A run whose directory has a checkpoint goes on from there; `history` has the steps before.
     metric: the figure by which the best weights are chosen.
-    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning save for backward.
-    stock: what stays stock and saves a share worth naming, in words.
+    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
+    stock: what is not compressed and keeps a share worth naming, as a sentence.
     checksums: of the weights in its directory, when it is finished.
     stop: called after each step; if it returns an exception, the run is saved and that is raised.
     """
@@ -130,8 +130,8 @@ class Run(Iterator[Step]):
         self.model.to(self.device)
         self.logits = family.logits
         self.feed = Feed(self.model, job, family, splits, self.device)
-        progress("tracing what a step saves")
-        # The largest micro-batch, so that no step saves more than is traced by it.
+        progress("tracing what a step keeps")
+        # The largest micro-batch, so that no step keeps more than is traced by it.
         self._of_job = OfJob(family, job)
         inputs = self._of_job.inputs(self.model, self.device)
         self.full_saved_bytes = self._of_job.saved_bytes(self.model, inputs)
@@ -149,7 +149,7 @@ class Run(Iterator[Step]):
         self.pruned = self._of_job.sparsify(self.model, recipe, inputs)
         parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes
         self.saved_bytes = sum(parts.values())
-        self.stock = stock_parts(self.model, parts, full, LEAST * full) if recipe.prunes else ""
+        self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""
 
     def _go_on(self, known: Mapping[str, Any]) -> None:
         """Takes what the state of a checkpoint says of the run before it."""

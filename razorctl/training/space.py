@@ -1,10 +1,12 @@
 """Whether the disk has the space that a run will take."""
 
+import math
 import shutil
 from pathlib import Path
 
 from torch import nn
 
+from razorctl import units
 from razorctl.errors import RazorError
 from razorctl.job import Job
 from razorctl.training import tensors
@@ -33,7 +35,8 @@ def check(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> No
     lacking = needed(model, job) - checkpoints.size
     free = shutil.disk_usage(out).free
     if lacking > free:
+        need, room = units.size(lacking, math.ceil), units.size(free, math.floor)
         raise RazorError(
-            f"the checkpoints and weights of this run need {lacking:,} bytes, and the disk of "
-            f"{out} has {free:,} free; free some, or name a directory elsewhere with --out."
+            f"the checkpoints and weights of this run need {need}, and the disk of {out} has "
+            f"{room} free; free some, or name a directory elsewhere with --out."
         )

@@ -42,13 +42,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from razorctl import Recipe, models, restore
-from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
 from razorctl.layers.libraries import razor_of
 from razorctl.memory.saved import saved_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.units import size
 
 RATIOS = (0.5, 0.75, 0.9, 0.95)
 MORE = (0.8, 0.85, 0.88)  # for byte budgets, which leave few bits at a precision of 16

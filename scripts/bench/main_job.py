@@ -22,8 +22,8 @@ from machine import device_name
 from rich.console import Console
 from rich.table import Table
 
-from razorctl.cli.views.common import size
 from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.units import size
 
 # A name, and the flags of its run beside the ratio.
 CASES = {

@@ -29,13 +29,13 @@ from torch.utils._pytree import tree_map
 from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Job, Recipe, data, models, restore
-from razorctl.cli.views.common import size
 from razorctl.errors import UsageError
 from razorctl.memory.saved import saved_bytes
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.job_trace import trace
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.units import size
 
 RATIO = 0.9
 BATCH, TOKENS = 8, 128  # of listed models; tokens of a text

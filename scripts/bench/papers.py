@@ -22,12 +22,12 @@ from rich.table import Table as Shown
 
 from razorctl import Job, Recipe
 from razorctl.cli.settings import of_file
-from razorctl.cli.views.common import size
 from razorctl.config import presets
 from razorctl.errors import RazorError
 from razorctl.memory.trace_cache import Cache
 from razorctl.planning import gpus
 from razorctl.planning.search import Search
+from razorctl.units import size
 
 RESULT = Path(__file__).parent / "results" / "papers.json"
 

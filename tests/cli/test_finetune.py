@@ -28,14 +28,14 @@ def test_table_goes_to_stdout():
     result = finetune("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
     assert f"vit-micro on digits: {DEFAULT_METHOD}, ratio 0.8" in result.stdout
-    for row in ("saved for backward", "full fine-tuning saves", "step", "epoch", "test accuracy"):
+    for row in ("kept for backward", "full fine-tuning keeps", "step", "epoch", "test accuracy"):
         assert row in result.stdout
     assert "peak" not in result.stdout  # not measured on a CPU, so not shown
     (run,) = Path("runs").iterdir()
     assert result.stderr.splitlines()[:3] == [
         "vit-micro on digits: razor, ratio 0.8, batch 16, 3 steps, on cpu",
         f"run directory: {run}",
-        "fp32, lr 0.2, saves 934.8 KiB, 80% less",
+        "fp32, lr 0.2, keeps 935 KiB, 80 % less",
     ]
     assert str(run / "model.safetensors") in result.stdout
     assert (run / "model.safetensors").exists()
@@ -54,11 +54,11 @@ def test_a_terminal_shows_what_is_done_and_then_a_bar_of_80_columns(monkeypatch)
     shown = screen(monkeypatch, "xterm")
     finetune(*EACH)
     lines = [line.strip() for line in re.split(r"[\r\n]", shown.getvalue())]
-    parts = ("run directory", "tracing what a step saves ...", "fp32", "3/3")
+    parts = ("run directory", "tracing what a step keeps ...", "fp32", "3/3")
     seen = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
     assert seen == sorted(seen)
     frame = [line for line in lines if "3/3" in line][-1]
-    for part in ("loss ", "acc 0.", "saves 455.7 KiB", "90% less", "/s", "00:00"):
+    for part in ("loss ", "acc 0.", "keeps 456 KiB", "90 % less", "/s", "00:00"):
         assert part in frame
     assert "…" not in frame
 

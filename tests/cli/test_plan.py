@@ -19,7 +19,7 @@ FEW = ["vit-micro", "digits", "--batch-size", "1", "--max-ratio", "0.5"]
 def test_the_table_marks_the_choice_and_ends_with_the_command():
     result = razorctl("plan", *PLANNED, "--gpu", "rtx-2080-ti")
     assert result.exit_code == 0, result.stderr
-    assert "NVIDIA GeForce RTX 2080 Ti, 11.00 GiB" in " ".join(result.stdout.split())
+    assert "NVIDIA GeForce RTX 2080 Ti, 11.0 GiB" in " ".join(result.stdout.split())
     assert "> full " in result.stdout
     # A range, since no card has run razor; full's rows rest on measurements, but for the host.
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("   razor 0.5 ≈"))
@@ -75,7 +75,7 @@ def test_what_does_not_fit():
     document = json.loads(result.stdout)
     assert document["fits"] is False
     assert document["needed_bytes"] > document["budget_bytes"] == 640 * 2**20
-    assert "does not fit in 0.62 GiB; it needs 0." in result.stderr
+    assert "does not fit in 640 MiB; it needs " in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -95,7 +95,7 @@ def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
     job, recipe, document = planning.settle(Settings(QUICK), None)
     assert (recipe.method, job.precision, job.accumulate) == ("full", "bf16", 1)
     assert document["budget_bytes"] == 20 * 2**30
-    said = "planned for NVIDIA GeForce RTX 4090, 20.00 GiB: full, the fastest exact way that fits."
+    said = "planned for NVIDIA GeForce RTX 4090, 20.0 GiB: full, the fastest exact way that fits."
     assert said in capsys.readouterr().err
 
 

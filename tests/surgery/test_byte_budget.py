@@ -18,6 +18,7 @@ from razorctl.memory.saved import saved_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
+from razorctl.units import percent
 from tests.models import vit
 
 PRECISIONS = {"wide": None, "narrow": torch.bfloat16}
@@ -167,10 +168,10 @@ class TestWarnings:
         with caplog.at_level("INFO", "razorctl"):
             sparsify(model)
         assert caplog.messages == [
-            "stock, so saved in full: 6 x *.*.* (Normed), 1 (Pool)",
-            "Sequential is likely to save more than the 10% that ratio 0.9 allows, since it has "
-            "layers that stay stock: Normed (6); razorctl.saved_bytes(model, inputs) says "
-            "how much.",
+            "stock, so kept in full: 6 x *.*.* (Normed), 1 (Pool)",
+            "Sequential is likely to keep more for backward than the 10 % that ratio 0.9 allows, "
+            "since it has layers that are not compressed: Normed (6); "
+            "razorctl.saved_bytes(model, inputs) says how much.",
         ]
 
     def test_of_the_bytes_where_inputs_are(self, caplog):
@@ -181,14 +182,14 @@ class TestWarnings:
         saved = razorctl.saved_bytes(model, x)
         assert saved == saved_bytes(model, x)
         norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
-        shares = [f"{100 * part / full:.3g}%" for part in (saved, norms, x.nbytes + pool)]
+        shares = [percent(part / full) for part in (saved, norms, x.nbytes + pool)]
         assert caplog.messages == [
-            f"Sequential saves {shares[0]} of what full fine-tuning does, more than the 10% that "
-            f"ratio 0.9 allows: Normed (6) {shares[1]}, Pool (1) {shares[2]} stay "
-            "stock."
+            f"Sequential keeps {shares[0]} for backward of what full fine-tuning does, more than "
+            f"the 10 % that ratio 0.9 allows: 6 Normed layers ({shares[1]} of full's "
+            f"activations), 1 Pool layer ({shares[2]}) are not compressed."
         ]
         restore(model)
-        with pytest.raises(UsageError, match=r"with this batch: Normed \(6\) .* stay stock; "):
+        with pytest.raises(UsageError, match=r"with this batch: 6 Normed .* are not compressed; "):
             sparsify_within(model, Recipe(), x)
         assert not any(isinstance(module, RazorLayer) for module in model.modules())
 
@@ -198,7 +199,7 @@ class TestWarnings:
         assert not caplog.messages
         razorctl.saved_bytes(model, x)
         assert (
-            "more than the 15% that ratio 0.85 allows: razorctl.surgery.byte_budget" in caplog.text
+            "more than the 15 % that ratio 0.85 allows: razorctl.surgery.byte_budget" in caplog.text
         )
 
     def test_not_where_a_budget_is_met_or_there_is_none(self, caplog):

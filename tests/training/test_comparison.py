@@ -224,7 +224,7 @@ def test_the_table_fits(width, monkeypatch):
         "80.00 ± 10.00",
         "14.00",
         "12.34",
-        "100.0%",
+        "100.0",
         "GiB",
     ):
         assert part in table

@@ -295,7 +295,7 @@ class TestPayoff:
         (record,) = caplog.records
         assert record.levelname == level
         assert record.getMessage() == (
-            f"compiling took 10 s; a step takes {after} s instead of 0.5 s, {end}"
+            f"compiling took 10 s; a step takes {1000 * after:.0f} ms instead of 500 ms, {end}"
         )
 
 

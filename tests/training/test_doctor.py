@@ -73,11 +73,11 @@ def test_a_gradient_that_is_wrong_is_a_problem(monkeypatch):
 @pytest.mark.parametrize(
     ("card", "state", "words"),
     [
-        (CARD, "ok", ("11.0 GiB, 10.0 free", "compute capability 7.5, so fp16")),
+        (CARD, "ok", ("11.0 GiB, 10.0 GiB free", "compute capability 7.5, so fp16")),
         (
             Detected("Card of tomorrow", 80 << 30, 1 << 30, "13.0", (detect.Process(7, None),)),
             "note",
-            ("1 processes on it", "so bf16", "it has no preset"),
+            ("1 process on it", "so bf16", "it has no preset"),
         ),
     ],
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
 
+from razorctl import units
 from razorctl.cli.views.terminal import Clean, data, forget_empty_width
 
 if TYPE_CHECKING:
@@ -56,48 +57,15 @@ _muted: list[tuple[Any, Any]] = []  # what `mute` has replaced
 EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
 
 
-def size(count: int) -> str:
-    """Bytes as GiB, or MiB and KiB below one of them."""
-    for unit, power in (("GiB", 30), ("MiB", 20)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):,.2f} {unit}"
-    return f"{count / 1024:,.1f} KiB"
-
-
 def figure(value: float | None, digits: int = 4) -> str:
     """A figure of an evaluation; one that is not finite, which JSON does not have, is a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as ms, s, min, h or days."""
-    if seconds < 1:
-        return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
-    for unit, length, most in (("s", 1, 120), ("min", 60, 5400), ("h", 3600, 172_800)):
-        if seconds < most:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
 def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
     """The predicted time of so many steps, from the least to the most if they differ."""
-    low, high = (duration(steps * predicted[f"step_seconds_{end}"]) for end in ("low", "high"))
-    if low == high:
-        return low
-    (least, unit), (most, other) = low.split(), high.split()
-    return f"{least}-{most} {unit}" if unit == other else f"{low}-{high}"
-
-
-def against(part: int, whole: int) -> str:
-    """How much less or more than `whole` `part` is, in percent."""
-    if part == whole:
-        return "all of it"
-    share = abs(1 - part / whole)
-    if share < 0.0005:
-        return "about all of it"
-    # No 0 % where there is a difference, and no 100 % where something is left.
-    percent = f"{share:.1%}" if share < 0.01 or 0.99 < share < 1 else f"{share:.0%}"
-    return f"{percent} {'less' if part < whole else 'more'}"
+    low, high = (steps * predicted[f"step_seconds_{end}"] for end in ("low", "high"))
+    return units.between(low, high)
 
 
 def summary(recipe: dict[str, Any]) -> str:
@@ -185,7 +153,7 @@ class Pulse:
         while not self._over.wait(max(0.0, EVERY - self.silence)):
             if self.silence >= EVERY:
                 self._spoke = time.monotonic()
-                say(f"{self.text} ({duration(self._spoke - self._start)} so far)")
+                say(f"{self.text} ({units.duration(self._spoke - self._start)} so far)")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -11,8 +11,9 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import data
 from razorctl.job import LEAST
 from razorctl.training.advice import sentence
+from razorctl.units import count
 
-MEMORY = {"peak_bytes": "peak", "saved_bytes": "saved"}
+MEMORY = {"peak_bytes": "peak", "saved_bytes": "kept"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
 SCORES = {
     "accuracy": ("accuracy\n%", 0.01, "{:.2f}"),
@@ -57,7 +58,7 @@ def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
         columns["steps"] = ("steps", 1.0, "{:,.0f}")
     columns |= {name: _column(rows, name, head, MIB, GIB) for name, head in memories.items()}
     return columns | {
-        "memory_vs_full": ("of full", 0.01, "{:,.1f}%"),
+        "memory_vs_full": ("of full\n%", 0.01, "{:,.1f}"),
         "step_seconds": _column(rows, "step_seconds", "step", ("ms", 1e-3), ("s", 1)),
         "speedup_vs_full": ("speed\nx full", 1, "{:.2f}x"),
         "epoch_seconds": _column(rows, "epoch_seconds", "epoch", ("s", 1), ("min", 60)),
@@ -79,14 +80,14 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
     """What the marks and the columns of the table mean; of_target: whether that column is there."""
     target, rows = document["target"], document["rows"]
     measured = document["memory"] == "peak_bytes"
-    how = "measured peak of a step" if measured else "saved for backward, traced"
+    how = "measured peak of a step" if measured else "kept for backward, traced"
     how += " without compiling" * (not measured and any(row["compile"] for row in rows))
     budgeted = any(row["activation_memory_budget"] is not None for row in rows)
     how += " or its memory budget" * (not measured and budgeted)
     judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
     if target is not None and of_target:
-        reached = f"{target:.2%} or more"
+        reached = f"{100 * target:.2f} % or more"
         if document["metric"] in LEAST:
             reached = f"{target:.2f} or less"
         notes += f"target: training until {judged} stays at {reached}. "
@@ -102,12 +103,12 @@ def task(document: dict[str, Any]) -> str:
 def common(document: dict[str, Any]) -> str:
     """What all runs have in common, in a few words."""
     shared, words = document["shared"], []
-    for form, name in (("batch {}", "batch_size"), ("{:,} steps", "steps"), ("{}", "precision")):
-        words += [form.format(shared[name])] if name in shared else []
-    count = len(document["seeds"])
+    words += [f"batch {shared['batch_size']}"] if "batch_size" in shared else []
+    words += [count(shared["steps"], "step")] if "steps" in shared else []
+    words += [shared["precision"]] if "precision" in shared else []
     words += ["compiled"] * shared.get("compile", False)
     words += ["CUDA graphs"] * shared.get("cuda_graphs", False)
-    words += [f"{count} seed{'s' * (count != 1)}", *document["devices"]]
+    words += [count(len(document["seeds"]), "seed"), *document["devices"]]
     return ", ".join(words)
 
 

@@ -7,9 +7,10 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import against, duration, figure, predicted_duration, size, summary
+from razorctl.cli.views.common import figure, predicted_duration, summary
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.units import against, count, duration, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +29,9 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
     """A line of what the header of `job`, on the device asked for, could not know."""
     known = _settings(job, asked)
     new = [words for words in _settings(run.job, device) if words not in known]
-    views.say(", ".join([*new, f"saves {saved(run)}"]))
+    views.say(", ".join([*new, f"keeps {kept(run)}"]))
     if run.stock:
-        views.note(f"{run.stock}, of what full fine-tuning saves.")
+        views.note(f"{run.stock}.")
     if run.history:
         views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
 
@@ -38,14 +39,17 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
 def _settings(job: Job, device: str | None) -> list[str]:
     """What is known of batch, steps, precision, learning rate and device, in words."""
     shared = job.processes > 1
-    parts = f" in {job.accumulate:,} micro-batches" if job.accumulate > 1 else ""
+    parts = f" in {count(job.accumulate, 'micro-batch', 'micro-batches')}"
     return [
         text
         for text, value in (
-            (f"batch {job.batch_size}{parts}", job.batch_size),
-            (f"{job.processes} processes ({job.strategy})", job.processes if shared else None),
-            (f"{job.steps or 0:,} steps", job.steps),
-            (f"{job.epochs or 0:g} epochs", job.epochs),
+            (f"batch {job.batch_size}{parts * (job.accumulate > 1)}", job.batch_size),
+            (
+                f"{count(job.processes, 'process', 'processes')} ({job.strategy})",
+                job.processes if shared else None,
+            ),
+            (count(job.steps or 0, "step"), job.steps),
+            (count(job.epochs or 0, "epoch"), job.epochs),
             (job.precision, None if job.precision == "auto" else job.precision),
             (f"lr {job.learning_rate or 0:g}", job.learning_rate),
             ("compiled", job.compile or None),
@@ -56,8 +60,8 @@ def _settings(job: Job, device: str | None) -> list[str]:
     ]
 
 
-def saved(run: "Run") -> str:
-    """What a step saves, and how much less that is than in full fine-tuning."""
+def kept(run: "Run") -> str:
+    """What a step keeps for backward, and how much less that is than in full fine-tuning."""
     return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
 
 
@@ -68,11 +72,11 @@ def show(result: dict[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column()
     table.add_column(style="dim")
-    saved, full = result["saved_bytes"], result["full_saved_bytes"]
+    own, full = result["saved_bytes"], result["full_saved_bytes"]
     predicted = result["predicted"] or {}
     eager = ", without compiling" * result["compiled"]
-    table.add_row("saved for backward", size(saved), against(saved, full) + eager)
-    table.add_row("full fine-tuning saves", size(full))
+    table.add_row("kept for backward", size(own), against(own, full) + eager)
+    table.add_row("full fine-tuning keeps", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
     if predicted:

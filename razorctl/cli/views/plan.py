@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import predicted_duration, size
+from razorctl.cli.views.common import predicted_duration
+from razorctl.units import count, size
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -46,21 +47,21 @@ def show_ways(document: Mapping[str, Any]) -> None:
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
         f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
-        f"{job['optimizer']}, {job['steps']:,} steps\n{gpu['name']}, {size(budget)}{cards}"
+        f"{job['optimizer']}, {count(job['steps'], 'step')}\n{gpu['name']}, {size(budget)}{cards}"
     )
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     table.add_column("  GiB")
-    for name in ("model", "saved", "other", "needs", "room", "step", "run"):
+    for name in ("model", "kept", "other", "needs", "room", "step", "run"):
         table.add_column(name, justify="right", no_wrap=True)
     chosen = document.get("chosen")
     for entry in document["candidates"]:
         predicted = entry["predicted"]
         fixed = sum(predicted[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
         needs = predicted["peak_bytes"] + predicted["reserve_bytes"]
-        saved = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
-        figures = (fixed, saved, needs - fixed - saved, needs, budget - needs)
+        kept = predicted["peak_bytes"] - fixed - predicted["transient_bytes"]
+        figures = (fixed, kept, needs - fixed - kept, needs, budget - needs)
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
@@ -79,7 +80,7 @@ def show_ways(document: Mapping[str, Any]) -> None:
     views.out.print(
         f"All predicted{times}. Times are ranges where nothing was measured: no card has run the "
         "kernels of razorctl yet. ≈: approximate gradient. model: weights, gradients and optimizer "
-        f"state; saved: for backward; other: inputs, temporaries, and some {reserve} for context "
+        f"state; kept: for backward; other: inputs, temporaries, and some {reserve} for context "
         "and fragmentation; room: what is left of the memory.",
         highlight=False,
         style="dim",

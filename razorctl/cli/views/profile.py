@@ -7,16 +7,17 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import duration, size, summary
+from razorctl.cli.views.common import summary
 from razorctl.config.registry import starred
+from razorctl.units import duration, percent, size
 
-Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes saved, and saved in full
+Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes kept, and kept in full
 NAME = 16  # columns of a terminal that the name of a module has at least
 LARGEST = 15  # modules, with their like in other blocks, in a row of their own
 PHASES = {
     "data_s": "a random batch, made and moved",
     "forward_s": "with the loss, without sampling",
-    "sampling_s": "choosing and packing what is saved",
+    "sampling_s": "choosing and packing what is kept",
     "backward_s": "",
     "optimizer_s": "with clipping",
 }
@@ -33,10 +34,10 @@ def show(result: dict[str, Any]) -> None:
         markup=False,
     )
     views.out.print(f"packing and int8 GEMMs: {result['kernels']}", highlight=False, markup=False)
-    saved, full = result["by_kind"], result["by_kind_full"]
+    kept, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
-    kinds: Bytes = {(kind,): (saved[kind], full[kind]) for kind in by_size}
-    title = f"saved for backward, traced{' without compiling' * result['compiled']}"
+    kinds: Bytes = {(kind,): (kept[kind], full[kind]) for kind in by_size}
+    title = f"kept for backward, traced{' without compiling' * result['compiled']}"
     _show_bytes(title, ("kind of layer",), kinds)
     _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
 
@@ -53,7 +54,7 @@ def show(result: dict[str, Any]) -> None:
         seconds = result["phases"][name]
         if result["compiled"] and name in COMPILED:
             note = COMPILED[name]
-        share = f"{seconds / result['step_s']:.1%}"
+        share = percent(seconds / result["step_s"])
         table.add_row(name.removesuffix("_s"), duration(seconds), share, f"[dim]{note}")
     table.add_section()
     table.add_row("step", duration(result["step_s"]))
@@ -115,9 +116,9 @@ def _of_bytes(
     return table
 
 
-def _compared(saved: int, full: int, total: int) -> tuple[str, ...]:
-    times = f"{full / saved:.1f}x" if full and saved else "-"
-    return size(full), size(saved), times, f"{saved / total:.0%}" if total else "-"
+def _compared(kept: int, full: int, total: int) -> tuple[str, ...]:
+    times = f"{full / kept:.1f}x" if full and kept else "-"
+    return size(full), size(kept), times, percent(kept / total) if total else "-"
 
 
 def _table(title: str, *columns: str) -> Table:

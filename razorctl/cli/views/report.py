@@ -14,7 +14,7 @@ from razorctl.training.curves import losses, scores
 from razorctl.training.rundir import CONFIG, whole
 
 TEMPLATE = "report.html.jinja"
-MEMORY = {"saved_bytes": "saved, traced", "peak_bytes": "peak, measured"}
+MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
 Command = tuple[str, Sequence[str]]  # what commands are for, and the commands
 
 
