@@ -128,6 +128,22 @@ BAD = {
         lambda: (texts(Path("d/train.csv")), texts(Path("d", f"{ODD}.csv"))),
         *("d", 5, "d/n?.csv: its name is not UTF-8"),
     ),
+    "images with masks": (
+        lambda: [picture(Path("d", part, "0.png")) for part in ("images", "masks")],
+        *("d", 2, "segmentation, and vit-micro is not; choose one of vit-b16, vit-l16,"),
+    ),
+    "boxes": (
+        lambda: (picture(Path("d/train/0.png")), Path("d/train/0.txt").write_text("0 .1 .2 .3 .4")),
+        *("d", 2, "d has boxes of objects (YOLO), by train/0.txt, which razorctl has no task for"),
+    ),
+    "preference pairs": (
+        lambda: table(Path("a.csv"), ["a b,c d,e f"], "prompt,chosen,rejected"),
+        *("a.csv", 2, "(preference pairs, DPO), by its columns chosen, rejected, which razorctl"),
+    ),
+    "a JSON document": (
+        lambda: Path("a.json").write_text("[]"),
+        *("a.json", 2, "a.json is one JSON document; write JSONL"),
+    ),
     # of images
     "zero bytes": (
         lambda: (photos(Path("d")), Path("d/car/0.jpg").write_bytes(b"")),

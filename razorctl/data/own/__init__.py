@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
-from razorctl.data.own import folder, hub, masks, streaming, tables, tasks, texts
+from razorctl.data.own import folder, hub, masks, recognition, streaming, tables, tasks, texts
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw
@@ -153,6 +153,7 @@ def _raw(path: Path, job: Job) -> Raw:
     found = _tables(path, job)
     if found is not None:
         return tables.read(name, found)
+    recognition.refuse_folder(name, path, job, wanted)
     if "segmentation" in wanted and (parts := masks.layout(path)) is not None:
         return masks.read(name, path, parts, job)
     if language is not None and (files := texts.in_folder(path)):
@@ -183,6 +184,8 @@ def _tables(path: Path, job: Job) -> tables.Tables | None:
         return tables.find(name, found, job) if found else None
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
+    if path.suffix.casefold() == ".json":
+        raise recognition.refuse_document(name, path, job, tasks.wanted(job)[0])
     if not tables.is_table(path):
         plain = texts.SUFFIXES if tasks.language(job) is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*plain, *tables.SUFFIXES))

@@ -1,4 +1,7 @@
-"""Conversations: a list of messages, each with a role and a content."""
+"""Conversations: a list of messages, each with a role and a content.
+
+Those of ShareGPT, which have the same under other names, become such lists as they are read.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,6 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEYS = ("role", "content")
+SHARED = ("from", "value")  # the keys of ShareGPT
+ROLES = {"human": "user", "gpt": "assistant"}  # its words, and those that templates know
 ORDER = "roles are not user and assistant in turn, after a system message if any"
 
 
@@ -23,11 +28,54 @@ def written(value: Any) -> tuple[list[dict[str, str]] | None, str | None]:
     """A conversation as a file of JSON has it, and what is wrong with it if it is none."""
     if not isinstance(value, list):
         return None, "messages are no list"
+    found = []
     for message in value:
-        texts = [message.get(key) for key in KEYS] if isinstance(message, Mapping) else [None]
+        texts = _texts(message) if isinstance(message, Mapping) else [None]
         if not all(isinstance(text, str) for text in texts):
             return None, "a message without role and content"
-    return [{key: message[key] for key in KEYS} for message in value], None
+        found.append(dict(zip(KEYS, texts, strict=True)))
+    return found, None
+
+
+def _texts(message: Mapping[str, Any]) -> list[Any]:
+    """The role and the content of a message, under the keys of either kind."""
+    if not message.keys() & {*KEYS} and message.keys() >= {*SHARED}:
+        role, content = (message[key] for key in SHARED)
+        return [ROLES.get(role, role) if isinstance(role, str) else role, content]
+    return [message.get(key) for key in KEYS]
+
+
+def standard(column: Any) -> Any:
+    """An array of conversations of ShareGPT as one of role and content; any other as it is.
+
+    A role that is none of ROLES stays, which `faults` then says.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not _shared(column.type):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([standard(chunk) for chunk in column.chunks], kind())
+    counts = pc.fill_null(pc.list_value_length(column), 0)
+    offsets = pa.concat_arrays([pa.array([0], counts.type), pc.cumulative_sum(counts)])
+    messages = pc.list_flatten(column)
+    role, content = (pc.struct_field(messages, key).cast(pa.string()) for key in SHARED)
+    for own, usual in ROLES.items():
+        role = pc.if_else(pc.equal(role, own), usual, role)
+    both = pa.StructArray.from_arrays([role, content], KEYS)
+    return pa.ListArray.from_arrays(offsets.cast(pa.int32()), both)
+
+
+def _shared(kind: "pa.DataType") -> bool:
+    """Whether messages of this type have the keys of ShareGPT, and not those of `KEYS`."""
+    import pyarrow as pa
+
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    inner = kind.value_type
+    names = {field.name for field in inner} if pa.types.is_struct(inner) else set()
+    return names >= {*SHARED} and not names & {*KEYS}
 
 
 def faults(column: "pa.ChunkedArray", answered: bool = True) -> dict[int, str]:

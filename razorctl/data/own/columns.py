@@ -20,7 +20,7 @@ MASKS = frozenset(
     | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
     | {"segmentation_mask", "semantic_mask", "label_image"}
 )
-MESSAGES = "messages"
+MESSAGES = frozenset({"messages", "conversations", "conversation"})
 TEXTS = frozenset({"text", "sentence", "review"})
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -115,10 +115,10 @@ def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Col
                 f"{_listed(sample.values)}; choose with --image-column or --text-column."
             )
     if image is None and not texts:
-        images, plain = "--image-column", "--text-column"
+        images, prose = "--image-column", "--text-column"
         raise UsageError(
             f"none of the columns of {name} is clearly an image or a text: "
-            f"{_listed(sample.values)}; name one with {images} or {plain}."
+            f"{_listed(sample.values)}; name one with {images} or {prose}."
         )
     used = [column for column in (image, *texts) if column is not None]
     label = label or _label(name, sample, used, job)
@@ -138,15 +138,15 @@ def text(name: str, sample: Sample, job: Job) -> str | None:
     """
     texts = _given_texts(name, sample, job.text_column)
     if not texts:
-        called = [c for c in sample.values if _plain(c) == "text" and _text_values(sample, c)]
+        called = [c for c in sample.values if plain(c) == "text" and text_values(sample, c)]
         texts = tuple(called) if len(called) == 1 else _texts(name, sample, set(), None)
     return texts[0] if len(texts) == 1 else None
 
 
 def conversations(sample: Sample) -> str | None:
-    """The column of conversations: lists that are called messages; None if there is none."""
+    """The column of conversations: lists that are called so; None if there is none."""
     for column, values in sample.values.items():
-        if _plain(column) == MESSAGES and any(isinstance(value, list) for value in values):
+        if plain(column) in MESSAGES and any(isinstance(value, list) for value in values):
             return column
     return None
 
@@ -164,12 +164,10 @@ def masked(
         found = [
             column
             for column in sample.values
-            if column != image
-            and _plain(column) in MASKS
-            and _of_images(sample, column, root, MASKS)
+            if column != image and plain(column) in MASKS and of_images(sample, column, root, MASKS)
         ]
         mask = _one(name, sample, found, "mask", "label-column")
-    elif not _of_images(sample, mask, root, {_plain(mask)}):
+    elif not of_images(sample, mask, root, {plain(mask)}):
         mask = None
     if image is None and mask is not None:
         image = _image(name, sample, {mask}, root)
@@ -192,7 +190,7 @@ def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False
 
     free = [c for c in sample.values if c not in used and c not in sample.images]
     ways: tuple[Callable[[str], bool], ...] = (
-        lambda column: _plain(column) in LABELS,
+        lambda column: plain(column) in LABELS,
         lambda column: column in sample.classes,
         lambda column: not named and few(column),
     )
@@ -252,7 +250,8 @@ def _given_texts(name: str, sample: Sample, given: str | None) -> tuple[str, ...
     return tuple(parts)
 
 
-def _plain(column: str) -> str:
+def plain(column: str) -> str:
+    """The name of a column as the sets of names here have it."""
     return column.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
@@ -266,25 +265,25 @@ def _one(name: str, sample: Sample, found: Sequence[str], role: str, flag: str) 
     return found[0] if found else None
 
 
-def _text_values(sample: Sample, column: str) -> list[str]:
+def text_values(sample: Sample, column: str) -> list[str]:
     """The values of a column of text that are not empty; none if most have another type."""
     values = [value for value in sample.values[column] if value not in (None, "")]
     texts = [value for value in values if isinstance(value, str)]
     return texts if 2 * len(texts) > len(values) else []
 
 
-def _of_images(
+def of_images(
     sample: Sample, column: str, root: Path | None, called: Collection[str] = IMAGES
 ) -> bool:
     """Whether a column has images, or most of its values are paths of images below `root`.
 
     called: names of columns whose images may all be missing.
     """
-    values = _text_values(sample, column)[:LOOKED_UP]
+    values = text_values(sample, column)[:LOOKED_UP]
     if column in sample.images or root is None or not values:
         return column in sample.images
     named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
-    if _plain(column) in called and all(named):
+    if plain(column) in called and all(named):
         return True
     there = [
         known and os.path.isfile(root / value)  # noqa: PTH113
@@ -296,25 +295,25 @@ def _of_images(
 def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:
     free = [column for column in sample.values if column not in taken]
     typed = [column for column in free if column in sample.images]
-    found = typed or [column for column in free if _of_images(sample, column, root)]
-    called = [column for column in found if _plain(column) == "image"]
+    found = typed or [column for column in free if of_images(sample, column, root)]
+    called = [column for column in found if plain(column) == "image"]
     return _one(name, sample, called or found, "image", "image-column")
 
 
 def _texts(name: str, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
     def prose(column: str) -> bool:
-        values = _text_values(sample, column)
+        values = text_values(sample, column)
         return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
 
     taken = taken | sample.images | sample.classes | {image or ""}
-    free = {_plain(c): c for c in sample.values if c not in taken and _text_values(sample, c)}
+    free = {plain(c): c for c in sample.values if c not in taken and text_values(sample, c)}
     pairs = [tuple(free[part] for part in pair) for pair in PAIRS if free.keys() >= set(pair)]
-    singles = [free[plain] for plain in free if plain in TEXTS]
+    singles = [free[called] for called in free if called in TEXTS]
     if len(pairs) == 1 and set(singles) <= set(pairs[0]):
         return pairs[0]
     found = [column for pair in pairs for column in pair] + singles
     if not found and image is None:
-        labels = [column for plain, column in free.items() if plain in LABELS]
+        labels = [column for called, column in free.items() if called in LABELS]
         found = [column for column in free.values() if column not in labels and prose(column)]
     one = _one(name, sample, list(dict.fromkeys(found)), "text", "text-column")
     return () if one is None else (one,)

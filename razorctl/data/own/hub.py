@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data.own import columns, names, parquet, tasks
+from razorctl.data.own import chats, columns, names, parquet, recognition, tasks
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
@@ -69,8 +69,10 @@ def card(job: Job) -> Card | None:
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
+    sample = columns.Sample(values, images, classes)
+    recognition.refuse(job.dataset, sample, job, tasks.wanted(job)[0])
     try:
-        used = tasks.detect(job.dataset, columns.Sample(values, images, classes), job)
+        used = tasks.detect(job.dataset, sample, job)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     if used.task in LANGUAGE and "classification" not in tasks.wanted(job)[:1]:
@@ -87,6 +89,10 @@ def _word(kind: Any) -> list[Any]:
     """A value that stands for those of a column, as far as its type says what they are."""
     if getattr(kind, "dtype", None) in ("string", "large_string"):
         return ["word"]
+    if isinstance(kind, dict) or hasattr(kind, "languages"):
+        return [{}]
+    if type(kind).__name__ == "Audio":
+        return [{"path": "sound.wav"}]
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
@@ -140,16 +146,26 @@ def _raw(
     return Raw(
         name,
         used.modality,
-        {
-            split: found[split].select_columns(list(used.renamed)).rename_columns(used.renamed)
-            for split in chosen
-        },
+        {split: _rows(found[split], used) for split in chosen},
         chosen,
         told,
         class_names=None if classes_of is None else tuple(classes_of),
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=used.task,
     )
+
+
+def _rows(found: "Dataset", used: Columns) -> "Dataset":
+    """The columns that are used, as `Raw` calls them."""
+    import datasets
+    import pyarrow as pa
+
+    rows = found.select_columns(list(used.renamed)).rename_columns(used.renamed)
+    if used.messages is None:
+        return rows
+    column = rows.data.column("messages")
+    same = chats.standard(column)
+    return rows if same is column else datasets.Dataset(pa.table({"messages": same}))
 
 
 def check_image(

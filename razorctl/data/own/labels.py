@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Numbers = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the number of each row's class, or -1
 
 WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
+SEVERAL = "razorctl has no task for several labels of a row (multi-label)"
+NUMBERS = "razorctl has no task for numbers (regression), only for classes"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 
 
@@ -41,8 +43,8 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     kind = kinds.pop()
     if pa.types.is_nested(kind):
         raise DataError(
-            f"labels of {raw.name} are no single values but {kind}; choose another column with "
-            "--label-column."
+            f"labels of {raw.name} are no single values but {kind}, and {SEVERAL}; choose another "
+            "column with --label-column."
         )
     values = {value for column in found.values() for value in column.unique().to_pylist()}
     if raw.class_names is None:
@@ -103,8 +105,8 @@ def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
             )
     if parts:
         raise DataError(
-            f"labels of {raw.name} are decimal numbers, such as {min(parts)}; a classifier needs "
-            "classes, so choose another column with --label-column."
+            f"labels of {raw.name} are decimal numbers, such as {min(parts)}, and {NUMBERS}; "
+            "choose another column with --label-column."
         )
     if texts and all(map(WHOLE.fullmatch, texts)):
         return sorted(texts, key=lambda text: (float(text), text))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
+from razorctl.data.own.labels import NUMBERS, SEVERAL
 from razorctl.data.own.raw import ADDRESS, OUTSIDE
 from razorctl.errors import DataError
 
@@ -158,7 +159,11 @@ def _label(value: Any, place: str, kinds: dict[str, str]) -> str | None:
         value = int(value)
     kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
     if kind is None:
-        raise DataError(f"the label at {place} is {value!r}; labels are text or whole numbers.")
+        why = {list: f", and {SEVERAL}", float: f", and {NUMBERS}"}.get(type(value), "")
+        raise DataError(
+            f"the label at {place} is {value!r}{why}; give text or whole numbers, or choose "
+            "another column with --label-column."
+        )
     kinds.setdefault(kind, place)
     if len(kinds) > 1:
         found = " and ".join(f"{kind} ({where})" for kind, where in kinds.items())

@@ -20,8 +20,8 @@ from razorctl.folders import spelled
 from razorctl.job import Job
 from razorctl.models import masks
 
-IMAGES = ("images", "image", "img")
-MASKS = ("masks", "mask", "annotations", "annotation", "labels")
+IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
+MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
 NAMES, NUMBERED = "classes.txt", "id2label.json"
 MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
 Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks

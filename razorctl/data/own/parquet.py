@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.lines import image
 from razorctl.data.own.store import BATCH, stored
@@ -101,6 +102,10 @@ def _schema(file: Path, columns: Columns) -> "pa.Schema":
 
     stored = _plain(_open(file).schema_arrow)
     fields = [stored.field(column).with_name(own) for column, own in columns.renamed.items()]
+    if columns.messages:
+        fields = [
+            field.with_type(chats.standard(pa.array([], field.type)).type) for field in fields
+        ]
     paths = [f.name for f in fields if f.name in ("image", "mask") and _is_text(f.type)]
     if paths:
         fields = [pa.field(f.name, pa.string()) if f.name in paths else f for f in fields]
@@ -115,6 +120,8 @@ def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.Rec
     for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         arrays = {name: arrays[column] for column, name in renamed.items()}
+        if columns.messages:
+            arrays = {name: chats.standard(array) for name, array in arrays.items()}
         if "fault" in own.names:
             faults: list[str | None] = [None] * len(batch)
             for name in [n for n in ("image", "mask") if n in arrays and _is_text(arrays[n].type)]:

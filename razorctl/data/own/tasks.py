@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from razorctl import models
-from razorctl.data.own import columns
+from razorctl.data.own import columns, recognition
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.errors import UsageError
 from razorctl.job import LANGUAGE, Job, Task
@@ -36,17 +36,24 @@ def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Col
     model that models language, as far as the model is for these. If that is its most usual task,
     only a column that is a label by name or type counts as one.
     root: as in `columns.detect`. Raises what that raises, and UsageError if the table does not
-    serve the given task.
+    serve the given task or is of one of `recognition.KINDS`.
     """
     tasks = wanted(job)
-    if "causal-lm" in tasks and job.text_column is None and job.label_column is None:
+    recognition.refuse(name, sample, job, tasks[0], root)
+    if job.text_column is None and job.label_column is None:
         messages = columns.conversations(sample)
-        if messages is not None:
+        if messages is not None and "causal-lm" in tasks:
             return Columns("", task="causal-lm", messages=messages)
-    if "segmentation" in tasks:
+        if messages is not None:
+            override = "name a column of texts with --text-column"
+            raise recognition.of_others(name, "conversations", "causal-lm", job, override)
+    if "segmentation" in tasks or job.label_column is None:
         image, mask = columns.masked(name, sample, job, root)
         if image is not None and mask is not None:
-            return Columns("", image, task="segmentation", mask=mask)
+            if "segmentation" in tasks:
+                return Columns("", image, task="segmentation", mask=mask)
+            override = "name the column of classes with --label-column"
+            raise recognition.of_others(name, "images with masks", "segmentation", job, override)
     lm = language(job)
     if lm is not None:
         text = columns.text(name, sample, job)

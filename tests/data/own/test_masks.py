@@ -68,6 +68,7 @@ def sizes(splits):
 LAYOUTS = {
     "one": ([""], {}, [5, 1, None]),
     "annotations": ([""], {"of_masks": "annotations"}, [5, 1, None]),
+    "as of VOC": ([""], {"of_masks": "SegmentationClass"}, [5, 1, None]),
     "splits": (["train", "val", "test"], {}, [6, 6, 6]),
     "splits inside": (["training", "validation"], {"swapped": True}, [6, 6, None]),
     "labels inside": (["train", "test"], {"swapped": True, "of_masks": "labels"}, [5, 1, 6]),

@@ -257,7 +257,7 @@ def test_conversations_are_for_causal_models(model):
     chats("a.jsonl")
     assert data.of(Job("some", "a.jsonl")).task == "causal-lm"
     model("classification", "masked-lm")
-    with pytest.raises(UsageError, match="is clearly an image or a text: messages"):
+    with pytest.raises(UsageError, match="for causal-lm, and some is not; choose one of gpt2, "):
         data.of(Job("some", "a.jsonl"))
 
 
@@ -277,7 +277,7 @@ UNSERVED = {
         *(
             "a.jsonl",
             "masked-lm",
-            "a.jsonl has no single column or files of texts, which masked-lm",
+            "a.jsonl has conversations, which are for causal-lm, not for masked-lm; leave --task",
         ),
     ),
     "texts for segments": (lambda: text("d/a.txt"), "d", "segmentation", "d has no images with m"),
