@@ -7,6 +7,7 @@ call says all: razorctl.toml and the variables of the environment that set optio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,7 +171,7 @@ def finetune(model: Any = None, dataset: Any = None, *, progress: Any = True, **
     With a Job, and a Recipe or None, it prepares the run and returns it: iterate to train, then
     call its `result`. What else it takes then is in `razorctl.training.run.finetune`.
 
-    The words are the options of the command:
+    The keywords are the options of the command:
     """
     if isinstance(model, Job):
         from razorctl.training import run
@@ -204,7 +205,7 @@ def plan(
 
     With a Job and a Gpu it returns a Plan; see `razorctl.planning.plan.plan`.
 
-    The words are the options of the command:
+    The keywords are the options of the command:
     """
     if isinstance(model, Job):
         from razorctl.planning import plan as planner
@@ -223,7 +224,7 @@ def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) 
     keys of `compare --json`, and in a notebook the table, and the plots of the report. A run that
     fails has its error in its row.
 
-    The words are the options of the command:
+    The keywords are the options of the command:
     """
     with quiet(not progress):
         given = {"what": [os.fspath(each) for each in what], **words}
@@ -234,14 +235,42 @@ def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) 
 
 
 @_as(profiling.profile)
-def profile(model: Any, dataset: Any = None, *, progress: bool = True, **words: Any) -> Result:
-    """Profiles a training step of a model by its name, as `razorctl profile` does.
+def profile(
+    model: Any,
+    dataset: Any = None,
+    *,
+    inputs: Any = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    progress: bool = True,
+    **words: Any,
+) -> Result:
+    """Profiles a training step of a model by its name, or the bytes of any nn.Module.
 
-    The result has the keys of `profile --json`, and in a notebook it is the table of bytes by
-    module, and of times.
+    By its name, as `razorctl profile` does: the result has the keys of `profile --json`, and in a
+    notebook it is the tables of bytes by module, and of times.
 
-    The words are the options of the command:
+    Of an nn.Module, `profile(model, inputs)` gives what each module keeps for backward: by the
+    recipe of a model that is sparsified, or as `sparsify` would make it, and in full. It is traced,
+    and nothing is run or changed. Inputs are a tensor, a tuple of arguments or a mapping of
+    keywords, real or on the meta device. Keywords are then a `recipe` or its settings, the
+    `precision` of a step under autocast, and `forward`, a function of the model and the inputs that
+    runs it, and may compute a loss.
+
+    The keywords are the options of the command:
     """
-    given = {"model": model, **({} if dataset is None else {"dataset": dataset}), **words}
+    if isinstance(model, (str, os.PathLike)):
+        if inputs is not None or forward is not None:
+            raise UsageError(
+                "inputs are for an nn.Module; leave them out, or give the model itself."
+            )
+        given = {"model": model, "dataset": dataset, **words}
+        with quiet(not progress):
+            return Result.of_profile(_call(profiling.profile, profiling.profiled, given))
+    from torch import nn
+
+    inputs = dataset if inputs is None else inputs
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
+    own = partial(profiling.kept, net=model, inputs=inputs, forward=forward)
     with quiet(not progress):
-        return Result.of_profile(_call(profiling.profile, profiling.profiled, given))
+        return Result.of_profile(_call(profiling.profile, own, words))

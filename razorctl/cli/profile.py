@@ -1,29 +1,49 @@
 """`razorctl profile`."""
 
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.options import MODEL, RECIPE, Device, Json, option, takes
-from razorctl.cli.settings import Call, read
+from razorctl.cli.names import completes
+from razorctl.cli.options import OF_DATA, RECIPE, Device, Json, Preset, option, takes
+from razorctl.cli.settings import GIVEN, Call, Settings, read
 from razorctl.cli.views import common as views
+from razorctl.errors import UsageError
 
 OF_JOB = (
-    "task",
-    "input_size",
-    "batch_size",
-    "precision",
-    "optimizer",
-    "compile",
-    "cuda_graphs",
+    *("task", "input_size", "batch_size", "precision", "optimizer", "compile", "cuda_graphs"),
+    *OF_DATA,
 )  # what changes a step's cost
+OWN = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # module:function
+# Parameters that also apply to a model of one's own, which is traced and not run.
+OF_OWN = {*RECIPE, "recipe", "precision"}
+OF_NAMED = {*OF_OWN, "model", "input_size", "batch_size", "json"}
 
 
 @takes(*RECIPE, *OF_JOB)
 def profile(
     ctx: typer.Context,
-    model: Annotated[str, MODEL],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a model, or module:function of one's own.",
+            autocompletion=completes("models"),
+            metavar="MODEL",
+        ),
+    ],
+    dataset: Annotated[
+        str | None,
+        typer.Argument(
+            help="Data set of the batches, as finetune takes it. [default: random batches]",
+            autocompletion=completes("data sets"),
+            metavar="DATASET",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Preset = None,
     timed_steps: Annotated[int, option("--steps", help="Number of timed steps.")] = 5,
     device: Device = None,
     trace: Annotated[Path | None, option(help="File for a Chrome trace of two steps.")] = None,
@@ -35,13 +55,17 @@ def profile(
 ) -> None:
     """Show where the bytes and the time of a training step of MODEL go.
 
-    The saved bytes, of this recipe and of full fine-tuning, are traced. The times
-    are measured on real steps with fresh weights and random batches; nothing is
-    downloaded.
+    The bytes that are kept for backward, by this recipe and by full fine-tuning,
+    are traced. The times are measured on real steps with fresh weights, on random
+    batches, for which nothing is downloaded, or on those of DATASET.
+
+    MODEL may be module:function, which is imported with the current directory
+    first and called without arguments. It returns a model and its inputs, or a
+    model of timm or transformers alone. Its bytes are traced, and nothing is run.
     """
     from razorctl.cli.views import profile as view  # imported here: --help does not need it
 
-    result = profiled(ctx, model, timed_steps, device, trace, snapshot, **flags)
+    result = profiled(ctx, model, dataset, recipe, timed_steps, device, trace, snapshot, **flags)
     if json:
         views.print_json(result)
     else:
@@ -51,6 +75,8 @@ def profile(
 def profiled(
     ctx: Call,
     model: str,
+    dataset: str | None = None,
+    recipe: str | None = None,
     timed_steps: int = 5,
     device: str | None = None,
     trace: Path | None = None,
@@ -59,26 +85,92 @@ def profiled(
 ) -> dict[str, Any]:
     """The profile that `profile` prints."""
     from razorctl import models
-    from razorctl.cli import effects
+    from razorctl.cli import effects, planning
     from razorctl.job import Job
     from razorctl.ops.cpu import build
 
-    settings = read(ctx, flags)
-    recipe = settings.recipe
-    effects.note_settings(ctx, recipe)
+    if OWN.fullmatch(model) and not model.startswith(models.prefixes()):
+        return _own(ctx, model, recipe, flags)
+    settings = read(ctx, flags, recipe)
+    chosen = settings.recipe
+    effects.note_settings(ctx, chosen)
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
     # Checks the settings before torch is loaded, which takes seconds.
-    Job(models.find(model, of_job.get("task")).name, "random", steps=timed_steps, **of_job)
+    name = models.find(model, of_job.get("task")).name
+    job = Job(name, dataset or "random", steps=timed_steps, **of_job)
+    if dataset is not None:
+        planning.say_data(job)
+    elif of_data := [name for name in OF_DATA if name in of_job and _given(ctx, name)]:
+        flag = of_data[0].replace("_", "-")
+        raise UsageError(f"--{flag} says how a data set is read; name one, or leave it out.")
     build.start(device)
-    with views.waiting(f"profiling {model}"):
+    with views.waiting(f"profiling {model}") as at:
         from razorctl.training.profiler import profile as measure
 
+        of_job = {name: value for name, value in of_job.items() if dataset or name not in OF_DATA}
         return measure(
             model,
-            recipe,
+            chosen,
+            dataset=dataset,
             steps=timed_steps,
             device=device,
             trace=trace,
             snapshot=snapshot,
+            progress=at,
             **of_job,
         ).result()
+
+
+def _own(ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """The bytes of a model of one's own, by its name."""
+    sizes = [flags.get(name) for name in ("batch_size", "input_size")]
+    settings = _of_own(ctx, recipe, flags, OF_NAMED)
+    with views.waiting(f"loading {model}") as at:
+        from razorctl.training import own_models
+
+        net, inputs = own_models.load(model, *sizes)
+        at(f"tracing {model}")
+        return _kept(settings, net, inputs) | {"model": model}
+
+
+def kept(ctx: Call, net: Any, inputs: Any, forward: Any = None, **flags: Any) -> dict[str, Any]:
+    """The bytes of any nn.Module, as `profile` prints those of one's own."""
+    settings = _of_own(ctx, flags.pop("recipe", None), flags, OF_OWN)
+    with views.waiting(f"tracing {type(net).__name__}"):
+        return _kept(settings, net, inputs, forward)
+
+
+def _of_own(
+    ctx: Call, recipe: str | None, flags: dict[str, Any], allowed: Collection[str]
+) -> Settings:
+    """The settings for a model of one's own; raises UsageError for those that are not allowed."""
+    from razorctl.cli import effects
+
+    for name in ctx.params:
+        if name not in allowed and _given(ctx, name):
+            word = {"timed_steps": "steps"}.get(name, name.replace("_", " "))
+            raise UsageError(
+                f"{word} does not apply to a model of one's own, which is traced; leave it out."
+            )
+    settings = read(ctx, flags, recipe)
+    effects.note_settings(ctx, settings.recipe)
+    return settings
+
+
+def _kept(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
+    from razorctl.config.registry import find
+    from razorctl.step import DTYPES
+    from razorctl.training.kept import of_module
+
+    precision = settings.given.get("precision", "auto")
+    precision = "fp32" if precision == "auto" else precision
+    autocast = find("precision", precision, DTYPES)
+    recipe = settings.recipe if settings.orders else None
+    found = of_module(net, inputs, recipe, autocast=autocast, forward=forward)
+    return {**found.result(), "precision": precision}
+
+
+def _given(ctx: Call, name: str) -> bool:
+    """Whether this very call gives a parameter."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name in GIVEN and ctx.params[name] is not None

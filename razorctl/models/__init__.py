@@ -130,6 +130,11 @@ def models() -> dict[str, Named]:
     return _MODELS
 
 
+def prefixes() -> tuple[str, ...]:
+    """The prefixes of the libraries, such as `timm:`."""
+    return tuple(library.PREFIX for library in _LIBRARIES)
+
+
 def named(name: str) -> Named:
     """What a name stands for: a registered one, one with a library's prefix, or a folder.
 

@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
-from razorctl import devices, models
+from razorctl import data, devices, models
+from razorctl.data.own.stream import count
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
-from razorctl.layers import libraries
-from razorctl.layers.base import RazorLayer
 from razorctl.memory import measured
 from razorctl.models import Model
 from razorctl.ops import kernels
@@ -32,33 +30,23 @@ from razorctl.spans import watched
 from razorctl.step import by_logits, passes, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.of_job import OfJob
+from razorctl.training import kept
 from razorctl.training.captured import Captured
 from razorctl.training.compiled import Compiled, refuse
+from razorctl.training.feed import Feed, sequenced
+from razorctl.training.kept import Row
 
 CLASSES = 10
+RANDOM = "random"  # the data set of a job without one
 WARM_UP, TRACED = 2, 2  # steps before the timed ones; steps in a trace or a snapshot
-OTHER = "other"  # the kind of a module that no method swaps
 PHASES = ("data", "forward", "sampling", "backward", "optimizer")
-
-
-@dataclass(frozen=True)
-class Row:
-    """Traced bytes that a module saves for backward, with the recipe and with full fine-tuning.
-
-    module: its dotted name, "" for the model itself. kind: its layer kind, as in `Method.rules`.
-    """
-
-    module: str
-    kind: str
-    saved_bytes: int
-    full_saved_bytes: int
 
 
 @dataclass(frozen=True)
 class Phases:
     """Seconds of a step by phase, as medians over the steps; phases do not overlap.
 
-    data: making a random batch and moving it to the device; no data set is read.
+    data: making a batch, at random or of the rows of a data set, and moving it to the device.
     forward: the forward pass and the loss, without `sampling`.
     sampling: choosing and packing what layers save in the forward pass, and the draws of a joint
         budget; 0 in a compiled step, where it is part of `forward`.
@@ -92,10 +80,12 @@ class Profile:
     """The result of `profile`.
 
     step_s: median seconds of a whole step. device: the name of it. kernels: what ops run as there.
-    compiled: whether the steps were; bytes are those of the eager model either way.
+    compiled: whether the steps were; bytes are those of the eager model either way. dataset: whose
+    rows the batches had; None if they were random.
     """
 
     model: str
+    dataset: str | None
     recipe: Recipe
     batch_size: int
     input_size: int | None
@@ -115,16 +105,7 @@ class Profile:
 
         Keys with `full` in their name are for full fine-tuning.
         """
-        saved, full = Counter[str](), Counter[str]()
-        for row in self.rows:
-            saved[row.kind] += row.saved_bytes
-            full[row.kind] += row.full_saved_bytes
-        return {
-            "totals": {"saved_bytes": saved.total(), "full_saved_bytes": full.total()},
-            "by_kind": dict(saved),
-            "by_kind_full": dict(full),
-            **asdict(self),
-        }
+        return {**kept.sums(self.rows), **asdict(self)}
 
 
 class Clock:
@@ -185,9 +166,16 @@ class Clock:
 
 
 class Training:
-    """Trains a model on random batches with the same step as `finetune`."""
+    """Trains a model with the same step as `finetune`, on random batches or on those of a feed."""
 
-    def __init__(self, family: Model, model: nn.Module, job: Job, device: torch.device) -> None:
+    def __init__(
+        self,
+        family: Model,
+        model: nn.Module,
+        job: Job,
+        device: torch.device,
+        feed: Feed | None = None,
+    ) -> None:
         assert job.batch_size is not None
         self.family, self.model, self.job, self.device = family, model.train(), job, device
         self.batch_size = job.batch_size
@@ -195,9 +183,14 @@ class Training:
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.compiled = Compiled(model, job)
         self._captured = Captured() if job.captured else None
+        self._feed = feed
+        self._batches = None if feed is None else feed.loading.batches()
 
     def batch(self) -> tuple[Any, Tensor]:
-        """Inputs and labels, these at random, on the device."""
+        """Inputs and labels on the device; without a feed the labels are random."""
+        if self._feed is not None and self._batches is not None:
+            (rows,) = next(self._batches)  # one micro-batch
+            return self._feed.trained(rows)
         batch = self.family.batch(self.model, self.batch_size, self.job.input_size)
         inputs, labels = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
         return inputs, labels.random_(CLASSES)
@@ -233,53 +226,54 @@ def profile(
     model: str,
     recipe: Recipe | None = None,
     *,
-    batch_size: int | None = None,
-    input_size: int | None = None,
-    task: str | None = None,
-    precision: Precision = "auto",
-    optimizer: str | None = None,
-    compile: bool = False,
-    cuda_graphs: bool = False,
+    dataset: str | None = None,
     steps: int = 5,
     device: torch.device | str | None = None,
     trace: Path | str | None = None,
     snapshot: Path | str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    **settings: Any,
 ) -> Profile:
-    """Profiles a training step of a model, by its name, with fresh weights and random batches.
+    """Profiles a training step of a model, by its name, with fresh weights.
 
-    Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in `finetune`.
-    Times are medians over `steps` steps on `device`; None is CUDA if available, else the CPU. A
-    `batch_size` of None is the model's default. The other settings are those of a `Job`.
+    Batches are of the training rows of a data set, as `finetune` takes them, or random if there is
+    none. Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in
+    `finetune`. Times are medians over `steps` steps on `device`; None is CUDA if available, else
+    the CPU.
 
+    settings: of a `Job`, such as `batch_size`.
     trace: file for a Chrome trace of two more steps.
     snapshot: file for a CUDA memory snapshot of two more steps.
-    Raises UsageError for settings that cannot be used, before any step has run.
+    progress: called with what is being done.
+    Raises UsageError for settings that cannot be used, before any step has run, and what reading
+    the data set raises.
     """
-    recipe, family = recipe or Recipe(), models.find(model, task)
-    place = devices.find(device)
-    job = Job(
-        model,
-        "random",
-        batch_size,
-        steps,
-        precision=precision,
-        optimizer=optimizer,
-        input_size=input_size,
-        compile=compile,
-        cuda_graphs=cuda_graphs,
-    )
+    recipe, place = recipe or Recipe(), devices.find(device)
+    job = Job(model, dataset or RANDOM, steps=steps, **settings)
     refuse(job, recipe, place)
-    job = replace(job, precision=settle(job, place)).resolved(family.defaults, sys.maxsize)
     _check_files(place, trace, snapshot)
-    net = family.bare(CLASSES, job.input_size).to(place)
+    job = replace(job, precision=settle(job, place))
+    if dataset is None:
+        family, classes = models.find(model, job.task), CLASSES
+        examples: int | None = sys.maxsize
+    else:
+        family, source = data.pair(job)
+        progress(f"loading {dataset}")
+        splits = sequenced(source.load(progress), family, job, progress)
+        classes, examples = len(splits.classes), count(splits.train)
+    job = job.resolved(family.defaults, examples)
+    progress(f"profiling {model}")
+    net = family.bare(classes, job.input_size).to(place)
+    feed = None if dataset is None else Feed(net, job, family, splits, place)
     rows = _sparsified_rows(net, recipe, OfJob(family, job), place)
-    training = Training(family, net, job, place)  # whose optimizer takes adapters, too
-    traced = tracing.trace(job, recipe, CLASSES, place.type)
+    training = Training(family, net, job, place, feed)  # whose optimizer takes adapters, too
+    traced = tracing.trace(job, recipe, classes, place.type)
     gc.collect()  # the fake copies are in reference cycles
     medians, allocator = _measure(training, steps)
     _record(training.step, trace, snapshot)
     return Profile(
         model=model,
+        dataset=dataset,
         recipe=recipe,
         batch_size=training.batch_size,
         input_size=job.input_size,
@@ -300,26 +294,12 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that saves anything before or after."""
-    kinds = _kinds(net)
+    found = kept.kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
     of_job.sparsify(net, recipe, inputs)
-    saved = of_job.saved_by_module(net, inputs)
-    kinds = _kinds(net) | kinds  # adapters are new modules
-    return tuple(
-        Row(name, kind, saved.get(name, 0), full.get(name, 0))
-        for name, kind in kinds.items()
-        if name in saved or name in full
-    )
-
-
-def _kinds(net: nn.Module) -> dict[str, str]:
-    """The layer kind of each module, by its name."""
-    razors = {
-        name: m if isinstance(m, RazorLayer) else libraries.razor_of(type(m))
-        for name, m in net.named_modules()
-    }
-    return {name: getattr(razor, "kind", OTHER) for name, razor in razors.items()}
+    own = of_job.saved_by_module(net, inputs)
+    return kept.rows(kept.kinds(net) | found, own, full)  # adapters are new modules
 
 
 def _measure(

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from torch import nn
 
 import razorctl
-from razorctl import Job, Recipe, errors
+from razorctl import Job, Recipe, errors, saved_bytes, sparsify
 from razorctl.cli import calls, compare, finetune, plan, profile
 from razorctl.cli.views import common as views
 from razorctl.planning.gpus import load
@@ -94,6 +96,28 @@ def test_profile_takes_a_name():
     assert result["steps"] == 1
     assert "blocks.*.attn.qkv" in html(result)
     assert "blocks.*.attn.qkv" in str(result)
+
+
+def test_profile_takes_any_module():
+    model, x = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), torch.zeros(4, 8)
+    result = razorctl.profile(model, x, method="backrazor", ratio=0.5, precision="bf16")
+    full = saved_bytes(model, x, autocast=torch.bfloat16)
+    assert result["totals"]["full_saved_bytes"] == full
+    assert [row["type"] for row in result["rows"]] == ["Linear", "GELU", "Linear"]
+    assert re.search(r"<td[^>]*>GELU</td>", html(result))
+    sparsify(model, Recipe("backrazor", 0.5))
+    assert razorctl.profile(model, inputs=x, precision="bf16")["rows"] == result["rows"]
+    for given, sentence in (
+        ({"steps": 3}, "steps does not apply to a model of one's own"),
+        ({"batch_size": 3}, "batch size does not apply to a model of one's own"),
+        ({"ratio": 0.7}, "sparsified by another recipe"),
+    ):
+        with pytest.raises(errors.UsageError, match=sentence):
+            razorctl.profile(model, x, **given)
+    with pytest.raises(errors.UsageError, match="neither the name of a model"):
+        razorctl.profile(x)
+    with pytest.raises(errors.UsageError, match="inputs are for"):
+        razorctl.profile("vit-micro", inputs=x)
 
 
 REFUSED = {

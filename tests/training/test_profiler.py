@@ -19,7 +19,8 @@ from razorctl.planning import job_trace as tracing
 from razorctl.spans import packing, watched
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import profiler
-from razorctl.training.profiler import CLASSES, OTHER, PHASES, Clock, Profile, profile
+from razorctl.training.kept import OTHER
+from razorctl.training.profiler import CLASSES, PHASES, Clock, Profile, profile
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -104,7 +105,7 @@ def test_keys_are_the_contract():
     result = json.loads(json.dumps(micro(recipe).result()))
     assert {"totals", "by_kind", "rows", "phases"} <= set(result)
     assert set(result["totals"]) == {"saved_bytes", "full_saved_bytes"}
-    assert set(result["rows"][0]) == {"module", "kind", "saved_bytes", "full_saved_bytes"}
+    assert set(result["rows"][0]) == {"module", "type", "kind", "saved_bytes", "full_saved_bytes"}
     assert set(result["phases"]) == {f"{name}_s" for name in PHASES}
     assert set(result["peak_bytes"]) == {"traced", "measured_allocated", "measured_reserved"}
     assert result["recipe"] == asdict(recipe)

@@ -25,9 +25,16 @@ COMPILED = {"forward_s": "with the loss and sampling", "sampling_s": "in forward
 
 
 def show(result: dict[str, Any]) -> None:
-    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase."""
+    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase.
+
+    Of a model of one's own there are only bytes.
+    """
+    if "phases" not in result:
+        _show_own(result)
+        return
+    data = f" on {result['dataset']}" if result["dataset"] else ""
     views.out.print(
-        f"{result['model']}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"{result['model']}{data}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
         f"{result['precision']}, {result['optimizer']}{', compiled' * result['compiled']}, "
         f"on {result['device']}",
         highlight=False,
@@ -39,7 +46,7 @@ def show(result: dict[str, Any]) -> None:
     kinds: Bytes = {(kind,): (kept[kind], full[kind]) for kind in by_size}
     title = f"kept for backward, traced{' without compiling' * result['compiled']}"
     _show_bytes(title, ("kind of layer",), kinds)
-    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"]))
+    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"], "kind"))
 
     table = _table("peak of a step", "", "bytes")
     for name, count in result["peak_bytes"].items():
@@ -52,6 +59,8 @@ def show(result: dict[str, Any]) -> None:
     table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
     for name, note in PHASES.items():
         seconds = result["phases"][name]
+        if result["dataset"] and name == "data_s":
+            note = "rows read, transformed and moved"
         if result["compiled"] and name in COMPILED:
             note = COMPILED[name]
         share = percent(seconds / result["step_s"])
@@ -61,14 +70,27 @@ def show(result: dict[str, Any]) -> None:
     views.out.print(table)
 
 
-def _largest(rows: list[dict[str, Any]]) -> Bytes:
+def _show_own(result: dict[str, Any]) -> None:
+    """The tables of bytes of a model of one's own."""
+    views.out.print(
+        f"{result['model']}: {summary(result['recipe'])}, {result['precision']}",
+        highlight=False,
+        markup=False,
+    )
+    title = "kept for backward, traced"
+    _show_bytes(title, ("module", "", "class"), _largest(result["rows"], "type"))
+
+
+def _largest(rows: list[dict[str, Any]], what: str) -> Bytes:
     """The largest of `rows`, by name, number of them and layer kind; the others in one.
+
+    what: the key of the last label, `kind`, or `type` for the class.
 
     Those that differ only in the numbers in their names, as the blocks of a model do, are one.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((starred(row["module"]), row["kind"]), []).append(row)
+        groups.setdefault((starred(row["module"]), row[what]), []).append(row)
     sums: Bytes = {}
     for (name, kind), group in groups.items():
         several = f"{len(group)} x" if len(group) > 1 else ""
@@ -89,7 +111,8 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
     """A row for each entry and one for their sum, without what a terminal is too narrow for."""
     columns = (*labels, "dense", "pruned", "smaller", "share")
-    for left_out in ((), ("kind",), ("kind", "share"), ("kind", "share", "smaller")):
+    last = ("kind", "class")
+    for left_out in ((), last, (*last, "share"), (*last, "share", "smaller")):
         shown = [name for name in columns if name not in left_out]
         room = views.out.width - views.width(_of_bytes(title, shown, columns, entries, NAME))
         if room >= 0:

@@ -1,0 +1,121 @@
+"""Bytes that modules keep for backward: of any model, by its parts, traced and not run."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from razorctl.errors import UsageError
+from razorctl.layers import libraries
+from razorctl.layers.base import RazorLayer
+from razorctl.memory import fake, saved
+from razorctl.memory.saved import Forward
+from razorctl.recipe import Recipe
+from razorctl.surgery.sparsify import recipe_of, restore, sparsify
+
+OTHER = "other"  # the kind of a module that no method swaps
+
+
+@dataclass(frozen=True)
+class Row:
+    """Traced bytes that a module keeps for backward, with the recipe and with full fine-tuning.
+
+    module: its dotted name, "" for the model itself. type: its class. kind: its layer kind, as in
+    `Method.rules`.
+    """
+
+    module: str
+    type: str
+    kind: str
+    saved_bytes: int
+    full_saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a model keeps for backward of its inputs; model: its class."""
+
+    model: str
+    recipe: Recipe
+    rows: tuple[Row, ...]
+
+    def result(self) -> dict[str, Any]:
+        """The rows and their sums, under the keys that a `Profile` has."""
+        return {**sums(self.rows), **asdict(self)}
+
+
+def sums(rows: Sequence[Row]) -> dict[str, Any]:
+    """The bytes of all rows, and those of each layer kind; keys with `full` are for full."""
+    kept, full = Counter[str](), Counter[str]()
+    for row in rows:
+        kept[row.kind] += row.saved_bytes
+        full[row.kind] += row.full_saved_bytes
+    return {
+        "totals": {"saved_bytes": kept.total(), "full_saved_bytes": full.total()},
+        "by_kind": dict(kept),
+        "by_kind_full": dict(full),
+    }
+
+
+def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
+    """The class and the layer kind of each module, by its name."""
+    razors = {
+        name: (m, m if isinstance(m, RazorLayer) else libraries.razor_of(type(m)))
+        for name, m in net.named_modules()
+    }
+    return {
+        name: (type(m).__name__, getattr(razor, "kind", OTHER))
+        for name, (m, razor) in razors.items()
+    }
+
+
+def rows(
+    found: Mapping[str, tuple[str, str]], kept: Mapping[str, int], full: Mapping[str, int]
+) -> tuple[Row, ...]:
+    """A row for each module that keeps anything; found: as `kinds` returns it."""
+    return tuple(
+        Row(name, *about, kept.get(name, 0), full.get(name, 0))
+        for name, about in found.items()
+        if name in kept or name in full
+    )
+
+
+def of_module(
+    model: nn.Module,
+    inputs: Any,
+    recipe: Recipe | None = None,
+    *,
+    autocast: torch.dtype | None = None,
+    forward: Forward | None = None,
+) -> Kept:
+    """What any model keeps for backward of its inputs, as it is in full and as `sparsify` makes it.
+
+    The model is traced as by `saved_bytes`, whose other arguments these are, and stays as it is. A
+    recipe of None is that of a model that is sparsified already, else the default one. Raises what
+    `sparsify` and `saved_bytes` raise, and UsageError for inputs without a tensor.
+    """
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
+        raise UsageError(
+            f"the inputs of {type(model).__name__} hold no tensor; give one, a tuple of them, or a "
+            "mapping of names to them."
+        )
+    own = recipe_of(model)
+    if own is not None and recipe not in (None, own):
+        raise UsageError(
+            "the model is sparsified by another recipe; leave the recipe out, or call "
+            "razorctl.restore(model) first."
+        )
+    run: dict[str, Any] = {"autocast": autocast, "forward": forward}
+    _, twin, batch = fake.fake_copies(model, inputs)
+    if own is not None:
+        restore(twin)
+    found, full = kinds(twin), saved.saved_by_module(twin, batch, **run)
+    chosen = own or recipe or Recipe()
+    if own is None:
+        sparsify(twin, chosen)
+    kept = saved.saved_by_module(twin if own is None else model, inputs, **run)
+    return Kept(type(model).__name__, chosen, rows(kinds(twin) | found, kept, full))
