@@ -47,6 +47,8 @@ class Job:
     task: what the model learns; None is what the data set is for.
     input_size: pixels of an image's side, or tokens of a text.
     epochs: passes over the data, instead of `steps`; may be fractional.
+    from_scratch: whether training begins with random weights. Only what prepares the inputs, such
+        as a tokenizer, is loaded from the hub then.
     batch_size: examples of a step, in all processes together.
     processes: number of processes that torchrun starts, one for each GPU. Each takes an equal part
         of every batch.
@@ -136,6 +138,7 @@ class Job:
     skip_bad: bool = False
     streaming: bool = False
     task: str | None = None
+    from_scratch: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

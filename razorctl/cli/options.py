@@ -62,6 +62,7 @@ JOB = _typed(
     steps=_of_job(help="Optimizer steps."),
     epochs=_of_job(help="Passes over the data, instead of --steps."),
     task=_of_job(help="What to learn: classification, segmentation, causal-lm or masked-lm."),
+    from_scratch=_of_job(help="Begin with random weights, not pretrained ones. [default: no]"),
     input_size=_of_job(help="Pixels of an image's side, or tokens. [default: the model's]"),
     batch_size=_of_job(
         help="Examples in a step; auto is the most that a plan allows in one pass.",

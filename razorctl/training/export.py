@@ -1,7 +1,6 @@
 """The model of a finished run, as its own library loads it."""
 
 import errno
-import logging
 import math
 import os
 import re
@@ -20,13 +19,10 @@ from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
 from razorctl.training import checkpoints, state, tensors
-from razorctl.training.checkpoints import Checkpoint
-from razorctl.training.rundir import ADAPTER, BEST, RESULT, WEIGHTS, sync, unlock, whole
+from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, sync, unlock, whole
 
 if TYPE_CHECKING:
     from razorctl.training.run import Run
-
-log = logging.getLogger(__name__)
 
 Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
 
@@ -36,16 +32,17 @@ def finished(run: "Run") -> None:
 
     Raises RazorError if the disk does not take them.
     """
-    out, job, best_one = run.out, run.job, run.best()
+    out, job, best = run.out, run.job, run.best()
     save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
     try:
         assert run.metrics is not None
         run.check_own()
         run.metrics.close()
-        if best_one is not None and not best(run.model, save, best_one, out):
-            run.checkpoints.drop(best_one)
-        last(run.model, save, out)
-        there = (name for name in (WEIGHTS, BEST) if (out / name).exists())
+        if best is not None:
+            export(deepcopy(run.model), save, (out / LAST).parent)
+            state.load_model(best.path, run.model)
+        export(run.model, save, out)
+        there = (name for name in (WEIGHTS, LAST) if (out / name).exists())
         run.checksums = {name: documents.entry(out / name) for name in there}
         run.check_own()
         with whole(out / RESULT) as file:
@@ -74,31 +71,16 @@ def _save(
     family.save(model, classes, input_size, folder)
 
 
-def last(model: nn.Module, save: Save, out: Path) -> None:
-    """Restores a sparsified model and saves it in `out`, its adapters first, if it has some.
+def export(model: nn.Module, save: Save, folder: Path) -> None:
+    """Restores a sparsified model and saves it in a folder, its adapters first, if it has some.
 
     Raises OSError if they cannot be written.
     """
+    folder.mkdir(exist_ok=True)
     if adapters.attached(model):
-        _write(lambda folder: adapters.save(model, folder), (out / ADAPTER).parent)
+        _write(lambda made: adapters.save(model, made), (folder / ADAPTER).parent)
     restore(model)
-    _write(lambda folder: save(model, folder), out)
-
-
-def best(model: nn.Module, save: Save, found: Checkpoint, out: Path) -> bool:
-    """Saves a sparsified model, which stays as it is, with the weights in a checkpoint.
-
-    Returns False, after a warning, if the checkpoint is damaged. Raises OSError if they cannot be
-    written.
-    """
-    if not found.intact:
-        log.warning("%s is damaged; the best weights of this run are the last ones.", found.path)
-        return False
-    model = deepcopy(model)
-    state.load_model(found.path, model)
-    restore(model)
-    _write(lambda folder: save(model, folder), (out / BEST).parent)
-    return True
+    _write(lambda made: save(model, made), folder)
 
 
 def _write(save: Callable[[Path], object], folder: Path) -> None:

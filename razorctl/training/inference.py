@@ -115,7 +115,7 @@ def load(
     if weights not in (None, *CHOICES):
         raise UsageError(f"unknown weights {weights!r}; choose one of {', '.join(CHOICES)}.")
     result, job = rundir.finished(run)
-    file = run / (rundir.BEST if weights != "last" and _has_best(result) else rundir.WEIGHTS)
+    file = run / _file(result, weights or "best")
     family, place = models.find(job.model, job.task), devices.find(device)
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
@@ -158,9 +158,13 @@ def _check_finite(model: nn.Module, file: Path) -> None:
             raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
 
 
-def _has_best(result: Mapping[str, Any]) -> bool:
-    """Whether the best weights are not the last."""
-    return bool(result["best_step"] != result["steps"])
+def _file(result: Mapping[str, Any], weights: str) -> str:
+    """The path of the best or the last weights in the directory of a run."""
+    if result["best_step"] == result["steps"]:
+        return rundir.WEIGHTS
+    if Path(result["best_weights"]) == Path(result["run_dir"]) / rundir.OLD_BEST:
+        return rundir.OLD_BEST if weights == "best" else rundir.WEIGHTS
+    return rundir.WEIGHTS if weights == "best" else rundir.LAST
 
 
 def _precision(job: Job, device: torch.device) -> Any:

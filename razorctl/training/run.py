@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FROM_SCRATCH = (
+    "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
+    "and epochs."
+)
+
 
 class Run(Iterator[Step]):
     """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
@@ -83,7 +88,8 @@ class Run(Iterator[Step]):
         self.learner.parts = self.recovery.relief.parts
         self.trial = self.learner.trial
         self.history: list[Step] = []
-        self.tested: dict[str, float] | None = None
+        self.tested: Mapping[str, float] | None = None
+        self.best_figures: Mapping[str, float] = {}
         self.checksums: dict[str, dict[str, int]] = {}
         self.peak_bytes: int | None = None
         if found is not None:
@@ -105,6 +111,8 @@ class Run(Iterator[Step]):
         family, source = data.pair(job)
         splits = sequenced(source.load(progress), family, job, progress)
         self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
+        if job.from_scratch:
+            self.notes = (*self.notes, FROM_SCRATCH.format(model=job.model))
         # By their absolute paths, so that the run can be resumed from any directory.
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, self.device))
@@ -125,7 +133,8 @@ class Run(Iterator[Step]):
 
         progress(f"building {job.model}")
         state.seed(job.seed)
-        self.model = family.build(len(splits.classes), job.input_size)
+        build = family.bare if job.from_scratch else family.build
+        self.model = build(len(splits.classes), job.input_size)
         cast_weights(self.model, job)
         self.model.to(self.device)
         self.logits = family.logits
@@ -381,12 +390,35 @@ class Run(Iterator[Step]):
 
     def _finish(self) -> None:
         """Writes the weights, then the result; raises RazorError if the disk does not take them."""
+        best = self._undamaged(self.best())
         if self.feed.test is not None:
             self.tested = self.evaluate(self.feed.test)
+        self.best_figures = self._figures_of(best)
         if self.peak_bytes is not None:
             self.peak_bytes = processes.most(self.peak_bytes, self.device)
         self.model = parallel.gathered(self.model, self._unsharded)
         processes.of_first(partial(export.finished, self))
+
+    def _undamaged(self, best: Checkpoint | None) -> Checkpoint | None:
+        """The best checkpoint; None, after a warning, if it is damaged. Collective."""
+        if best is None or processes.of_first(lambda: best.intact):
+            return best
+        log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
+        self.checkpoints.drop(best)
+        return None
+
+    def _figures_of(self, best: Checkpoint | None) -> Mapping[str, float]:
+        """Those of the best weights, or for None of the last, on the split of the result."""
+        if best is None:
+            return self.tested or self.history[-1].metrics or {}
+        if self.feed.test is None:
+            return self.history[best.step - 1].metrics or {}
+        last = parallel.whole(self.model.state_dict())
+        last = {name: value.to("cpu", copy=True) for name, value in last.items()}
+        state.load_model(best.path, self.model)
+        figures = self.evaluate(self.feed.test)
+        parallel.put(last, self.model)
+        return figures
 
     def _diverged(self, error: DivergedError, step: int, saved: bool) -> RazorError:
         assert self.job.learning_rate is not None

@@ -33,8 +33,9 @@ CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finishe
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were put aside or skipped, and digests of all, unless streamed
 ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
-# Written at the end: the best model, if it is not the last, and the adapters, if there are some.
-BEST, ADAPTER = "best/model.safetensors", "adapter/adapter_model.safetensors"
+# Written at the end: the last model, if the best is another one, and adapters, if there are some.
+LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
+OLD_BEST = "best/model.safetensors"  # of an older razorctl, whose directory was the last model
 
 ROOM = 2**20  # bytes that a file needs that a command writes at its end, such as a report
 WRITTEN = "name a directory that `razorctl finetune` has written"

@@ -76,6 +76,7 @@ class Result:
     payoff: Payoff | None
     validation_accuracy: float | None = None
     validation_loss: float | None = None
+    best_metrics: Figures | None = None  # an older razorctl wrote none
     checksums: Mapping[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

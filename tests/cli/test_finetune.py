@@ -17,8 +17,9 @@ from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
 from razorctl.training import rundir
+from tests import local_hub
 from tests.cli.commands import QUICK, finetune, razorctl
-from tests.own import photos
+from tests.own import photos, texts
 
 EACH = ("--evaluate-every", "1")
 FULL = ("--method", "full")  # the soonest prepared, where the method is of no matter
@@ -306,3 +307,27 @@ class TestResume:
         result = razorctl("finetune", "vit-micro", "data/photos", "--resume", "--out", "run")
         assert result.exit_code == 0, result.stderr
         assert json.loads(Path("run/result.json").read_text())["dataset"] == known
+
+
+def configured(folder: Path) -> Path:
+    """A model of transformers without its weights."""
+    folder.mkdir()
+    local_hub.bert(folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("model", ["timm:test_vit", "torchvision:squeezenet1_1", "configured"])
+def test_models_train_from_scratch_without_their_weights(model):
+    """The hub cannot be reached; without the option all three are missing."""
+    small = ("--batch-size", "4", "--steps", "1", "--device", "cpu", "--out", "run", *FULL)
+    data, size = (texts(Path("t.csv")), "8") if model == "configured" else (photos(Path("d")), "64")
+    if model == "configured":
+        configured(Path(model))
+    command = ("finetune", model, str(data), *small, "--input-size", size)
+    result = razorctl(*command)
+    assert result.exit_code == (5 if model == "configured" else 6), result.stderr
+    result = razorctl(*command, "--from-scratch")
+    assert result.exit_code == 0, result.stderr
+    assert f"note: {model} begins with random weights" in result.stderr
+    assert razorctl("evaluate", "run", "--device", "cpu").exit_code == 0

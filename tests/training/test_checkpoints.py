@@ -118,7 +118,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, accuracies):
     result = run.result()
     assert (result["best_step"], result["best_accuracy"]) == (3, 0.7)
     assert result == json.loads((tmp_path / "run/result.json").read_text())
-    for name, step in (("best/model", 3), ("model", 5)):
+    for name, step in (("model", 3), ("last/model", 5)):
         exported = load_file(tmp_path / f"run/{name}.safetensors")
         assert all(torch.equal(exported[k], v) for k, v in weights[step - 1].items())
     assert not (tmp_path / "run/checkpoints").exists()
@@ -163,10 +163,15 @@ def test_the_best_adapters_are_merged_too(tmp_path, accuracies):
     job = replace(JOB, steps=2, evaluate_every=1, optimizer="adamw", learning_rate=0.1)
     list(begin(tmp_path / "run", job, Recipe("lora")))
     best, last = (
-        load_file(tmp_path / f"run/{name}.safetensors") for name in ("best/model", "model")
+        load_file(tmp_path / f"run/{name}.safetensors") for name in ("model", "last/model")
     )
     assert best.keys() == last.keys() == micro.vit_micro(10, pretrained=False).state_dict().keys()
     assert not torch.equal(best["blocks.0.attn.qkv.weight"], last["blocks.0.attn.qkv.weight"])
+    adapters = [
+        load_file(tmp_path / "run" / folder / "adapter/adapter_model.safetensors")
+        for folder in (".", "last")
+    ]
+    assert not all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
 
 
 def test_saves_are_as_rare_as_asked_for_but_the_best_is_one(tmp_path, accuracies):

@@ -53,7 +53,7 @@ def test_the_metric_chooses_the_best_weights(metric, best, tmp_path, figures):
     list(run)
     assert run.result()["best_step"] == best
     assert run.result()["metric"] == metric
-    assert (tmp_path / "run/best").exists() == (best < 3)
+    assert (tmp_path / "run/last").exists() == (best < 3)
 
 
 def test_a_data_set_has_its_own_metric(tmp_path):

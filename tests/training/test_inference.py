@@ -84,21 +84,64 @@ def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypat
     monkeypatch.setattr(Run, "evaluate", evaluate)
     job = Job("vit-micro", str(photos(tmp_path / "d", 8)), **QUICK)
     list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
-    found = inference.load(tmp_path / "run", device="cpu")
-    assert found.weights == tmp_path / "run/best/model.safetensors"
-    loss = found.evaluate(own_rows(tmp_path / "run").rows)["loss"]
-    assert loss == pytest.approx(seen[1], abs=1e-6)
-    assert loss != pytest.approx(seen[-1], abs=1e-6)
-    shutil.rmtree(tmp_path / "run/best")
-    with pytest.raises(MissingError, match=r"best/model.safetensors is missing; copy the"):
-        inference.load(tmp_path / "run")
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    rows = own_rows(tmp_path / "run").rows
+    for weights, file, loss in (
+        ("best", "model.safetensors", result["best_metrics"]["loss"]),
+        ("last", "last/model.safetensors", result["metrics"]["loss"]),
+    ):
+        found = inference.load(tmp_path / "run", weights=weights, device="cpu")
+        assert found.weights == tmp_path / "run" / file
+        assert found.evaluate(rows)["loss"] == pytest.approx(loss, abs=1e-6)
+    assert result["best_metrics"]["loss"] == seen[1]
+    assert result["metrics"]["loss"] == seen[-1]
+    shutil.rmtree(tmp_path / "run/last")
+    with pytest.raises(MissingError, match=r"last/model.safetensors is missing; copy the"):
+        inference.load(tmp_path / "run", weights="last")
+
+
+def test_a_run_of_an_older_razorctl_has_its_best_weights_beside_the_last(runs, tmp_path):
+    out = shutil.copytree(runs["digits"].out, tmp_path / "run")
+    (out / "best").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(out / name, out / "best" / name)
+    file = out / "result.json"
+    best = str(Path(json.loads(file.read_text())["run_dir"]) / "best/model.safetensors")
+    older = {"best_step": 1, "best_weights": best}
+    file.write_text(json.dumps(json.loads(file.read_text()) | older))
+    for weights, path in (("best", "best/model.safetensors"), ("last", "model.safetensors")):
+        assert inference.load(out, weights=weights, device="cpu").weights == out / path
+
+
+def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shallow):
+    """Of data with both other splits; training's own last weights are left as they were."""
+    real, tested = Run.evaluate, []
+
+    def evaluate(run, rows=None):
+        figures = real(run, rows)
+        if rows is not None:
+            tested.append(figures)
+            return figures
+        return {**figures, "accuracy": 1 / (1 + len(run.history))}
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    photos(tmp_path / "d/train", 8)
+    photos(tmp_path / "d/test", 3)
+    job = Job("vit-micro", str(tmp_path / "d"), **QUICK)
+    list(run := finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
+    result = run.result()
+    assert (result["metrics"], result["best_metrics"]) == tuple(tested)
+    rows = own_rows(tmp_path / "run").rows
+    for weights, figures in zip(("last", "best"), tested, strict=True):
+        found = inference.load(tmp_path / "run", weights=weights, device="cpu")
+        assert found.evaluate(rows) == pytest.approx(figures, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
     run = runs[name]
     rows = own_rows(run.out, "train").rows.select(range(11))
-    classifier = inference.load(run.out, weights="last", device="cpu", batch_size=4)
+    classifier = inference.load(run.out, device="cpu", batch_size=4)
     found = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
     batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
     with torch.no_grad():
@@ -310,7 +353,7 @@ def test_stock_libraries_predict_the_same(runs, tmp_path):
         ("photos", image, "image"),
         ("texts", str(tmp_path / "a.txt"), "text"),
     ):
-        classifier = inference.load(runs[name].out, weights="last", device="cpu")
+        classifier = inference.load(runs[name].out, device="cpu")
         parts, _ = whole.unlabeled([file], Job("vit-micro", ""), modality)
         (row,) = labels.predicted(classifier, parts)
         found = dict(zip(row.classes, row.probabilities, strict=True))
@@ -361,10 +404,9 @@ def spoiled(run: Run, to: Path, name: str, change) -> Path:
     """A copy of a run, with a weight changed and, as the run has none any more, no checksum."""
     out = shutil.copytree(run.out, to)
     result = json.loads((out / "result.json").read_text())
-    file = out / ("best/model" if result["best_step"] != result["steps"] else "model")
-    weights = load_file(file.with_suffix(".safetensors"))
+    weights = load_file(out / "model.safetensors")
     change(weights[name])
-    save_file(weights, file.with_suffix(".safetensors"), {"format": "pt"})
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
     (out / "result.json").write_text(json.dumps(result | {"checksums": {}}))
     return out
 

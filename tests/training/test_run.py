@@ -51,6 +51,7 @@ KEYS = [
     "best_step",
     "best_accuracy",
     "best_weights",
+    "best_metrics",
     "predicted",
     "compiled",
     "payoff",
@@ -92,7 +93,7 @@ def test_every_method_trains_and_leaves_a_complete_run(method, tmp_path):
         "model.safetensors",
         "result.json",
         "split.json",
-        *([] if last else ["best"]),
+        *([] if last else ["last"]),
         *(["adapter"] if method == "lora" else []),
     }
     assert json.loads((tmp_path / "run/result.json").read_text()) == result
@@ -104,7 +105,7 @@ def test_a_run_loads_as_a_stock_model_and_scores_the_same(tmp_path):
     assert stock.pretrained_cfg["label_names"] == [*"0123456789"]
     assert not any(isinstance(m, RazorLayer) for m in run.model.modules())
     run.model = stock
-    assert run.evaluate()["accuracy"] == run.result()["accuracy"]
+    assert run.evaluate() == run.result()["best_metrics"]
 
 
 @pytest.mark.parametrize("method", ["full", "razor", "backrazor"])
@@ -112,7 +113,7 @@ def test_the_adapters_of_a_run_load_by_peft(method, tmp_path):
     run = train(tmp_path, recipe=Recipe(method, 0.5, lora=True))
     base = PeftModel.from_pretrained(run_of_seed(0), str(tmp_path / "run/adapter"))
     run.model = base.merge_and_unload()
-    assert run.evaluate()["accuracy"] == run.result()["accuracy"]
+    assert run.evaluate()["accuracy"] == run.result()["best_metrics"]["accuracy"]
 
 
 def run_of_seed(seed):

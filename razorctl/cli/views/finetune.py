@@ -98,15 +98,27 @@ def show(result: dict[str, Any]) -> None:
     if result.get("validation_accuracy") is not None:
         loss = f"loss {figure(result['validation_loss'])}"
         table.add_row("validation accuracy", figure(result["validation_accuracy"]), loss)
-    loss = f"loss {figure(result['loss'])}"
-    table.add_row(f"{result['split']} accuracy", figure(result["accuracy"]), loss)
-    if (metric := result["metric"]) not in ("accuracy", "loss"):
-        name = f"{result['split']} {metric.replace('_', ' ')}"
-        table.add_row(name, figure(result["metrics"][metric]))
+    for name in dict.fromkeys(("accuracy", result["metric"])):
+        if name != "loss":
+            _add_figure(table, name, result)
     views.out.print(table)
-    files = [f"weights: {result['weights']}"]
+    files = [f"weights: {result['best_weights']}"]
     if result["best_weights"] != result["weights"]:
-        best = f"step {result['best_step']:,}, accuracy {figure(result['best_accuracy'])}"
-        files.append(f"best weights: {result['best_weights']} ({best})")
+        files = [f"{files[0]} (of step {result['best_step']:,}, the best)"]
+        files.append(f"last weights: {result['weights']}")
     for line in files:
         views.out.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _add_figure(table: Table, name: str, result: dict[str, Any]) -> None:
+    """Adds a figure of the best weights, and below it that of the last if they are others."""
+    found = [(result["metrics"], "")]
+    if result["best_weights"] != result["weights"]:
+        best = result.get("best_metrics") or {}  # an older razorctl wrote none
+        of_best = f" (step {result['best_step']:,}, the best)"
+        found = [(best, of_best), (result["metrics"], " (the last step)")]
+    label = f"{result['split']} {name.replace('_', ' ')}"
+    for figures, which in found:
+        loss = f"loss {figure(figures.get('loss'))}{which}"
+        table.add_row(label, figure(figures.get(name)), loss)
+        label = ""

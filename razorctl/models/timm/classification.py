@@ -126,7 +126,8 @@ class Place:
         config: Any = get_pretrained_cfg(self.architecture)
         if config is None or not (config.hf_hub_id or config.url or config.file):
             raise UsageError(
-                f"{self.name} has no pretrained weights; choose an architecture that has."
+                f"{self.name} has no pretrained weights; choose an architecture that has, or "
+                "train it with --from-scratch."
             )
         return f"{config.architecture}.{config.tag}" if config.tag else str(config.architecture)
 
