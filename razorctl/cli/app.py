@@ -28,7 +28,7 @@ COMMANDS = {
     "plan": "Show the ways to train MODEL on DATASET on a card, what each needs, and which one to "
     "take.",
     "finetune": "Fine-tune MODEL on DATASET and write the run to a directory.",
-    "evaluate": "Evaluate a finished RUN on DATA, or on the data it was trained on.",
+    "evaluate": "Evaluate a finished RUN on DATASET, or on the data it was trained on.",
     "predict": "Predict labels, texts or masks of FILES with a finished RUN.",
     "profile": "Show where the bytes and the time of a training step of MODEL go.",
     "compare": "Compare methods on MODEL and DATASET, or compare the finished runs in directories.",
@@ -41,6 +41,11 @@ FUNCTIONS = {"list": "list_names"}  # of commands whose function has another nam
 
 class Group(TyperGroup):
     """Prints an error as one sentence and exits with the code of its kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from razorctl.cli.views import help as view
+
+        view.show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         unchecked(self, ctx)
@@ -149,16 +154,21 @@ def main(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        option(help="TOML file of settings, such as a run's config.toml. [default: razorctl.toml]"),
+        option(
+            help="TOML file of settings, such as a run's config.toml.",
+            default="razorctl.toml",
+            metavar="FILE",
+        ),
     ] = None,
-    debug: Annotated[bool, option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, option("--debug", help="Show tracebacks.", metavar="")] = False,
     version: Annotated[
-        bool, option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        option("--version", callback=_version, is_eager=True, help="Show the version.", metavar=""),
     ] = False,
 ) -> None:
     """Fine-tune whole pretrained models on consumer GPUs.
 
-    The forward pass stays exact; only what the gradient needs is saved for the backward pass.
+    The forward pass stays exact; only what the gradient needs is kept for the backward pass.
     """
     processes.settle_environment()
     if not processes.first():

@@ -1,5 +1,6 @@
 """What every command is made of: options, and a class that names the nearest to an unknown one."""
 
+import re
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ from typer.core import TyperCommand
 PREFIX = "RAZORCTL"  # prefix of environment variables
 
 
-def option(*flags: str, help: str, **settings: Any) -> Any:
-    """A typer option whose help is shown exactly as written."""
+def option(*flags: str, help: str, default: str | None = None, **settings: Any) -> Any:
+    """A typer option whose help is shown exactly as written, with its default if that is said."""
+    about = help if default is None else f"{help} [default: {default}]"
     # Escaped, since rich would read "[default: 1]" as markup and drop it.
-    return typer.Option(*flags, help=escape(help), show_envvar=False, **settings)
+    return typer.Option(*flags, help=escape(about), show_envvar=False, **settings)
 
 
 def unchecked(command: Any, ctx: Any) -> None:
@@ -31,8 +33,26 @@ def _value(option: Any, checked: Any, ctx: Any, value: Any) -> Any:
     return option.callback(ctx, option, None) if option.callback else None
 
 
+def usage(command: Any, ctx: Any) -> list[str]:
+    """The pieces of a usage line; in brackets stands what may be left out."""
+    pieces = ["[OPTIONS]"]
+    for each in command.get_params(ctx):
+        if each.param_type_name == "argument":
+            name = each.display_name_raw
+            name += "..." * (each.nargs != 1 and not name.endswith("..."))
+            pieces.append(name if each.required else f"[{name}]")
+    return pieces
+
+
 class Command(TyperCommand):
     """Suggests the option whose flag, or whose setting, is nearest to one that it does not know."""
+
+    collect_usage_pieces = usage
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from razorctl.cli.views import help as view
+
+        view.show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         unchecked(self, ctx)
@@ -48,7 +68,26 @@ class Command(TyperCommand):
                 known |= {_bare(flag): flag for each in options for flag in each.opts}
                 near = get_close_matches(_bare(asked), known, n=1, cutoff=NEAR)
                 error.possibilities = [known[name] for name in near]
+            error.message = _mended(error.message)
             raise
+
+
+# What typer, and pydantic for it, say of a value or of arguments -> what is said here.
+MENDED = {
+    r"Input should be a valid number.*": "it takes a number.",
+    r"Input should be a valid integer.*": "it takes a whole number.",
+    r"Input should be greater than or equal to (\d+)": r"it takes \1 or more.",
+    r"Input should be less than or equal to (\d+)": r"it takes \1 or less.",
+    r"Input should be a valid boolean.*": "it takes yes or no.",
+    r"Got unexpected extra argument\(s\) \((.*)\)": r"Got more than it takes: \1",
+}
+
+
+def _mended(message: str) -> str:
+    """An error in words that need no knowledge of Python."""
+    for found, said in MENDED.items():
+        message = re.sub(found, said, message, flags=re.DOTALL)
+    return message
 
 
 def _bare(flag: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import OF_DATA, Device, Json, option, takes
+from razorctl.cli.options import OF_DATA, Device, Json, of_course, option, takes
 from razorctl.cli.settings import Call, read
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
@@ -36,32 +36,58 @@ METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
 OF_VIEW = {"what", "target", "json", "csv", "html"}  # parameters that also apply to finished runs
 
 
-@takes("ratio", *OF_JOB)
+FIRST = (
+    *("methods", "seeds", "ratio", "budget", "steps", "epochs"),
+    *("out", "resume", "html", "csv", "json"),
+)
+
+
+@takes("ratio", *OF_JOB, first=FIRST, planned=False)
 def compare(
     ctx: typer.Context,
     what: Annotated[
-        list[str], typer.Argument(metavar="MODEL DATASET | DIR...", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="MODEL DATASET | DIR...",
+            help="A model and a data set, or directories of runs and comparisons.",
+            show_default=False,
+        ),
     ],
-    methods: Annotated[str, option(help="Names of methods, or of baselines: see above.")] = METHODS,
-    seeds: Annotated[int, option(help="Runs of each method.")] = 1,
+    methods: Annotated[
+        str, option(help="Names of methods, or of baselines: see below.", metavar="NAMES")
+    ] = METHODS,
+    seeds: Annotated[int, option(help="Runs of each method.", metavar="N")] = 1,
     budget: Annotated[
         str | None,
-        option(help="Time of training for all runs together, such as 10m, instead of --steps."),
+        option(
+            help="Time of training for all runs together, such as 10m, instead of --steps.",
+            default="none",
+            metavar="TIME",
+        ),
     ] = None,
     target: Annotated[
-        float | None, option(help="Accuracy to reach. [default: 99 % of full's best]")
+        float | None,
+        of_course(help="Accuracy to reach.", default="99 % of full's best", metavar="SHARE"),
     ] = None,
     device: Device = None,
-    out: Annotated[Path | None, option(help="New directory. [default: under runs/]")] = None,
+    out: Annotated[
+        Path | None, option(help="New directory.", default="under runs/", metavar="DIR")
+    ] = None,
     resume: Annotated[
-        bool, option("--resume", help="Continue in --out; finished runs are not run again.")
+        bool,
+        option("--resume", help="Continue in --out; finished runs are not run again.", metavar=""),
     ] = False,
     json: Json = False,
-    csv: Annotated[bool, option("--csv", help="Print the rows as CSV.")] = False,
-    html: Annotated[Path | None, option(help="New file for a report with plots.")] = None,
+    csv: Annotated[bool, option("--csv", help="Print the rows as CSV.", metavar="")] = False,
+    html: Annotated[
+        Path | None,
+        option(help="New file for a report with plots.", default="none", metavar="FILE"),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Compare methods on MODEL and DATASET, or compare the finished runs in directories.
+
+        razorctl compare vit-b16 ./photos --methods full,razor --html report.html
 
     Each directory is that of a run or of a comparison. Every method and seed is
     run by `finetune` in its own process; the row of a run that fails shows the
@@ -193,7 +219,7 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     if len(what) != 2 or any(there):
         raise UsageError(
             f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
-            "either a model and a data set, or only such directories."
+            "either MODEL and DATASET, or only such directories."
         )
     return None
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.names import completes
-from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
+from razorctl.cli.options import DATASET, Batch, Device, Finished, Json, Weights, option, takes
 from razorctl.cli.settings import told
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
@@ -19,22 +18,21 @@ if TYPE_CHECKING:
 COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
 
 
-@takes(*COLUMNS)
+@takes(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))
 def evaluate(
     ctx: typer.Context,
     run: Finished,
     dataset: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="Name of a data set, hf:ORG/NAME, or a folder or table of one's own.",
-            autocompletion=completes("data sets"),
-            show_default=False,
-        ),
+        DATASET,
     ] = None,
     split: Annotated[
         str | None,
-        option(help="Split to evaluate. [default: of the run's data the one it was evaluated on]"),
+        option(
+            help="Split to evaluate.",
+            default="of the run's data the one it was evaluated on",
+            metavar="NAME",
+        ),
     ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
@@ -42,10 +40,12 @@ def evaluate(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Evaluate a finished RUN on DATA, or on the data it was trained on.
+    """Evaluate a finished RUN on DATASET, or on the data it was trained on.
 
-    Without DATA the rows are those that the run itself was evaluated on: its
-    test or validation split, or the rows that were put aside. Of DATA it takes
+        razorctl evaluate runs/photos
+
+    Without DATASET the rows are those that the run itself was evaluated on: its
+    test or validation split, or the rows that were put aside. Of DATASET it takes
     the test split, or else the validation split, or all rows if there are no
     splits. Labels are matched to the classes of the run by name.
 
@@ -61,7 +61,7 @@ def evaluate(
     columns = {name: given[name] for name in COLUMNS if name in given}
     if dataset is None and columns:
         flag = next(iter(columns)).replace("_", "-")
-        raise UsageError(f"--{flag} says how DATA is read; name DATA, or leave it out.")
+        raise UsageError(f"--{flag} says how DATASET is read; name DATASET, or leave it out.")
     _, job = rundir.finished(run)
     wanted = _job(job, dataset or job.dataset, columns)
     with views.waiting(f"loading {wanted.dataset}") as at:

@@ -14,6 +14,7 @@ from razorctl.cli.options import (
     Device,
     Json,
     Preset,
+    of_course,
     of_plan,
     option,
     takes,
@@ -29,24 +30,44 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 
-@takes(*PLANNING, *RECIPE, *JOB)
+FIRST = (
+    *("out", "resume", "epochs", "steps", "batch_size", "learning_rate"),
+    *("method", "ratio", "vram", "gpu", "json"),
+)
+
+
+@takes(*PLANNING, *RECIPE, *JOB, first=FIRST)
 def finetune(
     ctx: typer.Context,
-    plan: Annotated[Path | None, of_plan(help="File of `plan --json`, run as planned.")] = None,
+    plan: Annotated[
+        Path | None,
+        of_plan(help="File of `plan --json`, run as planned.", default="none", metavar="FILE"),
+    ] = None,
     recipe: Preset = None,
     device: Device = None,
-    out: Annotated[Path | None, option(help="New run directory. [default: under runs/]")] = None,
+    out: Annotated[
+        Path | None, option(help="New run directory.", default="under runs/", metavar="DIR")
+    ] = None,
     resume: Annotated[
-        bool, option("--resume", help="Go on in --out, or start there if nothing is saved yet.")
+        bool,
+        option(
+            "--resume", help="Go on in --out, or start there if nothing is saved yet.", metavar=""
+        ),
     ] = False,
     tracker: Annotated[
         list[str] | None,
-        option(help="tensorboard, trackio or wandb; may be repeated. [default: none]"),
+        of_course(
+            help="What gets losses and figures; may be repeated.",
+            default="none",
+            metavar="[tensorboard|trackio|wandb]",
+        ),
     ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
     """Fine-tune MODEL on DATASET and write the run to a directory.
+
+        razorctl finetune vit-b16 ./photos --out runs/photos
 
     The directory gets config.toml, metrics.jsonl and, at the end, the model, as
     timm or transformers load it, and result.json. Settings that are not given

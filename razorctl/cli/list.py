@@ -14,7 +14,9 @@ from razorctl.config.registry import find
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="models, datasets, methods, gpus or recipes: show these in full."),
+        typer.Argument(
+            metavar="KIND", help="models, datasets, methods, gpus or recipes: show these in full."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -13,16 +13,27 @@ if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
 
 
-@takes(*PLANNING, *RECIPE, *(name for name in JOB if name != "accumulate"))  # the plan chooses it
+OF_JOB = [name for name in JOB if name != "accumulate"]  # the plan chooses it
+FIRST = (
+    *("gpu", "vram", "prefer", "batch_size", "precision", "optimizer", "method", "ratio"),
+    *("max_ratio", "explain", "json"),
+)
+
+
+@takes(*PLANNING, *RECIPE, *OF_JOB, first=FIRST)
 def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
-    explain: Annotated[bool, option("--explain", help="Show what was tried, in order.")] = False,
+    explain: Annotated[
+        bool, option("--explain", help="Show what was tried, in order.", metavar="")
+    ] = False,
     json: Json = False,
     **flags: Any,
 ) -> None:
     """Show the ways to train MODEL on DATASET on a card, what each needs, and which one to take.
+
+        razorctl plan vit-b16 cifar100 --gpu rtx-4090
 
     Training steps are traced without a device. Exact ways are listed beside
     approximate ones. With a method or any other setting of a recipe, only that

@@ -89,7 +89,9 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
     """
     given = settings.given
     if not {"model", "dataset"} <= given.keys():
-        raise UsageError("no model or data set is given; name both: finetune vit-micro digits.")
+        raise UsageError(
+            "MODEL or DATASET is missing; name both: razorctl finetune vit-micro digits."
+        )
     from razorctl.planning import detect
 
     say_data(settings.job_to_plan)  # before torch is loaded, which takes seconds

@@ -36,7 +36,13 @@ OF_TASK = {
 }
 
 
-@takes(*COLUMNS)
+FIRST = (
+    *("top", "probabilities", "max_new_tokens", "temperature", "seed", "out"),
+    *("weights", "batch_size", "device", "json", "spreadsheet"),
+)
+
+
+@takes(*COLUMNS, first=FIRST)
 def predict(
     ctx: typer.Context,
     run: Finished,
@@ -49,24 +55,35 @@ def predict(
         ),
     ],
     top: Annotated[
-        int | None, option(help="Labels of a row, from the most probable. [default: 1]", min=1)
+        int | None,
+        option(help="Labels of a row, from the most probable.", default="1", metavar="N", min=1),
     ] = None,
     probabilities: Annotated[
-        bool, option("--probabilities", help="Give the probability of every class, too.")
+        bool,
+        option("--probabilities", help="Give the probability of every class, too.", metavar=""),
     ] = False,
     max_new_tokens: Annotated[
-        int | None, option(help=f"Most tokens of a continuation. [default: {NEW_TOKENS}]", min=1)
+        int | None,
+        option(help="Most tokens of a continuation.", default=str(NEW_TOKENS), metavar="N", min=1),
     ] = None,
     temperature: Annotated[
         float | None,
-        option(help="Draw tokens at it. [default: 0, the most probable ones]", min=0),
+        option(
+            help="Draw tokens at it; 0 takes the most probable ones.",
+            default="0",
+            metavar="T",
+            min=0,
+        ),
     ] = None,
     seed: Annotated[
-        int | None, option(help="Seed of drawn tokens. [default: 0]", min=0, max=2**32 - 1)
+        int | None,
+        option(help="Seed of drawn tokens.", default="0", metavar="N", min=0, max=2**32 - 1),
     ] = None,
     out: Annotated[
         Path | None,
-        option(help="New file to write; of masks, new directory. [default: stdout]"),
+        option(
+            help="New file to write; of masks, new directory.", default="stdout", metavar="FILE"
+        ),
     ] = None,
     weights: Weights = None,
     batch_size: Batch = None,
@@ -74,11 +91,17 @@ def predict(
     json: Json = False,
     spreadsheet: Annotated[
         bool,
-        option("--spreadsheet", help="Write ' before cells that a spreadsheet would run: = + - @."),
+        option(
+            "--spreadsheet",
+            help="Write ' before cells that a spreadsheet would run: = + - @.",
+            metavar="",
+        ),
     ] = False,
     **flags: Any,
 ) -> None:
     """Predict labels, texts or masks of FILES with a finished RUN.
+
+        razorctl predict runs/photos new/ > labels.csv
 
     Models of images take images, folders, which are walked, and tables with
     images or their paths. Models of texts take tables with texts, and .txt

@@ -23,7 +23,13 @@ OF_OWN = {*RECIPE, "recipe", "precision"}
 OF_NAMED = {*OF_OWN, "model", "input_size", "batch_size", "json"}
 
 
-@takes(*RECIPE, *OF_JOB)
+FIRST = (
+    *("method", "ratio", "batch_size", "timed_steps", "precision", "device"),
+    *("trace", "snapshot", "json"),
+)
+
+
+@takes(*RECIPE, *OF_JOB, first=FIRST, planned=False)
 def profile(
     ctx: typer.Context,
     model: Annotated[
@@ -37,23 +43,33 @@ def profile(
     dataset: Annotated[
         str | None,
         typer.Argument(
-            help="Data set of the batches, as finetune takes it. [default: random batches]",
+            help="Data set of the batches, as finetune takes it; without it they are random.",
             autocompletion=completes("data sets"),
             metavar="DATASET",
             show_default=False,
         ),
     ] = None,
     recipe: Preset = None,
-    timed_steps: Annotated[int, option("--steps", help="Number of timed steps.")] = 5,
+    timed_steps: Annotated[
+        int, option("--steps", envvar="RAZORCTL_STEPS", help="Number of timed steps.", metavar="N")
+    ] = 5,
     device: Device = None,
-    trace: Annotated[Path | None, option(help="File for a Chrome trace of two steps.")] = None,
+    trace: Annotated[
+        Path | None,
+        option(help="File for a Chrome trace of two steps.", default="none", metavar="FILE"),
+    ] = None,
     snapshot: Annotated[
-        Path | None, option(help="File for a CUDA memory snapshot of two steps.")
+        Path | None,
+        option(
+            help="File for a CUDA memory snapshot of two steps.", default="none", metavar="FILE"
+        ),
     ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
     """Show where the bytes and the time of a training step of MODEL go.
+
+        razorctl profile vit-b16 --method razor --ratio 0.9
 
     The bytes that are kept for backward, by this recipe and by full fine-tuning,
     are traced. The times are measured on real steps with fresh weights, on random

@@ -25,7 +25,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     if found is None:
         if not {"model", "dataset"} <= told.given.keys():
             raise UsageError(
-                f"{out} holds no run to go on with; name a model and a data set, to start one "
+                f"{out} holds no run to go on with; name MODEL and DATASET, to start one "
                 "there: finetune vit-micro digits."
             )
         return None

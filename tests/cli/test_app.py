@@ -113,12 +113,26 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "args", [["finetune"], ["finetune", "vit-micro", "digits", "--ratio", "much"], ["trainn"]]
+    ("words", "sentence"),
+    [
+        ("finetune", "error: MODEL or DATASET is missing; name both"),
+        ("profile", "Missing argument 'MODEL'."),
+        ("evaluate", "Missing argument 'RUN'."),
+        ("compare vit-micro", "name either MODEL and DATASET, or only such directories"),
+        ("finetune a b c d", "Got more than it takes: c d"),
+        ("finetune vit-micro digits --ratio much", "'--ratio': it takes a number."),
+        ("finetune vit-micro digits --steps 1.5", "'--steps': it takes a whole number."),
+        ("profile vit-micro --batch-size auto", "'--batch-size': it takes a whole number."),
+        ("predict run new --top 0", "'--top': it takes 1 or more."),
+        ("predict run new --seed 9999999999", "'--seed': it takes 4294967295 or less."),
+        ("trainn", "No such command 'trainn'."),
+    ],
 )
-def test_usage_errors_exit_with_2(args):
-    result = razorctl(*args)
+def test_usage_errors_exit_with_2(words, sentence):
+    result = razorctl(*words.split())
     assert result.exit_code == 2
     assert result.stdout == ""
+    assert sentence in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
 
 

@@ -1,15 +1,22 @@
-"""Which command takes which settings, and how a shell completes their names."""
+"""Options: which command takes which, their help, their variables, and their completion."""
 
+import re
 from dataclasses import fields
 from inspect import getdoc
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import COMMANDS, app, loaded
+from razorctl.cli.options import PLANNING
 from razorctl.job import Job
 from razorctl.methods import METHODS
+from razorctl.planning.search import Prefer
 from razorctl.recipe import Recipe
+from razorctl.training.trackers import TRACKERS
+from tests.cli.commands import razorctl
 
 
 def _options(command: str) -> set[str]:
@@ -30,6 +37,91 @@ def test_what_is_planned_profiled_and_run_takes_every_setting():
 def test_help_of_all_commands_is_the_first_line_of_each(name):
     first = getdoc(loaded(name).callback).partition("\n\n")[0]
     assert first.replace("\n", " ") == COMMANDS[name]
+
+
+def panels(page: str) -> dict[str, list[str]]:
+    """The lines in each panel of a page of help, by its name."""
+    found: dict[str, list[str]] = {}
+    for line in page.splitlines():
+        if line.startswith("╭"):
+            name = line.strip("╭─╮ ")
+            found[name] = []
+        elif line.startswith("│"):
+            found[name].append(line[2:-2].rstrip())
+    return found
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_of_help(name, width, monkeypatch):
+    """A command, an example where there is something to name, and panels that people can read."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = razorctl(name, "--help")
+    page = result.stdout
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not re.search(r"<|\b(INTEGER|TEXT|FLOAT|PATH|RANGE|BOOLEAN)\b|\(s\)", page)
+    assert not re.search(r"\[(model|dataset|kind|run)\]", page)
+    arguments = [each for each in loaded(name).params if each.param_type_name == "argument"]
+    example = f"    razorctl {name} "
+    if "MODEL" in page or "RUN" in page:
+        assert page.index(example) < page.index("╭")
+    lines = [line for line in page.splitlines() if not line.startswith(example)]
+    assert max(map(len, lines)) <= width
+    assert not any(line.endswith(" ") for line in lines)
+    found = panels(page)
+    assert list(found)[: 1 + bool(arguments)] == ["Arguments"] * bool(arguments) + ["Options"]
+    for panel, shown in found.items():
+        flags = [line for line in shown if line.startswith("-")]
+        assert len(flags) <= 12, panel
+        words = " ".join(" ".join(shown).split())
+        told = "list defaults" in words
+        assert told == ("[default: by model]" in words), panel
+
+
+OPTIONS = [
+    pytest.param(name, option, id=f"{name} {option.opts[0]}")
+    for name in COMMANDS
+    for option in loaded(name).params
+    if option.param_type_name == "option"
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_an_option_says_what_it_takes_and_its_default(name, option):
+    switch = option.type_descriptor.annotation is bool
+    assert option.help
+    assert (option.metavar == "") == switch
+    assert switch or re.fullmatch(r"[A-Z]+|\[\S+(\|\S+)+\]", option.metavar)
+    off = switch and not option.secondary_opts  # which is off where it is not given
+    assert off or option.default is not None or re.search(r"\[default: .+\]$", option.help)
+
+
+def test_choices_are_those_that_there_are():
+    prefer = get_args(PLANNING["prefer"])[1].metavar
+    assert set(prefer.strip("[]").split("|")) == set(get_args(Prefer))
+    (tracker,) = (each for each in loaded("finetune").params if each.name == "tracker")
+    assert set(tracker.metavar.strip("[]").split("|")) == set(TRACKERS)
+
+
+VALUES = {int: ("3", 3), float: ("0.5", 0.5), bool: ("1", True), str: ("word", "word")}
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_a_variable_sets_every_option(name, option, monkeypatch):
+    """RAZORCTL_ and the name of the flag, as in RAZORCTL_LR."""
+    kind = option.type_descriptor.annotation
+    text, value = VALUES.get(kind, ("word", "word"))
+    if kind == list[str]:
+        value = ["word"]
+    elif option.name == "batch_size" and kind is not int:
+        text, value = "auto", "auto"
+    variable = option.opts[0].removeprefix("--").replace("-", "_").upper()
+    monkeypatch.setenv(f"RAZORCTL_{variable}", text)
+    required = [each for each in loaded(name).params if each.required]
+    context = loaded(name).make_context(name, ["word" for _ in required])
+    found = context.params[option.name]
+    assert (str(found) if isinstance(found, Path) else found) == value
+    assert context.get_parameter_source(option.name).name == "ENVIRONMENT"
 
 
 @pytest.mark.parametrize(

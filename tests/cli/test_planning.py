@@ -74,7 +74,7 @@ def test_a_plan_file_is_run_as_it_is(tmp_path):
 def test_without_a_model_or_a_plan():
     result = razorctl("finetune")
     assert result.exit_code == 2
-    assert "no model or data set is given; name both" in result.stderr
+    assert "MODEL or DATASET is missing; name both" in result.stderr
 
 
 CARD = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 20 * 2**30, "8.9", ())

@@ -215,7 +215,7 @@ BAD = {
     "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
     "evaluate run-texts digits": (2, "bert-base takes texts, and digits has images"),
     "evaluate run-d nothing": (2, "unknown data set 'nothing', and no such file exists"),
-    "evaluate run-d --label-column x": (2, "--label-column says how DATA is read; name DATA"),
+    "evaluate run-d --label-column x": (2, "--label-column says how DATASET is read; name DATASET"),
     "evaluate run-d --split dev": (2, "d has no split dev, only train, validation; name one"),
     "evaluate run-d e.csv --split dev": (2, "e.csv has no splits to choose from; leave --split"),
     "evaluate run-d --weights good": (2, "unknown weights 'good'; choose one of best, last"),

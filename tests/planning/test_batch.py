@@ -53,4 +53,4 @@ def test_the_command_line_takes_auto(small, traces, monkeypatch):
     assert "batch size auto needs a plan; name a card with --gpu, or --vram" in result.stderr
     result = CliRunner().invoke(app, [*args, "some"])
     assert result.exit_code == 2
-    assert "'some' is neither an integer nor auto" in result.stderr
+    assert "'some' is neither a whole number nor auto" in result.stderr
