@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from razorctl.config.registry import unknown
 from razorctl.config.settings import check_seed, check_types
+from razorctl.defaults import FEWEST, ByRows, whole_batch
 from razorctl.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -35,6 +36,7 @@ OPTIMIZERS = {
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.01},
 }
 OPTIMIZERS["adamw8bit"] = OPTIMIZERS["adamw"]
+BY_ROWS = "by_rows"  # among defaults: the `ByRows` of data that no model's defaults are for
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class Job:
     strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
         smaller micro-batches, then at a higher ratio, then with a lower joint budget.
     metric: the figure by which the best weights are chosen; None is the data set's own.
-    patience: evaluations without a better one after which the run ends.
+    patience: evaluations without a better one after which the run ends; 0 for none. None is half of
+        the evaluations of one's own data with a validation split if the length of the run is not
+        given, and else none.
     evaluate_every: steps between evaluations, on the validation split or, without one, on the test
         split; the last step has one as well.
     save_every: steps between checkpoints; None is with every evaluation. The last step has one as
@@ -170,7 +174,6 @@ class Job:
             "clip_norm",
             "evaluate_every",
             "save_every",
-            "patience",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -222,6 +225,7 @@ class Job:
             "mixup",
             "cutmix",
             "label_smoothing",
+            "patience",
         ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -252,65 +256,79 @@ class Job:
     def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
         """This job for `examples` training examples, with defaults for None and epochs as steps.
 
-        Of streamed examples the number may not be known, which is None.
+        The number is None if it is not known: of streams, and of texts before they are tokenized.
+        The steps of epochs over such texts, and what depends on them, stay None. Otherwise only
+        `save_every`, `patience`, and `input_size`, which is the model's own, may do so.
 
-        defaults: a model's, as in `Model.defaults`. Only `save_every`, and `input_size`, which is
-        the model's own, may stay None. Raises UsageError if a batch is larger than the data, or
-        cannot be split into equal micro-batches.
+        defaults: a model's, as in `Model.defaults`; for one's own data as `data.pair` has them.
+        Raises UsageError if a batch is larger than the data, or cannot be split into equal
+        micro-batches.
         """
-        own = {name: value for name, value in defaults.items() if name not in OPTIMIZERS}
+        by_rows: ByRows | None = defaults.get(BY_ROWS)
+        own = {k: v for k, v in defaults.items() if k not in (*OPTIMIZERS, BY_ROWS)}
         optimizer = self.optimizer or own.get("optimizer", "sgd")
         by_optimizer = defaults.get(optimizer.removesuffix("8bit"), {})
         settings = {**GENERAL, **OPTIMIZERS[optimizer], **own, **by_optimizer}
         settings["optimizer"] = optimizer
-        if self.epochs is not None or "epochs" in defaults:
+        if by_rows is not None and examples is not None:
+            settings["epochs"] = by_rows.epochs(examples)
+            settings["batch_size"] = by_rows.batch_size(settings["batch_size"], examples)
+        parts = self.processes * self.accumulate * (2 if self.mixup or self.cutmix else 1)
+        settings["batch_size"] = whole_batch(settings["batch_size"], examples, parts)
+        tokenized = examples is not None or self.streaming
+        if self.epochs is not None or "epochs" in settings or (by_rows and not tokenized):
             del settings["steps"]
         if self.steps is not None:
             settings.pop("epochs", None)
         unset = {name: value for name, value in settings.items() if getattr(self, name) is None}
         job = replace(self, **unset)
-        assert job.batch_size is not None
         figures = FIGURES.get(job.task, EVERY_FIGURE)  # type: ignore[call-overload]
         if job.metric is not None and job.metric not in figures:
             raise unknown(f"metric of {job.task}", job.metric, figures)
-        if examples is None and job.epochs is not None:
+        job._check_batch(examples)
+        if job.epochs is not None and examples is None and job.streaming:
             raise UsageError(
                 f"the number of rows of {job.dataset} is not known before they are streamed; give "
                 "--steps, not epochs."
             )
-        if examples is not None and job.batch_size > examples:
+        size = job.batch_size or 1
+        per_epoch = None if examples is None else examples // size
+        if job.epochs is not None and per_epoch is not None:
+            job = replace(job, epochs=None, steps=math.ceil(job.epochs * per_epoch))
+        if job.steps is None:
+            return job
+        warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
+        every, patience = job.evaluate_every, job.patience
+        if every is None:
+            every = math.ceil(job.steps / FEWEST)
+            if by_rows is not None and per_epoch is not None:
+                every = by_rows.evaluate_every(job.steps, per_epoch, size)
+        if patience is None and by_rows is not None and self.steps is None and self.epochs is None:
+            patience = by_rows.patience(math.ceil(job.steps / every))
+        return replace(job, warmup_steps=warmup, evaluate_every=every, patience=patience)
+
+    def _check_batch(self, examples: int | None) -> None:
+        assert self.batch_size is not None
+        if examples is not None and self.batch_size > examples:
             raise UsageError(
-                f"batch size {job.batch_size} is larger than the {examples} training examples of "
-                f"{job.dataset}; use at most {examples}."
+                f"batch size {self.batch_size} is larger than the {examples} training examples of "
+                f"{self.dataset}; use at most {examples}."
             )
-        if job.batch_size % job.processes:
+        if self.batch_size % self.processes:
             raise UsageError(
-                f"batch size {job.batch_size} cannot be split over {job.processes} processes; "
+                f"batch size {self.batch_size} cannot be split over {self.processes} processes; "
                 "give one that they divide."
             )
-        if job.batch_size // job.processes % job.accumulate:
+        if self.batch_size // self.processes % self.accumulate:
             raise UsageError(
-                f"batch size {job.batch_size // job.processes} cannot be split into "
-                f"{job.accumulate} equal micro-batches; accumulate over a number that divides it."
+                f"batch size {self.batch_size // self.processes} cannot be split into "
+                f"{self.accumulate} equal micro-batches; accumulate over a number that divides it."
             )
-        if (job.mixup or job.cutmix) and job.micro_batch % 2:
+        if (self.mixup or self.cutmix) and self.micro_batch % 2:
             raise UsageError(
-                f"mixup and cutmix mix pairs, and a micro-batch has {job.micro_batch} images; "
+                f"mixup and cutmix mix pairs, and a micro-batch has {self.micro_batch} images; "
                 "give an even number."
             )
-        if job.epochs is not None and examples is not None:
-            job = replace(
-                job, epochs=None, steps=math.ceil(job.epochs * (examples // job.batch_size))
-            )
-        assert job.steps is not None
-        warmup = min(500, job.steps // 10) if job.warmup_steps is None else job.warmup_steps
-        every = job.evaluate_every or math.ceil(job.steps / 5)
-        return replace(job, warmup_steps=warmup, evaluate_every=every)
-
-    def resolvable(self, examples: int | None) -> "Job":
-        """This job without epochs, if only tokenizing a text tells how long they are."""
-        unknown = examples is None and not self.streaming
-        return replace(self, epochs=None) if unknown else self
 
     @property
     def classifies(self) -> bool:

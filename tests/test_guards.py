@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "folders", "units"),
     ("documents",),
     ("methods", "ops", "spans"),
-    ("config", "hub", "processes", "sampling"),
+    ("config", "defaults", "hub", "processes", "sampling"),
     ("devices", "job", "rules"),
     ("optimizer", "recipe", "step"),
     ("layers", "models"),

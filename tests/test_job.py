@@ -15,7 +15,6 @@ POSITIVE = (
     "learning_rate",
     "clip_norm",
     "evaluate_every",
-    "patience",
     "processes",
 )
 
@@ -87,7 +86,8 @@ def test_what_must_be_positive(field, value):
 
 
 @pytest.mark.parametrize(
-    "field", ["momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"]
+    "field",
+    ["momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing", "patience"],
 )
 def test_what_must_not_be_negative(field):
     Job("m", "d", **{field: 0})

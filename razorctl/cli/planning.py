@@ -110,7 +110,10 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
             return _unplanned(settings)
     planned = plan(settings, place, quiet=quiet)
     view.say_choice(planned)
-    return planned.planned_job, planned.planned_recipe, planned.document()
+    job = planned.planned_job
+    if job.steps is None and "batch_size" not in given:  # of texts that may be fewer blocks than it
+        job = replace(job, batch_size=None)
+    return job, planned.planned_recipe, planned.document()
 
 
 def _unplanned(settings: Settings) -> Settled:

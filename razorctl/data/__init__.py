@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import folders, models
 from razorctl.config import registry
+from razorctl.defaults import FROM_SCRATCH, ByRows
 from razorctl.errors import UsageError
-from razorctl.job import FIGURES, Job, Task
+from razorctl.job import BY_ROWS, FIGURES, Job, Task
 from razorctl.models import Progress as Progress
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from razorctl.data.own.stream import Stream
 
 SETTINGS = ("image_column", "text_column", "label_column", "split", "validation")  # of one's own
+LENGTH = ("steps", "epochs", "warmup_steps", "evaluate_every")  # a model's, for its paper's data
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Source:
     told: lines on what was detected.
     metric: the figure that it is judged by; None is the usual one of the task.
     task: what it is for.
+    validated: whether it has a validation split. evaluated_examples: rows of the split that is
+        evaluated during training, None if that is not known; both of one's own data alone.
     """
 
     name: str
@@ -85,6 +89,8 @@ class Source:
     told: tuple[str, ...] = ()
     metric: str | None = None
     task: Task = "classification"
+    validated: bool = False
+    evaluated_examples: int | None = None
 
 
 DATASETS: dict[str, Source] = {
@@ -147,7 +153,7 @@ def usual(task: Task, modality: models.Modality) -> str:
 
 
 def pair(job: Job) -> tuple[models.Model, Source]:
-    """The model and the data set of a job.
+    """The model and the data set of a job, with the model's defaults for these data.
 
     Raises what `of` raises, and UsageError for an unknown model and if the model cannot take the
     data set.
@@ -167,7 +173,18 @@ def pair(job: Job) -> tuple[models.Model, Source]:
         )
     family = models.find(job.model, source.task)
     metric = source.metric or FIGURES[source.task][0]
-    return replace(family, defaults={**family.defaults, "metric": metric}), source
+    defaults = {**family.defaults, "metric": metric}
+    if source.name not in DATASETS:
+        own = dict(family.own)
+        times = max(own.pop("times", 1), FROM_SCRATCH if job.from_scratch else 1)
+        by_rows = ByRows(
+            *(source.task, source.modality, source.validated, source.evaluated_examples, times)
+        )
+        if family.augmented is not None and source.task == "classification":
+            own = {"augment": "crop", **own}
+        kept = {name: value for name, value in defaults.items() if name not in LENGTH}
+        defaults = {**kept, **own, BY_ROWS: by_rows}
+    return replace(family, defaults=defaults), source
 
 
 def check(job: Job) -> Source:
@@ -188,5 +205,5 @@ def check(job: Job) -> Source:
             f"mixup and cutmix mix the labels of images, and {job.dataset} is for {source.task}; "
             "leave them out."
         )
-    job.resolvable(source.train_examples).resolved(family.defaults, source.train_examples)
+    job.resolved(family.defaults, source.train_examples)
     return source

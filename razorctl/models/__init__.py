@@ -59,6 +59,8 @@ class Model:
     writer: (model) -> what continues texts with a causal language model; None for other models.
     defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
         optimizer's name, since they suit only that optimizer.
+    own: those that take their place for one's own data, and `times`, how many times the usual
+        epochs the model takes there.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Model:
     trained: Callable[["nn.Module", int | None], Callable[[Rows], Rows]] | None = None
     sequences: Callable[[Any, int | None, Progress], Any] | None = None
     writer: Callable[["nn.Module"], "Writer"] | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def batch(
         self, model: "nn.Module", batch_size: int, input_size: int | None

@@ -120,7 +120,6 @@ def _document(job: Job, gpu: Gpu, budget: int, ways: Sequence[Candidate]) -> dic
 
 
 def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
-    assert job.steps is not None
     recipe = way.recipe
     return {
         "label": way.label,
@@ -136,7 +135,8 @@ def _entry(way: Candidate, job: Job, budget: int) -> dict[str, Any]:
         "fits": way.fits(budget),
         "recipe": asdict(replace(recipe, seed=job.seed)),
         "predicted": asdict(way.predicted),
-        "run_seconds": way.seconds * job.steps,
+        # None where tokenizing will tell how many steps the epochs are.
+        "run_seconds": None if job.steps is None else way.seconds * job.steps,
     }
 
 
@@ -176,7 +176,7 @@ class _Way:
     fits: bool
     recipe: Recipe
     predicted: Predicted
-    run_seconds: float
+    run_seconds: float | None
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class Search:
         self.known = known = facts(job) if known is None else known
         self.classes, self.examples = known["classes"], known["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
-        job = replace(job, precision=precision).resolvable(self.examples)
+        job = replace(job, precision=precision)
         self.job = job.resolved(known["defaults"], self.examples)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
         self.looked_at: dict[tuple[Recipe, int], Candidate] = {}

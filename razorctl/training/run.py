@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -193,8 +194,8 @@ class Run(Iterator[Step]):
     @property
     def stopped_early(self) -> bool:
         """Whether the last evaluations were no better, as many as the job is patient for."""
-        patience = self.job.patience
-        return patience is not None and waited(self.history, self.metric) >= patience
+        patience = self.job.patience or math.inf
+        return waited(self.history, self.metric) >= patience
 
     def _train(self) -> Iterator[Step]:
         assert self.job.steps is not None

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -66,6 +66,17 @@ def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
     """The predicted time of so many steps, from the least to the most if they differ."""
     low, high = (steps * predicted[f"step_seconds_{end}"] for end in ("low", "high"))
     return units.between(low, high)
+
+
+def length(job: Mapping[str, Any], per_epoch: int | None) -> str:
+    """How long a run is, by the settings of its job and the whole batches of an epoch, if known."""
+    epochs, steps = job["epochs"], job["steps"]
+    if steps and per_epoch:
+        epochs = steps / per_epoch
+        epochs = round(epochs, 1 if epochs < 10 else None)
+    words = [units.count(epochs, "epoch")] if epochs else []
+    words += [units.count(steps, "step")] if steps else []
+    return ", ".join(words) or "epochs by the tokens of the texts"
 
 
 def summary(recipe: dict[str, Any]) -> str:

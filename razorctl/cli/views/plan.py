@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import predicted_duration
-from razorctl.units import count, size
+from razorctl.cli.views.common import length, predicted_duration
+from razorctl.units import size
 
 if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
@@ -47,7 +47,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
         f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
-        f"{job['optimizer']}, {count(job['steps'], 'step')}\n{gpu['name']}, {size(budget)}{cards}"
+        f"{job['optimizer']}, {length(job, document.get('steps_per_epoch'))}\n"
+        f"{gpu['name']}, {size(budget)}{cards}"
     )
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
@@ -65,7 +66,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
-            *(predicted_duration(predicted, steps) for steps in (1, job["steps"])),
+            predicted_duration(predicted),
+            predicted_duration(predicted, job["steps"]) if job["steps"] else "-",
             style="bold green" if entry == chosen else None if entry["fits"] else "dim",
         )
     views.out.print(table)
@@ -105,5 +107,5 @@ def _others(plan: dict[str, Any]) -> list[str]:
 
 def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
     """How much faster or slower one way is than another."""
-    times = other["run_seconds"] / entry["run_seconds"]
+    times = other["predicted"]["step_seconds"] / entry["predicted"]["step_seconds"]
     return f"about {times:.2f}x faster" if times >= 1 else f"about {1 / times:.2f}x slower"

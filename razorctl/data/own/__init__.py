@@ -96,6 +96,8 @@ def _described(
         load,
         _told(job.dataset, told, task, classes, counts),
         task=task,
+        validated="validation" in counts or bool(counts.get("aside")),
+        evaluated_examples=counts.get("validation") or counts.get("aside") or counts.get("test"),
     )
 
 
@@ -103,7 +105,7 @@ def _of_blocks(source: Source) -> Source:
     """The data set without numbers of examples if these are blocks of tokens, not its texts."""
     if source.task not in LANGUAGE:
         return source
-    return replace(source, train_examples=None, test_examples=None)
+    return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
 def read(job: Job) -> Raw:

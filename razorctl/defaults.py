@@ -1,0 +1,83 @@
+"""Defaults for data of one's own, which follow from the number of their rows.
+
+What papers and libraries say is for their data: 20,000 steps are 51 passes over CIFAR-100, and
+13,474 over 190 images. So for one's own data, and sets of the hub that are not registered, these
+take the place of a model's steps, epochs, warmup and evaluations. None of them is measured.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# What is learned -> passes over the training rows: up to so many rows, so many epochs. Rows of
+# language models are blocks of tokens, or conversations.
+EPOCHS: Mapping[str, Sequence[tuple[float, float]]] = {
+    "classification of images": ((1000, 30), (5000, 20), (50_000, 10), (500_000, 5), (math.inf, 3)),
+    "classification of texts": ((1000, 10), (10_000, 5), (math.inf, 3)),
+    "segmentation": ((100, 100), (1000, 50), (10_000, 30), (100_000, 10), (math.inf, 5)),
+    "causal-lm": ((100_000, 3), (math.inf, 1)),
+    "masked-lm": ((1000, 10), (100_000, 3), (math.inf, 1)),
+}
+MANY = 100  # epochs beyond which a run is said to be long
+SMALL = 8  # a batch is no smaller for want of rows
+PARTS = 8  # batches of an epoch at least, while they are not SMALL
+FEWEST, MOST = 5, 20  # evaluations of a run
+FROM_SCRATCH = 3  # times the epochs that pretrained weights take
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """The defaults of a data set.
+
+    validated: whether it has a validation split. evaluated: rows of the split that is evaluated
+    during training; None if that is not known. times: the usual epochs are as many times as many.
+    """
+
+    task: str
+    modality: str
+    validated: bool = False
+    evaluated: int | None = None
+    times: float = 1
+
+    @property
+    def table(self) -> Sequence[tuple[float, float]]:
+        """Up to so many training rows, so many epochs."""
+        classes = self.task == "classification"
+        return EPOCHS[f"{self.task} of {self.modality}s" if classes else self.task]
+
+    def epochs(self, rows: int) -> float:
+        """Passes over so many training rows."""
+        return self.times * next(epochs for most, epochs in self.table if rows <= most)
+
+    def batch_size(self, usual: int, rows: int) -> int:
+        """A model's usual batch size, or fewer of so few rows that an epoch has PARTS batches."""
+        fitting = 1 << max(0, (rows // PARTS).bit_length() - 1)  # a power of two
+        return min(usual, max(SMALL, fitting))
+
+    def evaluate_every(self, steps: int, per_epoch: int, batch_size: int) -> int:
+        """Steps between evaluations: an epoch, or as many or as few as make FEWEST to MOST of them.
+
+        They take no more rows than training, which takes three times as long for each.
+        """
+        passes, most = steps / per_epoch, MOST
+        if self.evaluated:
+            most = max(1, min(MOST, steps * batch_size // self.evaluated))
+        if passes < FEWEST <= most:
+            return math.ceil(per_epoch / math.ceil(FEWEST / passes))
+        return per_epoch * math.ceil(passes / most)
+
+    def patience(self, evaluations: int) -> int | None:
+        """Half of the evaluations, as the last ones, at a low learning rate, are often the best.
+
+        None without a validation split: a test split is no judge of when to end.
+        """
+        return max(3, math.ceil(evaluations / 2)) if self.validated else None
+
+
+def whole_batch(usual: int, rows: int | None, multiple: int) -> int:
+    """The largest batch of at most `usual` and `rows` examples that `multiple` divides.
+
+    It is `multiple` itself if that is more.
+    """
+    most = usual if rows is None else min(usual, rows)
+    return max(multiple, most // multiple * multiple)
