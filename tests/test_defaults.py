@@ -1,0 +1,100 @@
+"""Defaults that follow from the rows of one's own data, and how they reach a run."""
+
+import math
+
+import pytest
+
+from razorctl.defaults import EPOCHS, ByRows, whole_batch
+from razorctl.errors import UsageError
+from razorctl.job import BY_ROWS, Job
+
+IMAGES = ByRows("classification", "image", validated=True, evaluated=20)
+
+
+def resolved(rows: int | None, by_rows: ByRows = IMAGES, **given: object) -> Job:
+    return Job("m", "d", **given).resolved({"batch_size": 128, BY_ROWS: by_rows}, rows)
+
+
+def test_more_rows_are_passed_fewer_times():
+    for table in EPOCHS.values():
+        most, epochs = zip(*table, strict=True)
+        assert list(most) == sorted(most)
+        assert list(epochs) == sorted(epochs, reverse=True)
+        assert most[-1] == math.inf
+        assert max(epochs) <= 100  # beyond which a run is said to be long
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "epochs"),
+    [(30, 8, 30), (180, 16, 30), (1000, 64, 30), (10_000, 128, 10), (1_000_000, 128, 3)],
+)
+def test_rows_say_how_many_epochs_and_how_large_a_batch(rows, batch, epochs):
+    job = resolved(rows)
+    assert (job.batch_size, job.steps) == (batch, epochs * (rows // batch))
+    assert job.warmup_steps == min(500, job.steps // 10)
+
+
+def test_five_rows_are_a_batch_unless_a_larger_one_is_asked_for():
+    assert resolved(5).batch_size == 5
+    with pytest.raises(UsageError, match="batch size 128 is larger than the 5 training examples"):
+        resolved(5, batch_size=128)
+
+
+def test_a_batch_that_nobody_gave_can_be_split():
+    assert resolved(30, accumulate=3).batch_size == 6
+    assert resolved(30, processes=2, accumulate=2, mixup=0.2).batch_size == 8
+    assert whole_batch(64, None, 3) == 63
+    with pytest.raises(UsageError, match="batch size 8 is larger than the 5"):
+        resolved(5, processes=8)
+
+
+def test_what_is_given_stays():
+    job = resolved(180, batch_size=60, epochs=2, evaluate_every=1, warmup_steps=0, patience=7)
+    assert (job.batch_size, job.steps, job.evaluate_every) == (60, 6, 1)
+    assert (job.warmup_steps, job.patience) == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every"),
+    # Of 10 steps an epoch: parts of one, each one, each second one.
+    [(10, 2), (30, 5), (60, 10), (200, 10), (210, 20), (400, 20)],
+)
+def test_five_to_twenty_evaluations_at_whole_epochs_or_equal_parts(steps, every):
+    assert resolved(100, batch_size=10, steps=steps).evaluate_every == every
+
+
+def test_rows_that_are_evaluated_do_not_outweigh_those_that_are_trained():
+    many = ByRows("classification", "image", validated=True, evaluated=3000)
+    job = resolved(200, many, batch_size=20, epochs=30)
+    assert math.ceil(300 / job.evaluate_every) == 2  # 6,000 rows each
+    assert resolved(200, many, batch_size=20, epochs=1).evaluate_every == 10
+
+
+def test_patience_is_of_runs_of_no_given_length_with_a_validation_split():
+    job = resolved(180)
+    assert job.patience == math.ceil(math.ceil(job.steps / job.evaluate_every) / 2)
+    assert resolved(180, ByRows("classification", "image")).patience is None
+    assert resolved(180, steps=100).patience is None
+    assert resolved(180, epochs=100.0).patience is None
+    assert resolved(180, patience=0).patience == 0
+
+
+def test_a_resolved_job_stays_as_it_is():
+    for rows in (5, 180, 10_000):
+        for given in ({}, {"steps": 7}, {"epochs": 2.5}, {"patience": 0}):
+            job = resolved(rows, **given)
+            assert job.resolved({"batch_size": 128, BY_ROWS: IMAGES}, rows) == job
+
+
+def test_a_stream_of_unknown_length_takes_general_steps():
+    job = resolved(None, streaming=True)
+    assert (job.steps, job.evaluate_every, job.batch_size) == (1000, 200, 128)
+
+
+def test_the_length_stays_open_where_tokenizing_will_tell_it():
+    texts = ByRows("causal-lm", "text", validated=True)
+    job = resolved(None, texts)
+    assert (job.steps, job.epochs, job.warmup_steps, job.patience) == (None, None, None, None)
+    assert resolved(None, texts, epochs=2).epochs == 2
+    assert resolved(None, texts, steps=9).evaluate_every == 2
+    assert resolved(40, texts).steps == 3 * 5
