@@ -5,9 +5,11 @@ import re
 import runpy
 from pathlib import Path
 
+import nbformat
 import pytest
 import timm
 import torch
+from nbclient import NotebookClient
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import razorctl
@@ -54,6 +56,42 @@ def test_lora(example):
     loaded = PeftModel.from_pretrained(base, "adapter").eval()
     with torch.no_grad():
         assert torch.equal(loaded(left["images"]), left["model"].eval()(left["images"]))
+
+
+class Watched(NotebookClient):
+    """Runs a notebook; `bars` has what was shown anew in the place of something else."""
+
+    def process_message(self, msg, cell, cell_index):
+        if msg["msg_type"] == "update_display_data":
+            self.bars.append(msg["content"]["data"]["text/html"])
+        return super().process_message(msg, cell, cell_index)
+
+
+def test_notebook(tmp_path, monkeypatch, traces):
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parents[1]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", nbformat.NO_CONVERT)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)  # stripped
+    client = Watched(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
+    client.bars = []
+    client.execute()
+    outputs = [output for cell in cells for output in cell.outputs]
+    results = [output.data for output in outputs if output.output_type == "execute_result"]
+    assert [data["text/html"].count("<svg") for data in results] == [0, 0, 2, 3]
+    plan, profile, finetune, compare = (data["text/html"] for data in results)
+    assert "razor 0.85" in plan
+    assert "LayerNorm" in profile
+    assert "test accuracy" in finetune
+    assert "razor 0.9" in compare
+    (accuracies,) = (o.text for o in outputs if o.get("name") == "stdout")
+    scores = [float(score) for score in re.findall(r"(\S+)%", accuracies)]
+    assert len(scores) == 2
+    assert min(scores) > 60
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any(re.search(r"\d+/\d+.*━.*loss", bar, re.DOTALL) for bar in client.bars)
+    assert client.bars[-1].count("━") == 0  # bars go
+    assert not any("IProgress" in output.get("text", "") for output in outputs)
 
 
 def adapted(kind, model):

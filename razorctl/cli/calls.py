@@ -5,6 +5,7 @@ call says all: razorctl.toml and the variables of the environment that set optio
 """
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -116,7 +117,11 @@ def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -
         if value is not None:
             call.params[parameter] = known[name].fitted(name, value)
     processes.settle_environment()
-    return run(call, **call.params)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "IProgress not found"
+        )  # of tqdm, which shows nothing here
+        return run(call, **call.params)
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -20,15 +20,16 @@ STYLE = """<style>
   --line-4: #2da44e; --line-5: #db6d28; --line-6: #d6409f; --line-7: #9a7b1f; }
 .razorctl table { border-collapse: collapse; margin: .4em 0 .8em; border: 0;
   font-variant-numeric: tabular-nums; }
-.razorctl caption { padding: .2em 0; font-weight: 600; text-align: left; white-space: pre-line;
+.razorctl caption { padding: .2em 0; font-weight: 600; text-align: left;
   color: inherit; }
-.razorctl tr, .razorctl th, .razorctl td { background: none; }
-.razorctl th, .razorctl td { padding: .2em .7em; border: 0; border-bottom: 1px solid var(--grid);
-  text-align: left; vertical-align: top; white-space: pre-line; max-width: 40em; }
-.razorctl .end { border-bottom-width: 2px; }
-.razorctl .right { text-align: right; }
+.razorctl table th, .razorctl table td { padding: .2em .7em; border: 0;
+  border-bottom: 1px solid var(--grid); text-align: left !important; vertical-align: top;
+  white-space: nowrap; max-width: none; }
+.razorctl table .end { border-bottom-width: 2px; }
+.razorctl table .right { text-align: right !important; }
+.razorctl .wide { overflow-x: auto; }
 .razorctl .plots { display: flex; flex-wrap: wrap; gap: .5em 2em; }
-.razorctl figure { flex: 1 1 20em; max-width: 30em; margin: 0; }
+.razorctl figure { flex: 0 1 24em; min-width: 16em; margin: 0; }
 .razorctl svg { width: 100%; height: auto; overflow: visible; font-family: sans-serif; }
 .razorctl p { margin: .3em 0; max-width: 70em; }
 </style>"""
@@ -95,7 +96,8 @@ def _table(console: Clean, table: Table) -> str:
             shown.append(f'<td class="{" ".join(names)}">{_text(console, cell, style)}</td>')
         rows.append(f"<tr>{''.join(shown)}</tr>")
     head = f"<thead><tr>{''.join(heads)}</tr></thead>" if table.show_header else ""
-    return f"<table>{title}{head}<tbody>{''.join(rows)}</tbody></table>"
+    body = f"<table>{title}{head}<tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="wide">{body}</div>'
 
 
 def _text(console: Clean, text: Any, style: Any = None) -> str:
@@ -115,5 +117,5 @@ def _span(segment: Segment) -> str:
         names = {"green": "--line-4", "red": "--line-1"}
         color = names.get(found.color.name) if found.color else None
         rules += [f"color:var({color})"] if color else []
-    body = escape(segment.text)
+    body = escape(segment.text).replace("\n", "<br>")
     return f'<span style="{";".join(rules)}">{body}</span>' if rules else body

@@ -84,17 +84,22 @@ def _show_own(result: dict[str, Any]) -> None:
 def _largest(rows: list[dict[str, Any]], what: str) -> Bytes:
     """The largest of `rows`, by name, number of them and layer kind; the others in one.
 
-    what: the key of the last label, `kind`, or `type` for the class.
+    Those that differ only in the numbers in their names, as the blocks of a model do, are one. So
+    are those of one's own if they have the same bytes in full.
 
-    Those that differ only in the numbers in their names, as the blocks of a model do, are one.
+    what: the key of the last label: `kind`, or `type` for the class in a model of one's own.
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((starred(row["module"]), row[what]), []).append(row)
+        name, alike = starred(row["module"]), row["full_saved_bytes"] if what == "type" else None
+        name = name if name.strip("*.") else row["module"]  # which has no other name than numbers
+        groups.setdefault((name, row[what], alike), []).append(row)
     sums: Bytes = {}
-    for (name, kind), group in groups.items():
+    for (name, kind, _), group in groups.items():
         several = f"{len(group)} x" if len(group) > 1 else ""
-        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
+        first = group[0]["module"]
+        labels = (name if several else first) or "(the model)", several, kind
+        labels = (first, *labels[1:]) if labels in sums else labels
         sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
     largest = sorted(sums, key=sums.__getitem__, reverse=True)
     shown = {labels: sums[labels] for labels in largest[:LARGEST]}
@@ -110,7 +115,7 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
     """A row for each entry and one for their sum, without what a terminal is too narrow for."""
-    columns = (*labels, "dense", "pruned", "smaller", "share")
+    columns = (*labels, "full", "kept", "smaller", "share")
     last = ("kind", "class")
     for left_out in ((), last, (*last, "share"), (*last, "share", "smaller")):
         shown = [name for name in columns if name not in left_out]
@@ -148,6 +153,6 @@ def _table(title: str, *columns: str) -> Table:
     """A table whose figures stand to the right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in columns:
-        figures = name in ("dense", "pruned", "smaller", "share", "bytes", "time")
+        figures = name in ("full", "kept", "smaller", "share", "bytes", "time")
         table.add_column(name, justify="right" if figures else "left", no_wrap=bool(name))
     return table
