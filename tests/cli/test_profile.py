@@ -165,7 +165,7 @@ def test_a_profile_of_ones_own_model_has_its_bytes(module):
     assert document["totals"]["saved_bytes"] < document["totals"]["full_saved_bytes"]
     assert document["recipe"]["method"] == "backrazor"
     shown = own(f"{module}:build", "--method", "backrazor").stdout
-    assert re.search(r"class +dense", shown)
+    assert re.search(r"class +full", shown)
     assert re.search(r"1 +GELU +2\.0 KiB", shown)
     image = own(f"{module}:alone", "--batch-size", "2", "--input-size", "32", "--json")
     (patches,) = (r for r in json.loads(image.stdout)["rows"] if r["module"] == "patch_embed.proj")

@@ -22,7 +22,7 @@ STYLE = """<style>
   font-variant-numeric: tabular-nums; }
 .razorctl caption { padding: .2em 0; font-weight: 600; text-align: left;
   color: inherit; }
-.razorctl table th, .razorctl table td { padding: .2em .7em; border: 0;
+.razorctl table th, .razorctl table td { padding: .2em .6em; border: 0;
   border-bottom: 1px solid var(--grid); text-align: left !important; vertical-align: top;
   white-space: nowrap; max-width: none; }
 .razorctl table .end { border-bottom-width: 2px; }
