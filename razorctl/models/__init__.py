@@ -126,6 +126,15 @@ class Named:
 _LIBRARIES = [file for file in registry.modules(__name__, __path__) if hasattr(file, "MODELS")]
 _MODELS: dict[str, Named] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
 CONFIG = "config.json"  # by which the model in a folder is known
+# Files of folders that have none -> what these are, and what to do.
+OTHERS = {
+    "adapter_config.json": "an adapter of PEFT, not a model; merge it into its model with "
+    "merge_and_unload, and name the folder of that",
+    "model_index.json": "a pipeline of diffusers, which razorctl cannot train; name a model of "
+    "transformers, timm or torchvision",
+    "*.gguf": "a model in the format of llama.cpp, which cannot be trained; name the model that it "
+    "was made from",
+}
 
 
 def models() -> dict[str, Named]:
@@ -176,6 +185,9 @@ def _local(name: str, folder: Path) -> Named:
     try:
         config = documents.foreign(folder / CONFIG)
     except FileNotFoundError:
+        other = next((what for file, what in OTHERS.items() if any(folder.glob(file))), None)
+        if other is not None:
+            raise DataError(f"{name} is {other}.") from None
         raise DataError(
             f"{name} has no {CONFIG}; name a folder that save_pretrained, timm or a run wrote."
         ) from None

@@ -22,6 +22,8 @@ DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
 }
+# What the weights of DenseNets have a point too many in, as torchvision once named modules.
+OLD_DENSENET = r"(denselayer\d+\.(?:norm|relu|conv))\.(\d\.)"
 SIDES = {"classification": 224, "segmentation": 520}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in all its presets
 
@@ -77,8 +79,18 @@ def _build(
 
 
 def _fitted(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> "nn.Module":
-    """The model with those of the weights that fit; those of another head do not."""
+    """The model with those of the weights that fit; those of another head do not.
+
+    Raises ValueError for other weights that are missing or do not fit.
+    """
     own = model.state_dict()
+    weights = {re.sub(OLD_DENSENET, r"\1\2", name): weight for name, weight in weights.items()}
+    for name, weight in own.items():
+        there = weights.get(name)
+        if there is None and not name.endswith("num_batches_tracked"):
+            raise ValueError(f"{name} is not among its weights")
+        if there is not None and there.shape[1:] != weight.shape[1:]:
+            raise ValueError(f"{name} has another shape than its architecture says")
     fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
     model.load_state_dict({**own, **fitting})
     return model

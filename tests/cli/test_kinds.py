@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
 from tests.cli.commands import assert_ends_with_an_error, razorctl
+from tests.own import texts
 
 CASES = {
     "gpt2": ("gpt2", "texts.txt", 32, "perplexity"),
@@ -42,6 +43,18 @@ def test_a_run_and_its_evaluation(case, kinds):
     assert figures == pytest.approx(result["metrics"], rel=1e-4)
     if metric == "perplexity":
         assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]), rel=1e-5)
+
+
+def test_a_run_of_masked_tokens_becomes_a_classifier(kinds, caplog):
+    size = [*QUICK[:-1], "--input-size", "32", "--lr", "0.01", "--method", "full"]
+    done("finetune", str(kinds / "bert"), str(kinds / "texts.txt"), *size, "--out", "words")
+    texts(Path("a.csv"))
+    result = razorctl("finetune", "words", "a.csv", *size, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    (said,) = (record.getMessage() for record in caplog.records if "random" in record.getMessage())
+    assert said.endswith("is new; it is trained from random weights (bert.pooler, classifier)")
+    assert "newly initialized" not in result.stderr
+    done("evaluate", "run", "--device", "cpu")
 
 
 @pytest.mark.parametrize("case", ["gpt2", "linear head"])
@@ -103,7 +116,11 @@ CONFIGS = {
         2,
         "are quantized (gptq), so they cannot be trained",
     ),
-    "speech": ({"model_type": "wav2vec2"}, 2, "of the type wav2vec2, which razorctl cannot train"),
+    "speech": (
+        {"model_type": "whisper"},
+        2,
+        "./model is a model of the type Whisper (speech to text), which razorctl cannot train; ",
+    ),
     "nothing": ({}, 5, "is of no library that razorctl knows"),
 }
 

@@ -1,6 +1,8 @@
 """Image classifiers of timm."""
 
+import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +15,9 @@ from razorctl.models import Model, Rows, images
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Place:
             return self._created(input_size, create_model, self.source, **wanted)
         if self.folder is not None:
             with hub.reading(self.name, self.folder, "name another folder"):
+                self._check_whole(wanted.get("num_classes"))
                 return self._created(
                     input_size,
                     create_model,
@@ -98,6 +104,29 @@ class Place:
                 "input size out."
             ) from None
         return model
+
+    def _check_whole(self, classes: int | None) -> None:
+        """Raises ValueError if the folder lacks weights of its own model.
+
+        timm does not look for them where the classes are others; classes: None is no classifier.
+        """
+        import torch
+        from timm import create_model
+
+        own = self.config.get("num_classes")
+        if own is None or own == classes:
+            return
+        with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # no weight is copied
+            try:
+                create_model(
+                    self.source, pretrained=True, pretrained_cfg_overlay=self._classifier()
+                )
+            except RuntimeError as error:  # torch names the model, then all that is missing
+                reason = " ".join(str(error).split())
+                raise ValueError(reason[: documents.LONGEST]) from None
+        if classes is not None:
+            log.warning("the classifier of %s is new; it is trained from random weights", self.name)
 
     def _classifier(self) -> dict[str, Any]:
         """The name of the classifier, which is left out for other classes; empty if unknown."""

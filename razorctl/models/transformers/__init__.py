@@ -37,6 +37,24 @@ VISION_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 6e-5, "weight_decay": 0.01},
 }
+# What transformers lists models of other tasks under -> what these do.
+OTHERS = {
+    "SPEECH_SEQ_2_SEQ": "speech to text",
+    "CTC": "speech to text",
+    "AUDIO_CLASSIFICATION": "classes of sound",
+    "TEXT_TO_SPECTROGRAM": "text to speech",
+    "TEXT_TO_WAVEFORM": "text to speech",
+    "IMAGE_TEXT_TO_TEXT": "images and texts to text",
+    "SEQ_TO_SEQ_CAUSAL_LM": "text to text",
+    "OBJECT_DETECTION": "object detection",
+    "ZERO_SHOT_OBJECT_DETECTION": "object detection",
+    "UNIVERSAL_SEGMENTATION": "segmentation of objects",
+    "MASK_GENERATION": "masks of objects",
+    "DEPTH_ESTIMATION": "depth",
+    "VIDEO_CLASSIFICATION": "video",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION": "images and texts",
+    "TIME_SERIES_PREDICTION": "time series",
+}
 
 
 def tasks(checkpoint: Checkpoint) -> tuple[Task, ...]:
@@ -64,12 +82,27 @@ def tasks(checkpoint: Checkpoint) -> tuple[Task, ...]:
         # What a decoder or a segmentation model is mostly trained for is its own task.
         own = found[:1] in (["causal-lm"], ["segmentation"])
         found.insert(len(found) if own else 0, "classification")
+    if getattr(checkpoint.config, "is_encoder_decoder", False):
+        found = [task for task in found if task == "masked-lm"]
     if not found:
         raise UsageError(
-            f"{checkpoint.name} is of the type {kind}, which razorctl cannot train; choose a text, "
-            "image or segmentation model."
+            f"{checkpoint.name} is {_kind(checkpoint)}, which razorctl cannot train; "
+            "choose a model of images, an encoder or a decoder of texts, or one for segmentation."
         )
     return tuple(found)
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    """What a model that cannot be trained is, as a Whisper model (speech to text)."""
+    from transformers.models.auto import modeling_auto as auto
+
+    config = checkpoint.config
+    name = type(config).__name__.removesuffix("Config")
+    lists = (getattr(auto, f"MODEL_FOR_{of}_MAPPING_NAMES", ()) for of in OTHERS)
+    for what, known in zip(OTHERS.values(), lists, strict=True):
+        if config.model_type in known:
+            return f"a model of the type {name} ({what})"
+    return f"a model of the type {name}"
 
 
 def modality(checkpoint: Checkpoint) -> Modality:

@@ -1,6 +1,7 @@
 """Where transformers has a model: its config, weights and tokenizer, on the hub or in a folder."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from razorctl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
+
+log = logging.getLogger(__name__)
 
 # Without it transformers asks on standard input whether to run Python that lies beside a model.
 NO_CODE = {"trust_remote_code": False}
@@ -73,7 +76,7 @@ class Checkpoint:
                 f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
                 "choose the model that they were made from."
             )
-        with self._reading(folder):
+        with self._reading(folder), quiet():
             return AutoConfig.from_pretrained(folder, **NO_CODE)
 
     @contextmanager
@@ -136,7 +139,8 @@ class Checkpoint:
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
         """The pretrained model in single precision, of an `AutoModelFor...` class.
 
-        fresh: the first words of the names of weights that are not pretrained.
+        Its head is new where the checkpoint has another one; a line of the log says so.
+        fresh: the first words of the names of weights that need not be pretrained.
         """
         import torch
 
@@ -154,10 +158,55 @@ class Checkpoint:
                     **self._without_cache(),
                     **settings,
                 )
-            absent = [w for w in found["missing_keys"] if not w.startswith(fresh)]
+                other = {name for name, *_ in found["mismatched_keys"]}
+                absent = {w for w in found["missing_keys"] if not w.startswith(fresh)}
+                absent -= self._new(model, absent)
+            if unfit := [name for name in other if not name.startswith(fresh)]:
+                raise ValueError(f"{min(unfit)} has another shape than its config says")
             if absent:
                 raise ValueError(f"{min(absent)} is not among its weights")
+        self._tell(model, {*found["missing_keys"], *other})
         return model
+
+    def _new(self, model: Any, absent: set[str]) -> set[str]:
+        """Those of the absent weights that are of a head which the checkpoint has not.
+
+        It is outside of the body, or a pooler on top of it, which many heads do without.
+        """
+        import torch
+        import transformers
+
+        named = (getattr(model.config, "architectures", None) or [""])[0]
+        if named == type(model).__name__:
+            return set()
+        kind = getattr(transformers, named, None)
+        own: set[str] = set()  # the weights of the head that it has
+        if absent and isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            with torch.device("meta"):
+                own = {*kind(model.config).state_dict()}
+        body = f"{model.base_model_prefix}."
+        head = {name for name in absent if not name.startswith(body)} - own
+        return head | {name for name in absent if "pooler" in name.split(".")}
+
+    def _tell(self, model: Any, new: set[str]) -> None:
+        """Says which parts of a pretrained model are new, if any."""
+        if not new:
+            return
+        weights = {name for name, _ in model.named_parameters()}
+
+        def part(name: str) -> str:
+            """The largest module with the weight whose weights are all new."""
+            parts = name.split(".")
+            modules = (".".join(parts[:size]) for size in range(1, len(parts)))
+            return next(
+                (m for m in modules if {w for w in weights if w.startswith(f"{m}.")} <= new), name
+            )
+
+        head = "classifier" if "Classification" in type(model).__name__ else "head"
+        log.warning(
+            "the %s of %s is new; it is trained from random weights (%s)",
+            *(head, self.name, ", ".join(sorted({part(name) for name in new}))),
+        )
 
     def bare(self, auto: Any, **settings: Any) -> "nn.Module":
         """The same model with fresh weights."""

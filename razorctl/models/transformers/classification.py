@@ -71,6 +71,7 @@ def save(
     tokenizer = checkpoint.tokenizer
     tokenizer.model_max_length = input_size or TOKENS
     if classes:
+        model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {label: number for number, label in enumerate(classes)}
     with quiet():

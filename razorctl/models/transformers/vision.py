@@ -95,6 +95,7 @@ def vision_model(
         from transformers import PreTrainedModel
 
         assert isinstance(model, PreTrainedModel)
+        model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {label: number for number, label in enumerate(classes)}
         with quiet():
