@@ -314,6 +314,29 @@ def test_unknown_model_gets_the_nearest():
         find("vit-mikro")
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("resnet-18", "unknown model 'resnet-18'; did you mean 'resnet18'?"),
+        ("VIT-base-patch16-224", "did you mean 'vit_base_patch16_224'?"),
+        ("vitb16", "did you mean 'vit-b16'?"),
+        ("timm:vit_base_patch16_225", "did you mean 'vit_base_patch16_224'?"),
+        ("./runs/gone", "./runs/gone does not exist; name a folder that does, or a model."),
+    ],
+)
+def test_unknown_models_of_libraries(name, sentence):
+    with pytest.raises(UsageError) as caught:
+        find(name)
+    assert str(caught.value).endswith(sentence)
+
+
+def test_of_a_library_with_many_ten_names_are_listed():
+    with pytest.raises(UsageError) as caught:
+        find("timm:nosuch")
+    assert str(caught.value).count(", ") == 9
+    assert len(str(caught.value)) < 300
+
+
 def test_vit_micro_weights_are_those_that_the_record_describes():
     record = json.loads((WEIGHTS.parent / "pretraining.json").read_text())
     weights = WEIGHTS.read_bytes()
@@ -339,6 +362,7 @@ def test_vit_micro_is_a_stock_timm_model_with_a_fresh_classifier():
         ("resnet18", "timm:resnet18"),
         ("vit_base_patch16_224.augreg_in21k", "timm:vit_base_patch16_224.augreg_in21k"),
         ("deeplabv3_resnet101", "torchvision:deeplabv3_resnet101"),
+        ("vit_base_patch16_224", "timm:vit_base_patch16_224"),
     ],
 )
 def test_a_prefix_may_be_left_out(name, full):
@@ -349,5 +373,5 @@ def test_a_name_on_the_hub_needs_no_prefix(monkeypatch):
     monkeypatch.setattr(transformers, "_described", lambda checkpoint, _: checkpoint.name)
     assert named("google/vit-base-patch16-224") == "hf:google/vit-base-patch16-224"
     for path in ("./folder/model", "a/b/c"):
-        with pytest.raises(UsageError, match="unknown model"):
+        with pytest.raises(UsageError, match="does not exist; name a folder that does"):
             named(path)

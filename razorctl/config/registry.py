@@ -12,7 +12,7 @@ from typing import TypeVar
 from razorctl.errors import UsageError
 
 Entry = TypeVar("Entry")
-NEAR = 0.6  # least likeness of a name that an error suggests, by SequenceMatcher
+NEAR = 0.7  # least likeness of a name that an error suggests, by SequenceMatcher
 MOST, NEAREST = 40, 10  # names that an error lists, and how many it names if there are more
 
 
@@ -35,15 +35,17 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> UsageError:
     """The error for an unknown name, which suggests the nearest known one, or lists them.
 
-    A known name is near if it begins or ends with `name`, or if only a few letters differ. Of more
-    than MOST names those are listed that are most like it.
+    A known name is near if it begins or ends with `name`, if `name` begins with it, or if only a
+    few letters differ; case, hyphens and the like do not count. Of more than MOST names those are
+    listed that are most like it.
     more: what else is wrong with the name, as in ", and so on".
     """
     names = sorted(known)
 
     def likeness(other: str) -> float:
-        ours, theirs = name.casefold(), other.casefold()
+        ours, theirs = plain(name), plain(other)
         part = len(ours) > 1 and (theirs.startswith(ours) or theirs.endswith(ours))
+        part = part or (len(theirs) > 3 and ours.startswith(theirs))
         return part + SequenceMatcher(None, ours, theirs).ratio()
 
     nearest = max(names, key=likeness, default=None)
@@ -55,6 +57,11 @@ def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> Usage
         some = sorted(heapq.nlargest(NEAREST, names, key=likeness))
         mend = f"known: {', '.join(some)} and {len(names) - NEAREST:,} more."
     return UsageError(f"unknown {what} {name!r}{more}; {mend}")
+
+
+def plain(name: str) -> str:
+    """A name in lower case, without what separates its parts."""
+    return re.sub(r"[\s_.-]", "", name.casefold())
 
 
 def starred(name: str) -> str:

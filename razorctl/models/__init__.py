@@ -4,6 +4,8 @@ Every module of this package is imported, is for one library, and defines `MODEL
 `Named` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +172,18 @@ def named(name: str) -> Named:
         if library.knows(name):
             found = library.named(library.PREFIX + name)
             return found
-    raise registry.unknown("model", name, _MODELS)
+    if os.sep in name:
+        raise UsageError(f"{name} does not exist; name a folder that does, or a model.")
+    raise registry.unknown("model", name, [*_MODELS, *_spelled_otherwise(name)])
+
+
+def _spelled_otherwise(name: str) -> list[str]:
+    """What a name is in a library that has no hyphens in names, as resnet18 for resnet-18."""
+    known = {registry.plain(each) for each in _MODELS}
+    if registry.plain(name) in known or not re.search(r"\d", name):
+        return []  # so that no library need be imported
+    others = (name.casefold().replace("-", joint) for joint in ("", "_"))
+    return [each for each in others if any(library.knows(each) for library in _LIBRARIES)]
 
 
 def place(name: str) -> str:

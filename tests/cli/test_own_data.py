@@ -78,7 +78,14 @@ def huge() -> None:
 
 BAD = {
     # of the name
-    "no such thing": (lambda: None, "digit", 2, "'digit', and no such file exists; did you mean"),
+    "no such thing": (lambda: None, "digit", 2, "(sets of the hub are hf:ORG/NAME); did you mean"),
+    "a name of the hub": (
+        lambda: None,
+        "stanfordnlp/imdb",
+        2,
+        "stanfordnlp/imdb does not exist; name a file or a folder that does, or write "
+        "hf:stanfordnlp/imdb for a set of the hub.",
+    ),
     "no such path": (lambda: None, "./digits", 2, "./digits does not exist; name a file"),
     "an archive": (lambda: Path("a.zip").touch(), "a.zip", 5, "a.zip is an archive; unpack it"),
     "another kind": (
@@ -114,7 +121,7 @@ BAD = {
     ),
     "one row of each class": (lambda: photos(Path("d"), 1), "d", 5, "none can be put aside"),
     "a path that is too long": (lambda: None, f"./{LONG}", 2, "a does not exist; name a file"),
-    "a name that is too long": (lambda: None, LONG, 2, "and no such file exists; known"),
+    "a name that is too long": (lambda: None, LONG, 2, "are hf:ORG/NAME); known"),
     "an image whose name is not UTF-8": (
         lambda: (photos(Path("d")), Path("d/car/0.jpg").rename(Path("d/car", f"{ODD}.jpg"))),
         *("d", 5, "1 bad row: car/n?.jpg (its name is not UTF-8: rename it)"),

@@ -24,6 +24,13 @@ KNOWN = {
         ("method", "LORA", "lora"),
         ("GPU", "3090", "rtx-3090"),
         ("GPU", "h100", "h100-80gb"),
+        ("model", "bert", "bert-base"),
+        ("model", "bert-base-uncased", "bert-base"),
+        ("model", "vitb16", "vit-b16"),
+        ("model", "ViT_B_16", "vit-b16"),
+        ("model", "llama3.2", "llama-3.2-1b"),
+        ("model", "gpt-2", "gpt2"),
+        ("data set", "CIFAR-10", "cifar10"),
     ],
 )
 def test_the_nearest_name_is_suggested(what, name, nearest):
@@ -31,7 +38,7 @@ def test_the_nearest_name_is_suggested(what, name, nearest):
 
 
 @pytest.mark.parametrize("what", KNOWN)
-@pytest.mark.parametrize("name", ["blah", "xyz", ""])
+@pytest.mark.parametrize("name", ["blah", "xyz", "mnist1", ""])
 def test_where_none_is_near_all_are_named(what, name):
     names = ", ".join(sorted(KNOWN[what]))
     assert str(unknown(what, name, KNOWN[what])) == f"unknown {what} {name!r}; known: {names}."

@@ -1,6 +1,7 @@
 """Data sets of one's own: what a name that is not registered stands for."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from razorctl.job import LANGUAGE, Job, Task
 from razorctl.models import Modality
 
 T = TypeVar("T")
+OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # what looks like ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
@@ -134,8 +136,10 @@ def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
     name, path = job.dataset, Path(job.dataset).expanduser()
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
-            raise UsageError(f"{name} does not exist; name a file or a folder that does.")
-        raise unknown("data set", name, DATASETS, ", and no such file exists")
+            hub = f", or write hf:{name} for a set of the hub" * bool(OF_HUB.fullmatch(name))
+            raise UsageError(f"{name} does not exist; name a file or a folder that does{hub}.")
+        more = ", and no such file exists (sets of the hub are hf:ORG/NAME)"
+        raise unknown("data set", name, DATASETS, more)
     whole = str(path.resolve())
     if spelled(whole) != whole:
         raise DataError(f"{spelled(whole)}: {NOT_UTF8}.")
