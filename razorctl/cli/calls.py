@@ -120,7 +120,7 @@ def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "IProgress not found"
-        )  # of tqdm, which shows nothing here
+        )  # of tqdm, whose bars are not shown
         return run(call, **call.params)
 
 
@@ -133,7 +133,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _as(command: Command, *first: str) -> Callable[[Function], Function]:
+def _as(command: Command) -> Callable[[Function], Function]:
     """Shows the words of a command in the signature and in the help of a function."""
 
     def shown(function: Function) -> Function:

@@ -115,6 +115,12 @@ def saved_bytes(
     _, stock, batch = fake.fake_copies(model, inputs)
     restore(stock)
     full = saved.saved_bytes(stock, batch, autocast=autocast, forward=forward)
+    note_excess(model, recipe, parts, full)
+    return sum(parts.values())
+
+
+def note_excess(model: nn.Module, recipe: Recipe, parts: Mapping[str, int], full: int) -> None:
+    """Warns if a sparsified model exceeds its byte budget; parts, full: as in `uncompressed`."""
     total, most = sum(parts.values()), (1 - recipe.ratio) * full
     if total > most:
         log.warning(
@@ -127,7 +133,6 @@ def saved_bytes(
             uncompressed(model, parts, full, most)
             or "razorctl.surgery.byte_budget.sparsify_within keeps less, where that can mend it",
         )
-    return total
 
 
 def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:

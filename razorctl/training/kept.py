@@ -15,6 +15,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.memory import fake, saved
 from razorctl.memory.saved import Forward
 from razorctl.recipe import Recipe
+from razorctl.surgery.byte_budget import note_excess
 from razorctl.surgery.sparsify import recipe_of, restore, sparsify
 
 OTHER = "other"  # the kind of a module that no method swaps
@@ -96,7 +97,8 @@ def of_module(
 
     The model is traced as by `saved_bytes`, whose other arguments these are, and stays as it is. A
     recipe of None is that of a model that is sparsified already, else the default one. Raises what
-    `sparsify` and `saved_bytes` raise, and UsageError for inputs without a tensor.
+    `sparsify` and `saved_bytes` raise, and UsageError for inputs without a tensor. A warning
+    says if a byte budget is exceeded, and by what.
     """
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
         raise UsageError(
@@ -117,5 +119,8 @@ def of_module(
     chosen = own or recipe or Recipe()
     if own is None:
         sparsify(twin, chosen)
-    kept = saved.saved_by_module(twin if own is None else model, inputs, **run)
+    sparse = twin if own is None else model
+    kept = saved.saved_by_module(sparse, inputs, **run)
+    if chosen.has_byte_budget:
+        note_excess(sparse, chosen, kept, sum(full.values()))
     return Kept(type(model).__name__, chosen, rows(kinds(twin) | found, kept, full))

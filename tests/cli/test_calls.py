@@ -91,8 +91,9 @@ def test_compare_shows_the_plots_of_the_report(runs_here):
 
 
 def test_profile_takes_a_name():
-    result = razorctl.profile("vit-micro", ratio=0.8, batch_size=4, steps=1, device="cpu")
-    assert result["recipe"]["ratio"] == 0.8
+    quick = {"batch_size": 4, "steps": 1, "device": "cpu"}
+    result = razorctl.profile("vit-micro", "digits", ratio=0.8, **quick)
+    assert (result["recipe"]["ratio"], result["dataset"]) == (0.8, "digits")
     assert result["steps"] == 1
     assert "blocks.*.attn.qkv" in html(result)
     assert "blocks.*.attn.qkv" in str(result)

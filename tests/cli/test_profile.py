@@ -172,6 +172,20 @@ def test_a_profile_of_ones_own_model_has_its_bytes(module):
     assert patches["full_saved_bytes"] == 4 * 2 * 3 * 32 * 32
 
 
+def test_equal_blocks_of_ones_own_are_one_row_and_layers_are_not():
+    rows = [
+        {"module": name, "type": "Linear", "saved_bytes": 1, "full_saved_bytes": 2}
+        for name in ("0", "1.a.0", "1.a.2", "2.a.0", "2.a.2", "3")
+    ]
+    found = profile_view._largest(rows, "type")
+    assert found == {
+        ("0", "", "Linear"): (1, 2),
+        ("3", "", "Linear"): (1, 2),
+        ("*.a.0", "2 x", "Linear"): (2, 4),
+        ("*.a.2", "2 x", "Linear"): (2, 4),
+    }
+
+
 NOT_OWN = {
     "build --steps 3": (2, "steps does not apply to a model of one's own"),
     "build digits": (2, "dataset does not apply"),

@@ -84,22 +84,22 @@ def _show_own(result: dict[str, Any]) -> None:
 def _largest(rows: list[dict[str, Any]], what: str) -> Bytes:
     """The largest of `rows`, by name, number of them and layer kind; the others in one.
 
-    Those that differ only in the numbers in their names, as the blocks of a model do, are one. So
-    are those of one's own if they have the same bytes in full.
+    Those that differ only in the numbers in their names, as the blocks of a model do, are one; in a
+    model of one's own, only those whose last name is the same.
 
     what: the key of the last label: `kind`, or `type` for the class in a model of one's own.
     """
-    groups: dict[Any, list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        name, alike = starred(row["module"]), row["full_saved_bytes"] if what == "type" else None
-        name = name if name.strip("*.") else row["module"]  # which has no other name than numbers
-        groups.setdefault((name, row[what], alike), []).append(row)
+        name = starred(row["module"])
+        if what == "type":
+            outer, dot, own = row["module"].rpartition(".")
+            name = starred(outer + dot) + own
+        groups.setdefault((name, row[what]), []).append(row)
     sums: Bytes = {}
-    for (name, kind, _), group in groups.items():
+    for (name, kind), group in groups.items():
         several = f"{len(group)} x" if len(group) > 1 else ""
-        first = group[0]["module"]
-        labels = (name if several else first) or "(the model)", several, kind
-        labels = (first, *labels[1:]) if labels in sums else labels
+        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
         sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
     largest = sorted(sums, key=sums.__getitem__, reverse=True)
     shown = {labels: sums[labels] for labels in largest[:LARGEST]}
