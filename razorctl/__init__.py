@@ -1,4 +1,4 @@
-"""razorctl fine-tunes whole pretrained models on consumer GPUs by saving pruned activations."""
+"""razorctl fine-tunes whole pretrained models on consumer GPUs, from pruned activations."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -87,9 +87,9 @@ class Job:
     compile: whether training steps run through torch.compile.
     cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or not.
         Evaluations and updates cannot use what graphs hold in memory; no plan counts that.
-    activation_memory_budget: share of the bytes that compiled steps would save of which
+    activation_memory_budget: share of the bytes that compiled steps would keep of which
         torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all of
-        them. No plan predicts what it saves.
+        them. No plan predicts what it keeps.
 
     The rest is for data sets of one's own; registered ones have their columns and splits.
     image_column, text_column, label_column: the columns that are used; None detects them. A pair of

@@ -6,7 +6,7 @@ from typing import Literal
 
 Attention = Literal["auto", "stored", "flash", "sparse-flash"]
 WEIGHTS = ("linear", "conv")  # the layer kinds whose weights a joint budget draws
-# The layer kinds whose gradient is exact whatever the method: masks and places of maxima are saved
+# The layer kinds whose gradient is exact whatever the method: masks and places of maxima are kept
 # in bits, and heads compute the gradient of their logits in the forward pass.
 EXACT = {"dropout": "dense", "pool": "dense", "head": "dense"}
 HEAD = {"head": "dense"}
@@ -55,12 +55,12 @@ class Method:
 
     @property
     def prunes(self) -> bool:
-        """Whether it saves an approximation of the activations of some layer kinds."""
+        """Whether it keeps an approximation of the activations of some layer kinds."""
         return not set(self.rules) <= set(EXACT) or self.ratio == "bytes"
 
     @property
     def approximates(self) -> bool:
-        """Whether some layer kinds save or compute an approximation."""
+        """Whether some layer kinds keep or compute an approximation."""
         return self.prunes or self.torchao
 
     def close_up_to(self, width: str) -> float:
@@ -97,7 +97,7 @@ def _one_rule(rule: str) -> dict[str, str]:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("full", "saves every activation dense and exact", "baseline", {}),
+        Method("full", "keeps every activation dense and exact", "baseline", {}),
         Method(
             "checkpoint",
             "runs the model's own activation checkpointing, exact",
@@ -128,7 +128,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "torchao-int8",
-            "runs the GEMMs of linear layers in int8, forward too; saves what full does",
+            "runs the GEMMs of linear layers in int8, forward too; keeps what full does",
             "torchao's int8 mixed-precision training",
             {},
             torchao=True,
@@ -136,21 +136,21 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "backrazor",
-            "saves the largest elements of each input",
+            "keeps the largest elements of each input",
             "Back Razor, NeurIPS 2022",
             _paper_rules("topk"),
             attention="stored",
         ),
         Method(
             "prebackrazor-",
-            "saves the columns of largest norm",
+            "keeps the columns of largest norm",
             "Sheared Backpropagation, CVPR 2024, Tab. 4",
             _paper_rules("columns-norm"),
             attention="stored",
         ),
         Method(
             "prebackrazor",
-            "saves columns that a bandit draws before the forward pass",
+            "keeps columns that a bandit draws before the forward pass",
             "Sheared Backpropagation, CVPR 2024, Alg. 1 and 2",
             _paper_rules("columns-bandit"),
             attention="stored",
@@ -164,7 +164,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "half",
-            "saves every input in half precision",
+            "keeps every input in half precision",
             "as a mixed-precision copy, in single-precision training",
             _one_rule("half"),
             attention="sparse-flash",
@@ -174,8 +174,8 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int8",
-            "saves every input in 8 bits; backward GEMMs in int8",
-            "as Mesa (2021) saves, with a scale for each column",
+            "keeps every input in 8 bits; backward GEMMs in int8",
+            "as Mesa (2021) keeps, with a scale for each column",
             _one_rule("8-bit"),
             attention="sparse-flash",
             int8=True,
@@ -185,7 +185,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "int2",
-            "saves every input in 2 bits, rounded stochastically",
+            "keeps every input in 2 bits, rounded stochastically",
             "as ActNN (2021) does, with a scale for each column",
             _one_rule("2-bit-stochastic"),
             attention="sparse-flash",
@@ -194,7 +194,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "razor",
-            "saves each input in as many bits as the ratio allows; backward GEMMs in int8",
+            "keeps each input in as many bits as the ratio allows; backward GEMMs in int8",
             "razorctl",
             HEAD,
             attention="sparse-flash",

@@ -26,18 +26,18 @@ class Recipe:
     Raises UsageError for invalid values.
 
     ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget: at
-        most 1 - ratio of the bytes that `full` saves. `sparsify` meets the budget on models like
+        most 1 - ratio of the bytes that `full` keeps. `sparsify` meets the budget on models like
         the measured ones, `byte_budget.sparsify_within` on any model.
     joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
     joint: what a block is. `weights`: a weight tensor of a pruned layer. `branches`: a residual
         branch, with any method; its whole backward pass is skipped in steps that do not draw it.
         Half of the branches cost no accuracy in encoders of texts, and much on images.
-    attention: `stored` saves q, k, v and the probabilities by the method's rule; `flash` saves
-        q, k, v dense; `sparse-flash` saves them by the method's rule and runs attention again in
+    attention: `stored` keeps q, k, v and the probabilities by the method's rule; `flash` keeps
+        q, k, v dense; `sparse-flash` keeps them by the method's rule and runs attention again in
         the backward pass; `auto` is the method's backend, or the model's if the method has none.
     unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
         measured default.
-    mean_correction: save the mean of each column exactly and prune only the rest.
+    mean_correction: keep the mean of each column exactly and prune only the rest.
     int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
         layers in int8; None is the method's default.
     int8_forward: also run the forward pass of linear layers in int8 in training steps, which makes

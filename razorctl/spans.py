@@ -10,7 +10,7 @@ _NOTHING = nullcontext()
 
 
 def packing() -> AbstractContextManager[None]:
-    """The context in which a layer chooses and packs what it saves; it may be nested.
+    """The context in which a layer chooses and packs what it keeps; it may be nested.
 
     It does nothing outside `watched`, so that torch.compile does not break the graph at it.
     """

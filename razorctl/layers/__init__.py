@@ -1,1 +1,1 @@
-"""Layers with an exact forward pass that save by a rule: one file for each kind of layer."""
+"""Layers with an exact forward pass that keep by a rule: one file for each kind of layer."""

@@ -1,6 +1,6 @@
-"""Activation functions: GELU and SiLU save their input by a rule, ReLU saves one bit per element.
+"""Activation functions: GELU and SiLU keep their input by a rule, ReLU keeps one bit per element.
 
-Back Razor and Sheared Backpropagation save these inputs dense in half precision (rule `half`):
+Back Razor and Sheared Backpropagation keep these inputs dense in half precision (rule `half`):
 gelu'(0) is 1/2, so an element pruned to 0 would get a wrong derivative. Where a norm offers a copy
 of the input, that copy takes the place of one by the rule.
 """
@@ -116,7 +116,7 @@ class Activation(RazorLayer):
             copy = Copy(rule, rule.copy(flat_shape(x), x.dtype, *tensors))
         else:
             with packing(), torch.no_grad():
-                # A rule may save the tensor itself, which the function is about to overwrite.
+                # A rule may keep the tensor itself, which the function is about to overwrite.
                 rows = flat(x.detach().clone() if inplace else x.detach())
                 copy = copy_of(rows, self.rules)
             y = ActivationFunction.apply(x, self, copy)
@@ -221,7 +221,7 @@ def _as_rows(x: Tensor, form: torch.memory_format) -> Tensor:
 
 
 class TwoSlopes(Activation):
-    """Base of functions that save one bit per element, as their derivative has two values."""
+    """Base of functions that keep one bit per element, as their derivative has two values."""
 
     between: ClassVar[tuple[float, float]] = 0.0, math.inf  # where the first slope is
 
@@ -281,7 +281,7 @@ class Hardsigmoid(TwoSlopes):
 
 
 class RazorGELU(Activation, nn.GELU):
-    """nn.GELU, exact or tanh, that saves its input by a rule."""
+    """nn.GELU, exact or tanh, that keeps its input by a rule."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
@@ -289,27 +289,27 @@ class RazorGELU(Activation, nn.GELU):
 
 
 class RazorSiLU(SiLU, nn.SiLU):
-    """nn.SiLU that saves its input by a rule."""
+    """nn.SiLU that keeps its input by a rule."""
 
 
 class RazorHardswish(Hardswish, nn.Hardswish):
-    """nn.Hardswish that saves its input by a rule."""
+    """nn.Hardswish that keeps its input by a rule."""
 
 
 class RazorReLU(ReLU, nn.ReLU):
-    """nn.ReLU that saves one bit per element."""
+    """nn.ReLU that keeps one bit per element."""
 
 
 class RazorReLU6(ReLU6, nn.ReLU6):
-    """nn.ReLU6 that saves one bit per element."""
+    """nn.ReLU6 that keeps one bit per element."""
 
 
 class RazorLeakyReLU(LeakyReLU, nn.LeakyReLU):
-    """nn.LeakyReLU that saves one bit per element."""
+    """nn.LeakyReLU that keeps one bit per element."""
 
 
 class RazorHardsigmoid(Hardsigmoid, nn.Hardsigmoid):
-    """nn.Hardsigmoid that saves one bit per element."""
+    """nn.Hardsigmoid that keeps one bit per element."""
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention that saves q, k, v, and maybe the probabilities, by a rule.
+"""Scaled dot-product attention that keeps q, k, v, and maybe the probabilities, by a rule.
 
-There are three backends, named as in `Recipe.attention`. `stored` saves the probabilities too.
-`flash` is the stock fused attention, which saves q, k, v dense. `sparse-flash` packs q, k, v by the
+There are three backends, named as in `Recipe.attention`. `stored` keeps the probabilities too.
+`flash` is the stock fused attention, which keeps q, k, v dense. `sparse-flash` packs q, k, v by the
 rule, and runs fused attention again in the backward pass.
 """
 
@@ -32,7 +32,7 @@ class StoredFunction(torch.autograd.Function):
 
     Unpacked probabilities are normalized again, so that every row of the scores' gradient sums to
     0, as a row of the exact gradient does; Back Razor does not normalize them. A probability that
-    dropout zeroed is saved with a minus sign, so that the dropout mask takes no bytes of its own.
+    dropout zeroed is kept with a minus sign, so that the dropout mask takes no bytes of its own.
     """
 
     @staticmethod
@@ -94,7 +94,7 @@ class StoredFunction(torch.autograd.Function):
 
 
 def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -> None:
-    """Packs `tensors` by the rules of the layer; saves `others` and what was packed.
+    """Packs `tensors` by the rules of the layer; keeps `others` and what was packed.
 
     tensors: q, k, v and maybe probabilities. join: packs a tensor as [batch, tokens, columns of all
     heads] where it lies so in memory, without a copy.
@@ -182,7 +182,7 @@ class SparseFlashFunction(torch.autograd.Function):
                 unpacked = list(_parts(ctx.rule.unpack(packed), ctx.heads))
             q, k, v = (t.to(dout.dtype) for t in unpacked)
             if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
-                # Else the compiler saves the forward pass's float mask, four times as large.
+                # Else the compiler keeps the forward pass's float mask, four times as large.
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             dq, dk, dv, *dmask = _attention_gradient(q, k, v, mask, state, dout, ctx.options)
             if ctx.heads is not None:
@@ -285,7 +285,7 @@ class Attention(RazorLayer):
     """Base of razor attentions, whose forward calls `attend` in place of the stock function.
 
     backend: as `Recipe.backend`. rules: None under `flash`, and where a method has no rule for
-    attention; then the backend alone decides what is saved.
+    attention; then the backend alone decides what is kept.
     scales_query: whether the stock eager attention scales q, and not the scores.
     softmax_dtype: the dtype of the softmax in the stock eager attention; None is that of the
     scores.
@@ -353,7 +353,7 @@ class Attention(RazorLayer):
         enable_gqa: bool = False,
         repeats: int = 1,
     ) -> Tensor:
-        """`fused_attention` that saves as the backend and the rules say."""
+        """`fused_attention` that keeps as the backend and the rules say."""
         options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         options |= {"enable_gqa": enable_gqa, "repeats": repeats}
         gradient = any(t.requires_grad for t in (query, key, value))

@@ -37,7 +37,7 @@ class Settings:
 
 
 class RazorLayer(nn.Module):
-    """Base of the razor classes: a layer whose training forward saves by one of its `rules`.
+    """Base of the razor classes: a layer whose training forward keeps by one of its `rules`.
 
     kind: layer kind, as `Method.rules` names it. memo: see `Settings`.
     """
@@ -80,7 +80,7 @@ class RazorLayer(nn.Module):
 
     @property
     def saving(self) -> bool:
-        """Whether this forward pass saves for a backward pass; if not, it is the stock one."""
+        """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
         return self.training and torch.is_grad_enabled()
 
 
@@ -149,7 +149,7 @@ class WeightLayer(RazorLayer):
 
 
 def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
-    """Saves `parts` for backward; `saved` returns them.
+    """Keeps `parts` for backward; `saved` returns them.
 
     Every tensor goes through `save_for_backward`, because the hooks of autograd see no others.
     """

@@ -1,7 +1,7 @@
-"""BatchNorm that saves its normalized input by a rule; its running statistics are those of stock.
+"""BatchNorm that keeps its normalized input by a rule; its running statistics are those of stock.
 
 In eval mode, while other layers train, its statistics are fixed: dx is exact and needs no x, and
-x_hat is saved for the gradient of the weight alone.
+x_hat is kept for the gradient of the weight alone.
 """
 
 from collections.abc import Callable
@@ -99,15 +99,15 @@ class BatchNorm(ChannelNorm):
 
 
 class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):
-    """nn.BatchNorm1d that saves its normalized input by a rule."""
+    """nn.BatchNorm1d that keeps its normalized input by a rule."""
 
 
 class RazorBatchNorm2d(BatchNorm, nn.BatchNorm2d):
-    """nn.BatchNorm2d that saves its normalized input by a rule."""
+    """nn.BatchNorm2d that keeps its normalized input by a rule."""
 
 
 class RazorBatchNorm3d(BatchNorm, nn.BatchNorm3d):
-    """nn.BatchNorm3d that saves its normalized input by a rule."""
+    """nn.BatchNorm3d that keeps its normalized input by a rule."""
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {

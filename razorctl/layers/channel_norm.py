@@ -156,7 +156,7 @@ class ChannelNorm(RazorLayer):
         """The copy of x_hat."""
         dtype = compute_dtype(x)
         rule = self.rules.of(dtype)
-        # The dense rule packs in the dtype that stock saves.
+        # The dense rule packs in the dtype that stock keeps.
         dtype = x.dtype if isinstance(rule, Dense) else dtype
         return Copy(rule, rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1)))
 

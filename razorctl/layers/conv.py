@@ -1,4 +1,4 @@
-"""Convolutions that save their input by a rule; the input gradient and bias gradient stay exact.
+"""Convolutions that keep their input by a rule; the input gradient and bias gradient stay exact.
 
 A convolution whose patches do not overlap, such as a patch embedding, is a linear layer on patches:
 its columns are the values of a patch. The columns of any other convolution are its input channels.
@@ -109,7 +109,7 @@ class Convolved(Product):
 class Conv(WeightLayer):
     """Base of razor convolutions.
 
-    It saves no input in a step in which a joint budget does not draw its weight.
+    It keeps no input in a step in which a joint budget does not draw its weight.
     """
 
     kind: ClassVar[str] = "conv"
@@ -161,7 +161,7 @@ class Conv(WeightLayer):
         return y
 
     def sparse(self, input: Tensor) -> Tensor:
-        """The stock convolution, which saves `input` by a rule."""
+        """The stock convolution, which keeps `input` by a rule."""
         x = to_compute_dtype(input)
         layout = Conv.kind, x.dtype, self.patch
         weight, p, copy = self.pack(input, layout, lambda: self.copy(x.detach()))
@@ -219,11 +219,11 @@ class Conv(WeightLayer):
 
 
 class RazorConv1d(Conv, nn.Conv1d):
-    """nn.Conv1d that saves its input by a rule."""
+    """nn.Conv1d that keeps its input by a rule."""
 
 
 class RazorConv2d(Conv, nn.Conv2d):
-    """nn.Conv2d that saves its input by a rule."""
+    """nn.Conv2d that keeps its input by a rule."""
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
@@ -307,13 +307,13 @@ class ConvTranspose(Conv):
 
 
 class RazorConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
-    """nn.ConvTranspose1d that saves its input by a rule."""
+    """nn.ConvTranspose1d that keeps its input by a rule."""
 
     function = F.conv_transpose1d
 
 
 class RazorConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
-    """nn.ConvTranspose2d that saves its input by a rule."""
+    """nn.ConvTranspose2d that keeps its input by a rule."""
 
     function = F.conv_transpose2d
 

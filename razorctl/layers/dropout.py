@@ -1,4 +1,4 @@
-"""nn.Dropout with a mask of one bit per element, where stock saves a byte (CUDA) or four (CPU)."""
+"""nn.Dropout with a mask of one bit per element, where stock keeps a byte (CUDA) or four (CPU)."""
 
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ class DropoutFunction(torch.autograd.Function):
 
 
 class RazorDropout(RazorLayer, nn.Dropout):
-    """nn.Dropout that saves one bit per element."""
+    """nn.Dropout that keeps one bit per element."""
 
     kind: ClassVar[str] = "dropout"
 

@@ -1,8 +1,8 @@
 """Factors of channels: y = x g, with a g for each channel of a batch or of each of its images.
 
 A batch has a learned layer scale, an image the gate that squeeze-and-excitation computes. The
-gradient of g alone needs x, which is saved by a rule; a copy that a norm or an activation function
-offers serves it. g is small, and saved as it is.
+gradient of g alone needs x, which is kept by a rule; a copy that a norm or an activation function
+offers serves it. g is small, and kept as it is.
 """
 
 from typing import Any, ClassVar

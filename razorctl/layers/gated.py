@@ -3,7 +3,7 @@
 x -- gate_proj -- gate -- f --+
  +-- up_proj ---- up -------- * -- y -- down_proj      y = f(gate) * up is what the copies tell
 
-Stock saves gate, f(gate), up and y.
+Stock keeps gate, f(gate), up and y.
 """
 
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""GroupNorm that saves its normalized input by a rule."""
+"""GroupNorm that keeps its normalized input by a rule."""
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class GroupNorm(ChannelNorm):
 
 
 class RazorGroupNorm(GroupNorm, nn.GroupNorm):
-    """nn.GroupNorm that saves its normalized input by a rule."""
+    """nn.GroupNorm that keeps its normalized input by a rule."""
 
 
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {nn.GroupNorm: RazorGroupNorm}

@@ -26,7 +26,7 @@ class CrossEntropyFunction(torch.autograd.Function):
     """The losses of tokens, or their sum, whose gradients the same pass computes.
 
     The gradient of the weight, which the backward pass would make first, is then there already. It
-    is as large with or without this function, so it is not an activation that is saved.
+    is as large with or without this function, so it is not an activation that is kept.
     """
 
     @staticmethod

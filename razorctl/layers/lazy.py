@@ -185,7 +185,7 @@ def unchanged(*known: tuple[Tensor, int]) -> None:
 class LazyLayer(RazorLayer):
     """The head of a model, which may return a lazy tensor.
 
-    lazy: whether passes that save nothing return one too; see `lazily`.
+    lazy: whether passes that keep nothing return one too; see `lazily`.
     """
 
     kind: ClassVar[str] = "head"

@@ -3,7 +3,7 @@
 Each kind of torch's layers has a file. It defines `SWAPS`, which maps exact stock types to their
 razor classes. Each library has a file of its name. It defines `SWAPS` too, and `BRANCHES`, which
 maps exact block types to their residual branches. A branch is the names of the modules in it that
-save something; the last of them gives the branch's output. `PRE_NORM` maps those block types that
+keep something; the last of them gives the branch's output. `PRE_NORM` maps those block types that
 are nothing but residual connections with a norm first to all modules of each connection.
 A library's `recognized` gives the razor class of a type that is not listed, by its code.
 """

@@ -1,4 +1,4 @@
-"""Linear layers that save their input by a rule, and can run their GEMMs in int8.
+"""Linear layers that keep their input by a rule, and can run their GEMMs in int8.
 
 The output is the stock one unless the forward pass runs in int8. The bias gradient is always that
 of dy, and so is the input gradient unless its GEMM runs in int8.
@@ -89,7 +89,7 @@ class Gemms(Product):
             balanced, x, scale, center, *columns = linear_operands(rows, row_scale, *operands)
             if weight is not None:
                 self.columns = columns[0], columns[1]
-        else:  # where no launch is saved, nothing waits in memory for the other GEMM
+        else:  # where no launch is kept, nothing waits in memory for the other GEMM
             balanced, row_scale = balance(rows, row_scale)
             x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
         grad = scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
@@ -138,7 +138,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
         ctx.rule, packed = copy or (None, None)
-        # Stock autocast saves a low-precision copy of the weight; the parameter takes no new bytes.
+        # Stock autocast keeps a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
             return layer.product(x, weight, bias)
@@ -173,12 +173,12 @@ class LinearFunction(torch.autograd.Function):
 
 
 class Linear(WeightLayer):
-    """Base of layers that multiply by a matrix and save their input by a rule.
+    """Base of layers that multiply by a matrix and keep their input by a rule.
 
-    They save no input in a step in which a joint budget does not draw their weight.
+    They keep no input in a step in which a joint budget does not draw their weight.
     int8_weight_grad, int8_input_grad, int8_forward: whether these GEMMs run in int8 if they have at
     least SMALLEST multiplications. Below that, making the int8 copies takes more time than int8
-    gains. A forward pass that saves nothing, as in evaluation, is always the stock one.
+    gains. A forward pass that keeps nothing, as in evaluation, is always the stock one.
     """
 
     kind: ClassVar[str] = "linear"
@@ -245,7 +245,7 @@ class Linear(WeightLayer):
 
 
 class RazorLinear(Linear, nn.Linear):
-    """nn.Linear that saves its input by a rule."""
+    """nn.Linear that keeps its input by a rule."""
 
 
 SWAPS = {nn.Linear: RazorLinear}

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm that save their normalized input by a rule."""
+"""LayerNorm and RMSNorm that keep their normalized input by a rule."""
 
 from typing import Any, ClassVar
 
@@ -239,13 +239,13 @@ def _computed(x: Tensor) -> torch.dtype:
 
 
 class RazorLayerNorm(Norm, nn.LayerNorm):
-    """nn.LayerNorm that saves its normalized input by a rule."""
+    """nn.LayerNorm that keeps its normalized input by a rule."""
 
     plain = True
 
 
 class RazorRMSNorm(Norm, nn.RMSNorm):
-    """nn.RMSNorm that saves its normalized input by a rule."""
+    """nn.RMSNorm that keeps its normalized input by a rule."""
 
     centers = False
     plain = True

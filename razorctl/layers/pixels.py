@@ -232,7 +232,7 @@ Pixels.LAZY = {
 class RazorPixelHead(LazyLayer, RazorConv2d):
     """A classifier of pixels, whose cross-entropy never has all enlarged logits.
 
-    It saves its input by the rule of a 1x1 convolution, whole under methods without one.
+    It keeps its input by the rule of a 1x1 convolution, whole under methods without one.
     """
 
     kind: ClassVar[str] = LazyLayer.kind

@@ -1,6 +1,6 @@
-"""Pooling: of a maximum its place in the window is saved, of a mean only the shape of the input.
+"""Pooling: of a maximum its place in the window is kept, of a mean only the shape of the input.
 
-Stock saves the input of either, and an index of 8 bytes for each maximum. The gradients are exact
+Stock keeps the input of either, and an index of 8 bytes for each maximum. The gradients are exact
 whatever the rule.
 """
 
@@ -26,7 +26,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 class MaxPoolFunction(torch.autograd.Function):
-    """The stock maximum; the place of each in its window is saved in a few bits."""
+    """The stock maximum; the place of each in its window is kept in a few bits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "RazorMaxPool2d") -> Tensor:
@@ -56,7 +56,7 @@ class Pool(RazorLayer):
 
 
 class RazorMaxPool2d(Pool, nn.MaxPool2d):
-    """nn.MaxPool2d that saves 2 to 8 bits per output."""
+    """nn.MaxPool2d that keeps 2 to 8 bits per output."""
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -109,7 +109,7 @@ class MeanPool(Pool):
 
 
 class RazorAvgPool2d(MeanPool, nn.AvgPool2d):
-    """nn.AvgPool2d that saves nothing."""
+    """nn.AvgPool2d that keeps nothing."""
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         sizes = (_pair(size) for size in (self.kernel_size, self.stride, self.padding))
@@ -119,7 +119,7 @@ class RazorAvgPool2d(MeanPool, nn.AvgPool2d):
 
 
 class RazorAdaptiveAvgPool2d(MeanPool, nn.AdaptiveAvgPool2d):
-    """nn.AdaptiveAvgPool2d that saves nothing. Of one output a channel, stock saves nothing too."""
+    """nn.AdaptiveAvgPool2d that keeps nothing. Of one output a channel, stock keeps nothing too."""
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:

@@ -4,7 +4,7 @@ x -- norm -- y --+-- q    norm packs x_hat once, for its own gradient; as y = x_
                  +-- k    same codes with other scales are codes of y, which norm offers to the
                  +-- v    linear layers that y feeds
 h -- GELU -- a ----- fc2  GELU packs h and offers it as the h of a = GELU(h)
-x -- norm -- y -- ReLU -- a -- conv     so does a BatchNorm; ReLU finds the codes of y, saves its
+x -- norm -- y -- ReLU -- a -- conv     so does a BatchNorm; ReLU finds the codes of y, keeps its
                                         bits, and offers the codes as the y of a = ReLU(y)
 without an offer the first of q, k, v packs y, and the others find its copy; so they do with the
 int8 copy of y that GEMMs of the forward pass take
@@ -89,7 +89,7 @@ class Memo:
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
     output, to the layers which the output feeds. A copy is found only in one forward pass: by each
-    layer once, while the graph that saved it is there, and while autograd saves in the same place
+    layer once, while the graph that kept it is there, and while autograd keeps in the same place
     (`_place`): a checkpointed region runs again by itself, so it must share with nothing outside.
     torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
     its tensor (`traced`).
@@ -139,7 +139,7 @@ class Memo:
     def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
         """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.
 
-        It is found wherever autograd saves, because it is not saved.
+        It is found wherever autograd keeps, because it is not kept.
         """
         if torch.compiler.is_compiling():  # the compiler itself makes equal copies once
             return Int8(*int8_rows(rows))
@@ -160,10 +160,10 @@ class Memo:
 
 
 def _place() -> Hashable:
-    """Where autograd saves now: two values are equal only while that place is the same.
+    """Where autograd keeps now: two values are equal only while that place is the same.
 
-    Activation checkpointing saves each region under hooks of its own, and again under other hooks
-    in the backward pass. Reentrant checkpointing saves it only in the backward pass. The hooks are
+    Activation checkpointing keeps each region under hooks of its own, and again under other hooks
+    in the backward pass. Reentrant checkpointing keeps it only in the backward pass. The hooks are
     held by a weak reference, because those of a region refer to the graph before it.
     """
     task = torch._C._current_graph_task_id()

@@ -48,7 +48,7 @@ class TimmAttention(Attention):
 
     @property
     def fused_attn(self) -> bool:
-        """The stock setting where nothing is saved, else what the backend needs."""
+        """The stock setting where nothing is kept, else what the backend needs."""
         if not self.saving:
             return self.stock_fused_attn
         return self.backend != "stored" or self.rules is not None
@@ -336,7 +336,7 @@ class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
         return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
 
 
-# Drop path has no razor class: its stock form saves one number per example.
+# Drop path has no razor class: its stock form keeps one number per example.
 SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
     razor.__bases__[-1]: razor
     for razor in (

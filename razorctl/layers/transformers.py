@@ -321,7 +321,7 @@ _BERT_BRANCHES = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
     ("intermediate", "output.dense", "output.dropout"),
 )
-# One dropout module of ViT ends both branches of a layer. It is a member of neither, since it saves
+# One dropout module of ViT ends both branches of a layer. It is a member of neither, since it keeps
 # nothing for an input without grad.
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     modeling_bert.BertLayer: _BERT_BRANCHES,

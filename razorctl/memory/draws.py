@@ -1,4 +1,4 @@
-"""The draw of a joint budget with the most saved bytes, which is the one that a trace counts."""
+"""The draw of a joint budget with the most kept bytes, which is the one that a trace counts."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from razorctl.sampling.joint import MARK, Blocks, Reduce
 
 
 class Held(Blocks):
-    """A draw that does not change from step to step and records what each block saves.
+    """A draw that does not change from step to step and records what each block keeps.
 
-    sizes: for each block, the elements that its weight packed last, or the bytes that were saved
+    sizes: for each block, the elements that its weight packed last, or the bytes that were kept
     while its branch ran.
     """
 
@@ -36,7 +36,7 @@ class Held(Blocks):
         self.sizes[block] = elements
 
     def saved(self, size: int) -> None:
-        """Adds bytes that the model saves to the branch that is running, if any."""
+        """Adds bytes that the model keeps to the branch that is running, if any."""
         if self.branch is not None:
             self.sizes[self.branch] += size
 
@@ -52,9 +52,9 @@ def draws(model: nn.Module) -> list[Blocks]:
 
 
 def hold_largest(model: nn.Module, forward: Callable[[Callable[[int], object]], object]) -> None:
-    """Fixes the draws of a copied model to those with the most saved bytes.
+    """Fixes the draws of a copied model to those with the most kept bytes.
 
-    `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it saves.
+    `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it keeps.
     """
     held = [Held.hold(blocks) for blocks in draws(model)]
 

@@ -1,4 +1,4 @@
-"""Bytes that a forward pass saves for the backward pass, traced on fake copies."""
+"""Bytes that a forward pass keeps for the backward pass, traced on fake copies."""
 
 import traceback
 from collections import Counter
@@ -56,10 +56,10 @@ def saved_by_module(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> dict[str, int]:
-    """Module name -> bytes saved in its forward pass, traced as in `saved_bytes`.
+    """Module name -> bytes kept in its forward pass, traced as in `saved_bytes`.
 
-    The names are dotted, "" for the model itself; modules that save nothing are left out. A
-    storage counts once, for the innermost module that is running when it is first saved.
+    The names are dotted, "" for the model itself; modules that keep nothing are left out. A
+    storage counts once, for the innermost module that is running when it is first kept.
     """
     mode, model, inputs = fake_copies(model, inputs)
     running, sizes = [""], Counter[str]()
@@ -127,9 +127,9 @@ def _trace(
     forward: Forward | None,
     note: Callable[[int], object],
 ) -> None:
-    """Runs a forward pass and calls `note` with the bytes of each storage when it is first saved.
+    """Runs a forward pass and calls `note` with the bytes of each storage when it is first kept.
 
-    A joint budget's draw is first fixed to the one with the most saved bytes.
+    A joint budget's draw is first fixed to the one with the most kept bytes.
     """
 
     def run() -> None:

@@ -54,7 +54,7 @@ class Trace:
         activations and temporaries.
     workspace: by how much the highest bytes of tensors and of CUDA kernels' workspaces together
         exceed `peak`.
-    saved: saved bytes of a micro-batch.
+    saved: kept bytes of a micro-batch.
     kernels: how often each runs in a step. fused: whether an attention kernel is fused.
     block, rest: parameters of the largest block, and those outside all blocks.
     calls: of the whole step. update: those of them after the last micro-batch, by the optimizer.

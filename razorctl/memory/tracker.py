@@ -30,7 +30,7 @@ def trace(
 ) -> Trace:
     """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 
-    The trace counts parameters, buffers, inputs, gradients, optimizer state, saved activations and
+    The trace counts parameters, buffers, inputs, gradients, optimizer state, kept activations and
     temporaries, and separately the workspaces of CUDA kernels. The optimizer has its state from
     the start, as in every step but the first.
 

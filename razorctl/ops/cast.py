@@ -8,7 +8,7 @@ from torch import Tensor
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of `x` in another `dtype`.
 
-    In a backward pass torch.compile would find the same cast of the forward pass, and save that.
+    In a backward pass torch.compile would find the same cast of the forward pass, and keep that.
     """
     return x.to(dtype)
 

@@ -1,4 +1,4 @@
-"""Column gather: the part of an activation that a column-pruned layer saves."""
+"""Column gather: the part of an activation that a column-pruned layer keeps."""
 
 import torch
 from torch import Tensor

@@ -1,12 +1,12 @@
 """Exact-k element top-k: k values and one bit per element (Back Razor, NeurIPS 2022).
 
-Exactly k elements are saved, and of equal ones those at the lowest positions, so the saved bytes
-depend on shapes alone. A `>=` threshold would save every element once more than numel - k of them
+Exactly k elements are kept, and of equal ones those at the lowest positions, so the kept bytes
+depend on shapes alone. A `>=` threshold would keep every element once more than numel - k of them
 are 0.
 
 The references work on the whole tensor at once, with temporaries several times its size, and so do
 the ops on a CPU. On other devices the ops work in chunks, so that temporaries do not take the
-memory that pruning frees. Both save the same elements.
+memory that pruning frees. Both keep the same elements.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def _from(x: Tensor, keys: Tensor, k: int, smallest: Tensor) -> tuple[Tensor, Te
 
 
 def _nothing(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What is saved of an empty tensor."""
+    """What is kept of an empty tensor."""
     return x.clone(), x.new_empty(0, dtype=torch.uint8)
 
 

@@ -28,7 +28,7 @@ class Predicted:
     """Predicted bytes and seconds of a training step.
 
     peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
-    transient bytes, and of the saved bytes that are alive at that moment.
+    transient bytes, and of the kept bytes that are alive at that moment.
     reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
     step_seconds: the likely time; it is between step_seconds_low and step_seconds_high, and equal
     to both where measurements support it. card_seconds, host_seconds: likely times of the card and

@@ -54,7 +54,7 @@ def _attention(
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout that saves its mask as bytes, as on CUDA; the CPU's saves the scaled mask."""
+    """Dropout that keeps its mask as bytes, as on CUDA; the CPU's keeps the scaled mask."""
     if not training or inplace or not 0 < p < 1:
         return F.dropout(x, p, training, inplace)
     out: Tensor = torch.native_dropout(x, p, True)[0]
@@ -124,7 +124,7 @@ class _Prepared:
 def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: bool = True) -> Trace:
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
-    An evaluation needs no more memory: it runs the same rows through the same layers and saves
+    An evaluation needs no more memory: it runs the same rows through the same layers and keeps
     nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
     recipe that the model cannot take.
     """

@@ -54,7 +54,7 @@ class Product:
 
 
 class Rule(ABC):
-    """How one activation is packed for backward. The saved bytes never depend on its values.
+    """How one activation is packed for backward. The kept bytes never depend on its values.
 
     prunes: whether elements are left out. elementwise: whether the rule packs elements, so that the
     number of columns may vary. sampler: what draws columns, and learns which; None without draws.

@@ -1,4 +1,4 @@
-"""Rules that save every element: as it is, or in half precision."""
+"""Rules that keep every element: as it is, or in half precision."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Dense(Rule):
 class Half(Rule):
     """All elements in half precision; values beyond the range of float16 become its largest.
 
-    Activations of 16 bits are saved as they are. Back Razor saves the inputs of activation
+    Activations of 16 bits are kept as they are. Back Razor keeps the inputs of activation
     functions so: their derivative at 0 is not 0, so that pruning would make it wrong.
     """
 

@@ -1,4 +1,4 @@
-"""The rule that saves only what the derivative of an activation function needs."""
+"""The rule that keeps only what the derivative of an activation function needs."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
-"""What is saved of one activation between forward and backward: a small dataclass for each form.
+"""What is kept of one activation between forward and backward: a small dataclass for each form.
 
 Each has the shape and the dtype of the activation that it stands for. It names the fields that are
-tensors; autograd saves those alone.
+tensors; autograd keeps those alone.
 """
 
 import weakref
@@ -26,17 +26,17 @@ class Packed:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What autograd is to save."""
+        """What autograd is to keep."""
         return tuple(getattr(self, name) for name in self.TENSORS)
 
     def saved_by(self, ctx: Any) -> None:
-        """Called when the context of an autograd function saves it for the backward pass."""
+        """Called when the context of an autograd function keeps it for the backward pass."""
         if not torch.compiler.is_compiling():
             vars(self).setdefault("_ctx", weakref.ref(ctx))
 
     @property
     def alive(self) -> bool:
-        """Whether the graph that saved it first is still there, if one did."""
+        """Whether the graph that kept it first is still there, if one did."""
         ctx = vars(self).get("_ctx")
         return ctx is None or ctx() is not None
 

@@ -1,4 +1,4 @@
-"""Rules that save some elements or columns and prune the others."""
+"""Rules that keep some elements or columns and prune the others."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from razorctl.sampling.samplers import Sampler
 class TopK(Rule):
     """The elements of largest magnitude, as values and a bitmap (Back Razor, NeurIPS 2022).
 
-    Exactly round(density * numel) elements, at least 1, are saved per tensor.
+    Exactly round(density * numel) elements, at least 1, are kept per tensor.
     """
 
     def __init__(self, density: float) -> None:
@@ -31,7 +31,7 @@ class TopK(Rule):
 class Columns(Rule):
     """Whole columns: those of largest norm, or those a sampler draws before the forward pass.
 
-    round(density * columns) columns, at least 1, are saved. They alone get a weight gradient, from
+    round(density * columns) columns, at least 1, are kept. They alone get a weight gradient, from
     a GEMM that is smaller by the density; the other columns of dW are zero. With a sampler this is
     PreBackRazor (CVPR 2024, Alg. 1), without one PreBackRazor- (Tab. 4). `unbiased` scales each
     drawn column by 1 / p, as the proof of Theorem 1 does and Alg. 1 does not; the sampler always
@@ -70,7 +70,7 @@ class Columns(Rule):
 
 
 class Centered(Rule):
-    """Another rule for the activation minus the mean of each column; the means are saved exactly.
+    """Another rule for the activation minus the mean of each column; the means are kept exactly.
 
     X = 1 m^T + (X - 1 m^T), so dW = product(1) m^T + product(X - 1 m^T): the first part is exact,
     only the second is pruned.

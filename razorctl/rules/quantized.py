@@ -1,4 +1,4 @@
-"""The rule that saves all elements in few bits, in copies that layers can share."""
+"""The rule that keeps all elements in few bits, in copies that layers can share."""
 
 import torch
 from torch import Tensor

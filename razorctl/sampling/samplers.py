@@ -4,7 +4,7 @@ JointSpar and the bandit of Sheared Backpropagation (CVPR 2024, Alg. 1 and 2). C
 the columns of an activation, or whole parameter blocks (`joint.Blocks`). Two changes to the paper:
 
 - Bernoulli draws become systematic sampling with the same inclusion probabilities, so that the
-  number drawn, and with it every saved size, never varies.
+  number drawn, and with it every kept size, never varies.
 - The paper's feasible set lacks p <= 1, which a probability needs; it is added.
 """
 

@@ -104,7 +104,7 @@ def saved_bytes(
     model, samplers or random state. `inputs` (a tensor, a tuple of arguments or a mapping of
     keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of a
     mixed-precision step, None for none. `forward` runs a model on inputs, and may compute a loss,
-    whose saved bytes then count too; None calls the model. Under a joint budget the largest blocks
+    whose kept bytes then count too; None calls the model. Under a joint budget the largest blocks
     count as drawn. A warning says if a model exceeds its byte budget, and by what. Raises
     UsageError, which names the module, if what the model does depends on values.
     """

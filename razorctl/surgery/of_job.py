@@ -1,4 +1,4 @@
-"""What a step of a job saves, and its byte budget, by a trace of its largest micro-batch."""
+"""What a step of a job keeps, and its byte budget, by a trace of its largest micro-batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ from razorctl.surgery.byte_budget import sparsify_within
 class OfJob:
     """A resolved job with its model's entry.
 
-    The loss counts where it saves more than a number for each row: that of a language model or of
-    segmentation saves the logits.
+    The loss counts where it keeps more than a number for each row: that of a language model or of
+    segmentation keeps the logits.
     """
 
     family: Model
@@ -52,7 +52,7 @@ class OfJob:
         return sparsify_within(model, recipe, inputs, **self._settings)
 
     def saved_bytes(self, model: nn.Module, inputs: Any) -> int:
-        """What a model as it is saves of a micro-batch."""
+        """What a model as it is keeps of a micro-batch."""
         return saved.saved_bytes(model, inputs, **self._settings)
 
     def saved_by_module(self, model: nn.Module, inputs: Any) -> dict[str, int]:

@@ -33,7 +33,7 @@ from razorctl.surgery import (
 
 log = logging.getLogger(__name__)
 
-# Leaves that save nothing worth pruning; containers are leaves if they are empty, as in PEFT.
+# Leaves that keep nothing worth pruning; containers are leaves if they are empty, as in PEFT.
 LIGHT = (
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding),
     *(nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList),

@@ -1,6 +1,6 @@
 """torchao's int8 mixed-precision training: linear layers that run all three GEMMs in int8.
 
-They save what stock ones do. torchao is imported only where they are used.
+They keep what stock ones do. torchao is imported only where they are used.
 """
 
 from importlib.util import find_spec

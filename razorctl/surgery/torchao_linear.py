@@ -20,10 +20,10 @@ class _Function(_Theirs):  # type: ignore[misc]
 
 
 class Int8Linear(library.Int8MixedPrecisionTrainingLinear):  # type: ignore[misc]
-    """Runs all three GEMMs in int8, with scales of rows and columns; saves what `nn.Linear` does.
+    """Runs all three GEMMs in int8, with scales of rows and columns; keeps what `nn.Linear` does.
 
     torchao's other form, weights of a class of their own, runs nothing in int8 up to version 0.18.
-    A forward pass that saves nothing, as in evaluation, is the stock one, which the weights will
+    A forward pass that keeps nothing, as in evaluation, is the stock one, which the weights will
     have elsewhere.
     """
 

@@ -48,7 +48,7 @@ class Phases:
 
     data: making a batch, at random or of the rows of a data set, and moving it to the device.
     forward: the forward pass and the loss, without `sampling`.
-    sampling: choosing and packing what layers save in the forward pass, and the draws of a joint
+    sampling: choosing and packing what layers keep in the forward pass, and the draws of a joint
         budget; 0 in a compiled step, where it is part of `forward`.
     backward: the backward pass, with unpacking and the updates of samplers; a CUDA graph that is
         not compiled has both passes in `forward`.
@@ -293,7 +293,7 @@ def profile(
 def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
-    """Sparsifies `net`; returns a row for each module that saves anything before or after."""
+    """Sparsifies `net`; returns a row for each module that keeps anything before or after."""
     found = kept.kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)

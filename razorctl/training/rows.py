@@ -21,7 +21,7 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
 
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
     `memory` names the column that memory is compared by: the measured peak if all runs have
-    one, else the traced saved bytes. `metric` names the figure of the task that the `score` of
+    one, else the traced kept bytes. `metric` names the figure of the task that the `score` of
     a row is. `compile` is whether steps were to be compiled, `compiled` whether they were. A
     `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
     where less is better. `take` is what `advice.take` says of the rows.

@@ -85,7 +85,7 @@ class Result:
         if not 1 <= self.best_step <= self.steps:
             raise ValueError(f"best step {self.best_step} is none of its {self.steps} steps")
         if self.full_saved_bytes < 1 or self.saved_bytes < 0:
-            raise ValueError("it saves no bytes")
+            raise ValueError("it keeps no bytes")
 
 
 @dataclass(frozen=True)

@@ -388,7 +388,7 @@ def main() -> None:
 
 def report(rows: list[Row]) -> Table:
     """The rows as a table."""
-    table = Table("case", "lr", "saved", "score", "±", "vs full", "step", "time to target")
+    table = Table("case", "lr", "kept", "score", "±", "vs full", "step", "time to target")
     for row in (row for row in rows if not row["error"]):
         step, time = row["step_time_vs_full"], row["time_to_target_vs_full"]
         table.add_row(

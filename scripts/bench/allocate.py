@@ -4,7 +4,7 @@
 
 The script starts from 8 bits everywhere and gives fewer bits to one layer kind at a time. It
 measures what that adds to the squared relative error of the whole gradient, on each task of
-gradients.py, and smooths it over the bits of a kind. It traces what that takes from the saved
+gradients.py, and smooths it over the bits of a kind. It traces what that takes from the kept
 bytes, on the models of these tasks and on large ones, in single and in half precision. Both figures
 add up over layer kinds, so they are known for every combination. The combinations that no other
 beats in both are written, the least error first. The error of a combination is that of the worst
@@ -60,7 +60,7 @@ TRIAL = "trial"
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes that a step of a model saves.
+    """The bytes that a step of a model keeps.
 
     full: of method `full`. base: with 8 bits everywhere. less: by how much a rule of fewer bits
     lowers base.
@@ -71,7 +71,7 @@ class Footprint:
     less: Mapping[tuple[str, str], int]
 
     def ratio(self, rules: Mapping[str, str]) -> float:
-        """The ratio of rules: the share of the bytes of `full` that a step does not save."""
+        """The ratio of rules: the share of the bytes of `full` that a step does not keep."""
         return 1 - (self.base - sum(self.less.get(pair, 0) for pair in rules.items())) / self.full
 
 
@@ -118,7 +118,7 @@ def errors(subject: Subject, traced: Footprint) -> dict[tuple[str, str], float]:
     """The squared relative error of the whole gradient that fewer bits add.
 
     For no rule of fewer bits, it is the error of 8 bits everywhere. A rule that takes no bytes from
-    what the model saves, by its trace, is of a kind that the model lacks, and adds nothing.
+    what the model keeps, by its trace, is of a kind that the model lacks, and adds nothing.
     """
     exact = subject.gradients()["all"]
 
@@ -182,7 +182,7 @@ def frontier(
     for choice in sorted(choices):
         if not best or choice[2] < best[-1][2]:
             best.append(choice)
-    best[-1] = fewest  # for models that save more than the measured ones
+    best[-1] = fewest  # for models that keep more than the measured ones
     return [
         {
             "ratio": -less,

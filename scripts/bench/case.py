@@ -159,7 +159,7 @@ class Bench:
             raise ArithmeticError("differs from full where it must not")
 
     def measure(self, run: Run) -> None:
-        """Notes the bytes saved, and on a CPU the peak, which timing does not measure there."""
+        """Notes the bytes kept, and on a CPU the peak, which timing does not measure there."""
         x, autocast, sizes = self.x[: run.case.rows], PRECISIONS[run.precision], list[int]()
         with self.running(run) as model:
             if run.case.compiled:  # which takes no fake tensors

@@ -38,7 +38,7 @@ def recipes(method: str) -> Iterator[tuple[str, Recipe]]:
     for ratio in RATIOS:
         try:
             yield f"{method} at {ratio}", Recipe(method, ratio)
-        except UsageError:  # razor has no rules that save so little
+        except UsageError:  # razor has no rules that keep so little
             continue
 
 

@@ -8,7 +8,7 @@ autocast as GPUs train. The exact gradient is always that of `full` in fp32, so 
 bf16 says what rounding alone costs. A method whose backward GEMMs run in int8 is also measured with
 an int8 forward pass. The script writes results/gradients.json: the cosine and the relative error of
 the weight gradients of each layer kind, of the gradient of the embedding's output, and of the whole
-gradient, with the bytes that a step saves. Dropout is off, so that rounding and pruning are the
+gradient, with the bytes that a step keeps. Dropout is off, so that rounding and pruning are the
 only differences. Rows of listed models with random weights and random images stand apart, since
 their gradients are not those of fine-tuning. Rows that are not asked for stay, and with --missing
 those that are there, so that a call goes on where an earlier one was interrupted. The script needs
@@ -148,7 +148,7 @@ class Subject:
         self.batches = [(task.inputs(batch), batch["labels"]) for batch in taken]
 
     def saved(self, autocast: torch.dtype | None) -> int:
-        """The bytes that a step on the first batch saves, traced."""
+        """The bytes that a step on the first batch keeps, traced."""
         return saved_bytes(self.model, self.batches[0], autocast=autocast, forward=forward)
 
     def sparsify(self, recipe: Recipe, autocast: torch.dtype | None) -> None:
@@ -243,7 +243,7 @@ def measure(
 def report(rows: list[dict[str, Any]]) -> Table:
     """The rows as a table of cosines."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row["closeness"]))
-    table = Table("task", "precision", "method", "ratio", "saved", "of full", *kinds)
+    table = Table("task", "precision", "method", "ratio", "kept", "of full", *kinds)
     for row in rows:
         cosines = (row["closeness"].get(kind) for kind in kinds)
         table.add_row(

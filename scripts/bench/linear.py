@@ -1,4 +1,4 @@
-"""Times one linear layer with every way to save its input, against full, at many ratios.
+"""Times one linear layer with every way to keep its input, against full, at many ratios.
 
     .venv/bin/python scripts/bench/linear.py
 
@@ -62,7 +62,7 @@ def _largest(ratio: float) -> float:
 
 # Method -> what the cosine of the weight gradient to the exact one must reach at a ratio. Input and
 # gradient of the output are normal and independent here, so the cosine of a method that prunes is
-# the root of the share of the input's energy that it saves. That of razor is for 2 bits or more.
+# the root of the share of the input's energy that it keeps. That of razor is for 2 bits or more.
 FLOORS: dict[str, Callable[[float], float]] = {
     "full": lambda ratio: 0.99999,
     "backrazor": lambda ratio: 0.99 * math.sqrt(_largest(ratio)),
@@ -154,7 +154,7 @@ class Bench:
         return y, *torch.autograd.grad(y, (x, self.layer.weight, self.layer.bias), dy)
 
     def check(self, run: Run, exact: list[Tensor]) -> None:
-        """Compares a run with full, which the first run puts in `exact`; notes the saved bytes."""
+        """Compares a run with full, which the first run puts in `exact`; notes the kept bytes."""
         with self.running(run) as x:
             run.saved = saved_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
             got = [t.detach().float() for t in self.both(run, x, self.dy.to(x.dtype))]
@@ -231,7 +231,7 @@ def as_text(rows: list[dict[str, Any]]) -> str:
         "vs full": ("forward_vs_full", 1, ".2f"),
         "both ms": ("both_seconds", 1e-3, ".2f"),
         "vs full ": ("both_vs_full", 1, ".2f"),
-        "saved MiB": ("saved_bytes", 2**20, ",.2f"),
+        "kept MiB": ("saved_bytes", 2**20, ",.2f"),
         "dW cosine": ("weight_gradient_cosine", 1, ".4f"),
     }
     lines = [f"{'ratio and method':27}" + "".join(f"{name:>11}" for name in columns)]

@@ -96,7 +96,7 @@ def main() -> None:
     args.out.write_text(json.dumps(document, indent=2) + "\n")
 
     table = Table()
-    for heading in ("method", "saved", "accuracy", "lowest", "longest run", "step time vs full"):
+    for heading in ("method", "kept", "accuracy", "lowest", "longest run", "step time vs full"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in rows:
         table.add_row(

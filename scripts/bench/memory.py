@@ -1,10 +1,10 @@
-"""Traces the saved bytes and the peak of a training step with every method; nothing runs.
+"""Traces the kept bytes and the peak of a training step with every method; nothing runs.
 
     .venv/bin/python scripts/bench/memory.py
 
 A step is forward, backward and SGD with momentum, on fake tensors; that of the decoder is what
 `plan` traces, with its loss. `razor` meets its byte budget on each model, as in `finetune`. The
-script writes results/memory.json, with what `razor` saves on every listed model, and takes some ten
+script writes results/memory.json, with what `razor` keeps on every listed model, and takes some ten
 minutes.
 """
 
@@ -134,7 +134,7 @@ def decoder() -> Iterator[dict[str, Any]]:
 
 
 def listed() -> Iterator[dict[str, Any]]:
-    """What `razor` saves of `full` on every listed model and task, by the trace of `plan`."""
+    """What `razor` keeps of `full` on every listed model and task, by the trace of `plan`."""
     every = [(named, task) for named in models.models().values() for task in named.tasks]
     for named, task in track(every, "listed models", console=Console(stderr=True)):
         size = TOKENS if named.modality == "text" else None
@@ -168,7 +168,7 @@ def main() -> None:
         "listed": {"batch_size": BATCH, "tokens": TOKENS, "rows": list(listed())},
     }
     args.out.write_text(json.dumps(document, indent=2) + "\n")
-    table = Table("model", "precision", "case", "saved", "peak")
+    table = Table("model", "precision", "case", "kept", "peak")
     for row in rows:
         sizes = (size(row[key]) for key in ("saved_bytes", "peak_bytes"))
         table.add_row(row["model"], row["precision"], row["case"], *sizes)

@@ -347,7 +347,7 @@ def main() -> None:
         "rows": found,
     }
     args.out.write_text(json.dumps(document, indent=1) + "\n")
-    shown = Shown("table", "row", "paper", "saved", "peak", "step")
+    shown = Shown("table", "row", "paper", "kept", "peak", "step")
     for row in found:
         sizes = [size(row[key]) if row[key] else "-" for key in ("saved_bytes", "peak_bytes")]
         shown.add_row(

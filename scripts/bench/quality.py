@@ -33,9 +33,9 @@ def gradients() -> str:
         "ViT-S/14 and SqueezeNet 1.1 with Fashion-MNIST, on a six-layer BERT with the R8 split of "
         "Reuters,\nand on two models that the bench itself trained before: a MobileNetV2 of half "
         "width on half of Fashion-MNIST, and a\ndecoder of four layers on half of R8. The "
-        "gradients are of the other halves. A ratio is a share of what `full` saves at\nthe same "
+        "gradients are of the other halves. A ratio is a share of what `full` keeps at\nthe same "
         "precision, so in bf16 it leaves `razor` half as many bits as in fp32. The file also has "
-        "each layer kind, the\nrelative errors and the saved bytes. What has no cosine here cannot "
+        "each layer kind, the\nrelative errors and the kept bytes. What has no cosine here cannot "
         "be met or was not measured. In bf16 `full` itself\nrounds, on MobileNetV2 to a gradient "
         "that has little to do with the exact one; so `plan` calls a gradient close\nwhose cosine, "
         f"over that of `full` at the precision, is {CLOSE} or more on all five.\n\n"
@@ -140,7 +140,7 @@ def accuracies() -> Iterator[str]:
             + source(path.stem, document)
             + table(
                 [
-                    *("method", "learning rate", "saved", f"test {metric.replace('_', ' ')}"),
+                    *("method", "learning rate", "kept", f"test {metric.replace('_', ' ')}"),
                     *("minus full's", "step vs `full`", "steps to target", "time vs `full`"),
                 ],
                 map(line, rows),
@@ -196,7 +196,7 @@ def papers() -> Iterator[str]:
     document["device"] = "none: predicted"
     yield (
         "What the papers say, and what `plan` predicts for the same settings in fp32 in this\n"
-        "implementation: the bytes saved for backward, the peak, and the time of a step on that "
+        "implementation: the bytes kept for backward, the peak, and the time of a step on that "
         "card, in that of `full`\nwith fused attention, a range where no card has run the kernels. "
         "Accuracies need their data and days of a GPU;\n[ours](#accuracy) are of other data. Each "
         "row has its command in the file.\n\n" + source("papers", document)
@@ -220,7 +220,7 @@ def papers() -> Iterator[str]:
             f"**{one['name']}**: `{one['model']}`, {one['gpu']}; memory is {one['memory']}. For "
             f"example `{rows[0]['command']}`.\n\n"
             + table(
-                ["row", "memory, paper", *times, *data, "saved", "peak", "step"], map(line, rows)
+                ["row", "memory, paper", *times, *data, "kept", "peak", "step"], map(line, rows)
             )
         )
 
@@ -248,7 +248,7 @@ def paper_figures() -> Iterator[str]:
     rows = [
         [
             "Fig. 1, time of a linear layer by ratio",
-            "PreBR, which saves columns: less than Back Razor",
+            "PreBR, which keeps columns: less than Back Razor",
             "in [the table of one linear layer](#one-linear-layer)",
             "`scripts/bench/linear.py --device cuda`",
         ]

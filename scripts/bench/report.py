@@ -36,24 +36,24 @@ def memory() -> str:
 
         cases = ordered(case for column in columns for case in every[column])
         return table(
-            [f"saved / peak, {name}", *(f"{model}, {precision}" for model, precision in columns)],
+            [f"kept / peak, {name}", *(f"{model}, {precision}" for model, precision in columns)],
             [[label(c), *(cell(found.get((*column, c))) for column in columns)] for c in cases],
         )
 
     return (
-        "Bytes that a step with SGD and momentum saves between forward and backward pass, and its\n"
+        "Bytes that a step with SGD and momentum keeps between forward and backward pass, and its\n"
         f"peak, at ratio {document['ratio']}. Peaks count tensors alone; `plan` adds what kernels "
         "allocate inside.\n\n"
         + source("memory", document)
         + cells(whole, GIB, ".2f")
-        + "\nOther models. Back Razor, Tables 2 and 4, has 366 MB saved by `full` and 42 MB by "
+        + "\nOther models. Back Razor, Tables 2 and 4, has 366 MB kept by `full` and 42 MB by "
         "itself, for ProxylessNAS-Mobile,\n224 px, batch 8. The step of the decoder is the one "
         "that `plan` traces, with its loss.\n\n" + cells(few, MIB, ",.0f")
     )
 
 
 def listed() -> str:
-    """The share that `razor` saves on every listed model."""
+    """The share that `razor` keeps on every listed model."""
     document = load("memory")
     every = document["listed"]
     found = {(r["model"], r["task"], r["precision"]): r for r in every["rows"]}
@@ -66,7 +66,7 @@ def listed() -> str:
         return f"{full}; {row['saved_bytes'] / row['full_saved_bytes']:.1%}"
 
     return (
-        f"What a step of `full` saves on every listed model, and the share of it that `razor` does "
+        f"What a step of `full` keeps on every listed model, and the share of it that `razor` does "
         f"at ratio {document['ratio']},\nwhich `finetune` keeps or refuses: batch "
         f"{every['batch_size']}, images of the model's own size, {every['tokens']} tokens.\n\n"
         + table(
@@ -262,7 +262,7 @@ def run_costs() -> str:
 INTRO = """# Measurements
 
 `report.py` writes this page from the files in [`results/`](results). Each file names the script
-that made it. The words are those of the [README](../../README.md): *saved* are the bytes that
+that made it. The words are those of the [README](../../README.md): *kept* are the bytes that
 autograd holds between forward and backward pass, *peak* is the most that a training step has
 allocated, *ratio* is the share that is pruned; for `razor` it is a byte budget.
 """

@@ -6,7 +6,7 @@ A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on 
 CUDA device it is of ViT-B/16, batch 128, in bf16 and fp32; on a CPU of ViT-S/16, batch 8, in fp32.
 Cases take turns on one set of weights; ratios to full are medians over the turns, and those of
 compiled cases to compiled full too. Compiled are whole models, by torch.compile, in the first
-precision alone; `activation_memory_budget` is what torch.compile may save, as a share of what it
+precision alone; `activation_memory_budget` is what torch.compile may keep, as a share of what it
 would. Of micro-batches those are taken too that have razor's peak, or less.
 
 The peak is measured on CUDA. On a CPU it is traced, that of compiled cases measured; the two agree

@@ -13,7 +13,7 @@ def whole_steps() -> Iterator[str]:
         for precision in document["precisions"]:
             rows = {r["case"]: r for r in document["rows"] if r["precision"] == precision}
             compiled = any(row.get("step_time_vs_full_compiled") for row in rows.values())
-            head = ["method", "saved for backward", "peak of a step", "step time vs `full`"]
+            head = ["method", "kept for backward", "peak of a step", "step time vs `full`"]
             yield (
                 f"{workload(document, precision)}, ratio {document['ratio']}: the median of "
                 f"at most {document['turns']} turns.\nIn a turn the cases run one after another; "
@@ -107,7 +107,7 @@ def linear_layers() -> Iterator[str]:
 
 
 def gain(found: dict[tuple[str, float], Row], ratio: float) -> Gain | None:
-    """How many times as fast `prebackrazor`, which saves columns, is as `backrazor`."""
+    """How many times as fast `prebackrazor`, which keeps columns, is as `backrazor`."""
     elements, columns = found["backrazor", ratio], found["prebackrazor", ratio]
     if elements["error"] or columns["error"]:
         return None
@@ -129,7 +129,7 @@ def verdict(gains: dict[float, Gain | None]) -> str:
     known = [gain for gain in gains.values() if gain]
     more = sum(gain[1] > 1 for gain in known)
     return (
-        f"Saving columns (`prebackrazor`) is faster than saving elements (`backrazor`) at {more} "
+        f"Keeping columns (`prebackrazor`) is faster than keeping elements (`backrazor`) at {more} "
         f"of {len(gains)} ratios:\n{span(known)} times as fast in both passes."
     )
 

@@ -72,7 +72,7 @@ def as_text(rows: list[dict[str, Any]]) -> str:
         "step ms": ("step_seconds", 1e-3, ".1f"),
         "vs full": ("step_time_vs_full", 1, ".2f"),
         "vs compiled": ("step_time_vs_full_compiled", 1, ".2f"),
-        "saved MiB": ("saved_bytes", 2**20, ",.1f"),
+        "kept MiB": ("saved_bytes", 2**20, ",.1f"),
         "peak MiB": ("peak_bytes", 2**20, ",.0f"),
         "vs full ": ("peak_vs_full", 1, ".2f"),
     }

@@ -94,8 +94,8 @@ def pack_kernel(
     x, histograms, counts, values, bitmap, n, k, stretch,
     DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the values of the saved elements of a stretch, and its bits."""
-    smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are saved
+    """Writes the values of the kept elements of a stretch, and its bits."""
+    smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are kept
     above, equal = _before(counts), _before(counts + PROGRAMS)
     start = tl.program_id(0).to(tl.int64) * stretch
     for block in range(start, min(start + stretch, n), BLOCK):
