@@ -103,10 +103,11 @@ def predict(
 
         razorctl predict runs/photos new/ > labels.csv
 
-    Models of images take images, folders, which are walked, and tables with
-    images or their paths. Models of texts take tables with texts, and .txt
-    files with a text on each line. Tables are CSV, TSV, JSONL or Parquet.
-    A dash stands for the lines of stdin: texts, or paths of images.
+    FILES may be what the run was trained on: labels, masks and empty lines are
+    passed over. Models of images take images, folders, which are walked, and
+    tables with images or their paths. Models of texts take tables with texts,
+    and .txt files with a text on each line. Tables are CSV, TSV, JSONL or
+    Parquet. A dash stands for the lines of stdin: texts, or paths of images.
 
     The output is CSV; --json gives a document with the same. Its first columns
     are file and row, which is counted from 0, and empty for an image file.
@@ -128,14 +129,15 @@ def predict(
     from razorctl.training import rundir
 
     given = told(ctx, {**flags, "batch_size": batch_size}).given
-    _, job = rundir.finished(run)
-    _check_task(ctx, run, job, out)
+    _, trained = rundir.finished(run)
+    _check_task(ctx, run, trained, out)
     plain = {"image_column": None, "text_column": None, "skip_bad": False}
-    job = replace(job, **{name: given.get(name, value) for name, value in plain.items()})
+    job = replace(trained, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
         modality = models.named(job.model).modality
         white = rundir.known_split(run).get("white")
-        parts, skipped = whole.unlabeled(files, job, modality, _stdin(files), at, white)
+        lines = _stdin(files)
+        parts, skipped = whole.unlabeled(files, job, modality, lines, at, white, trained)
         at(f"loading {run}")
         from razorctl.training import inference
 

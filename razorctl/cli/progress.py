@@ -20,7 +20,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse
-from razorctl.cli.views.evaluate import bad_rows
+from razorctl.cli.views.evaluate import skipped
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -63,20 +63,15 @@ def train(
             run = prepare(at)
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
-        if run.skipped:
-            views.note(
-                f"{bad_rows(len(run.skipped))} left out; {out / rundir.SPLIT} has their numbers."
-            )
+        skipped(run.skipped, f"; {out / rundir.SPLIT} has their numbers")
         for sentence in run.notes:
             views.note(sentence)
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
             steps = tracked(run, trackers if processes.first() else ())
             (_bar if views.live() else _lines)(run, steps)
-        if run.job.streaming and run.skipped:
-            views.note(
-                f"{bad_rows(len(run.skipped))} left out, counted each time that rows were read."
-            )
+        if run.job.streaming:
+            skipped(run.skipped, ", counted each time that rows were read")
     except Exception:
         if run is not None:
             run.rescue()

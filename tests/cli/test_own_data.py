@@ -414,7 +414,10 @@ def test_bad_rows_are_left_out_with_one_note():
         "3 classes: bus, car, tram",
         "9 rows to train on, 3 put aside for validation",
     ]
-    assert "note: 2 bad rows are left out; run/split.json has their numbers." in result.stderr
+    assert (
+        "note: 2 bad rows are left out; run/split.json has their numbers:\n"
+        "  van (a class folder without images)\n  bus/1.jpg ("
+    ) in result.stderr
     document = json.loads(result.stdout)
     assert document["split"] == "validation"
     assert "validation_accuracy" not in document
@@ -422,6 +425,26 @@ def test_bad_rows_are_left_out_with_one_note():
     record = json.loads(Path("run/split.json").read_text())
     assert record["skipped"] == {"d": [1]}
     assert (record["validation"], record["seed"], len(record["rows"])) == (0.25, 0, 3)
+
+
+@pytest.mark.parametrize("command", ["finetune", "evaluate", "predict"])
+def test_the_first_of_many_bad_rows_are_named(command, tmp_path):
+    photos(Path("d"), 20)
+    trained = ["--validation", "0.25", "--skip-bad", "--evaluate-every", "2"]
+    if command != "finetune":
+        assert razorctl("finetune", "vit-micro", "d", *QUICK, *trained).exit_code == 0
+    for i in range(13):
+        Path(f"d/car/{i}.jpg").write_bytes(b"")
+    words = ["finetune", "vit-micro", "d", *QUICK, *trained]
+    if command != "finetune":
+        words = [command, "run", "d", "--device", "cpu", "--skip-bad"]
+    result = razorctl(*words)
+    assert result.exit_code == 0, result.stderr
+    said = result.stderr.splitlines()
+    at = next(i for i, line in enumerate(said) if line.startswith("note: 13 bad rows are left out"))
+    named = sorted(f"car/{i}.jpg" for i in range(13))[:10]
+    assert [line.split()[0].removeprefix("d/") for line in said[at + 1 : at + 11]] == named
+    assert said[at + 11] == "  and 3 more"
 
 
 def test_the_test_split_is_evaluated_once_at_the_end():

@@ -32,7 +32,7 @@ def test_a_streamed_run_skips_what_is_bad_and_says_so():
         "3 classes: bus, car, tram",
         "13 rows to train on, 12 for test",
     ]
-    assert "note: 2 bad rows are left out, counted each time that rows were read." in result.stderr
+    assert "note: 2 bad rows are left out, counted each time that rows were read:" in result.stderr
     document = json.loads(result.stdout)
     assert (document["split"], document["job"]["streaming"]) == ("test", True)
     assert not Path("other/split.json").exists()

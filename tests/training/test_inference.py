@@ -293,7 +293,7 @@ def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
     found = labeled(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
     assert found.rows["white"][:] == [255] * 8
     used, real = [], whole.unlabeled
-    monkeypatch.setattr(whole, "unlabeled", lambda *args: used.append(args[-1]) or real(*args))
+    monkeypatch.setattr(whole, "unlabeled", lambda *args: used.append(args[5]) or real(*args))
     result = razorctl("predict", str(tmp_path / "run"), str(tmp_path / "dark"), "--device", "cpu")
     assert (result.exit_code, used) == (0, [255])
 

@@ -9,18 +9,20 @@ from rich.table import Table
 from razorctl import units
 from razorctl.cli.views import common as views
 
-
-def skipped(lines: Sequence[str]) -> None:
-    """A note on bad rows that are left out, with a line for each."""
-    if lines:
-        views.note(f"{bad_rows(len(lines))} left out:")
-        for line in lines:
-            views.say(f"  {line}")
+SHOWN = 10  # bad rows that are named
 
 
-def bad_rows(number: int) -> str:
-    """The start of a sentence on so many bad rows."""
-    return f"{units.count(number, 'bad row')} {'is' if number == 1 else 'are'}"
+def skipped(lines: Sequence[str], more: str = "") -> None:
+    """A note on bad rows that are left out, which names the first; more: what else it says."""
+    if not lines:
+        return
+    verb = "is" if len(lines) == 1 else "are"
+    views.note(f"{units.count(len(lines), 'bad row')} {verb} left out{more}:")
+    named = list(dict.fromkeys(lines))  # streams are read several times
+    for line in named[:SHOWN]:
+        views.say(f"  {line}")
+    if len(named) > SHOWN:
+        views.say(f"  and {len(named) - SHOWN:,} more")
 
 
 def show(result: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,24 @@ def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False
     return next(filter(None, found), [])
 
 
+def as_trained(sample: Sample, job: Job, trained: Job) -> Job:
+    """A job with the columns of the one that a model was trained by, if the table has them.
+
+    Those of images and of texts are not taken where one is given.
+    """
+    label = trained.label_column if trained.label_column in sample.values else None
+    if job.image_column is not None or job.text_column is not None:
+        return replace(job, label_column=label)
+    image, text = trained.image_column, trained.text_column
+    there = text is not None and {*_parts(sample, text)} <= sample.values.keys()
+    return replace(
+        job,
+        image_column=image if image in sample.values else None,
+        text_column=text if there else None,
+        label_column=label,
+    )
+
+
 def unlabeled(
     name: str, sample: Sample, job: Job, modality: Modality, root: Path | None = None
 ) -> Columns:
@@ -210,13 +228,17 @@ def unlabeled(
         return Columns("", messages=messages)
     image = _given(name, sample, job.image_column, "image")
     texts = _given_texts(name, sample, job.text_column)
+    taken = {column for column in (job.label_column,) if column is not None}
     if modality == "image":
-        image = image or _image(name, sample, set(), root)
+        if image is None and job.task == "segmentation":
+            image, mask = masked(name, sample, job, root)
+            image = None if mask is None else image
+        image = image or _image(name, sample, taken, root)
     elif job.task in LANGUAGE:
         single = text(name, sample, job)
         texts = () if single is None else (single,)
     else:
-        texts = texts or _texts(name, sample, set(), None)
+        texts = texts or _texts(name, sample, taken, None)
     if image is None and not texts:
         raise UsageError(
             f"none of the columns of {name} clearly holds {modality}s: {_listed(sample.values)}; "
@@ -241,13 +263,17 @@ def _given(name: str, sample: Sample, column: str | None, what: str) -> str | No
 def _given_texts(name: str, sample: Sample, given: str | None) -> tuple[str, ...]:
     if given is None:
         return ()
-    # The name of a column may have a comma in it.
-    parts = [given] if given in sample.values else [part.strip() for part in given.split(",")]
+    parts = _parts(sample, given)
     if len(parts) > 2 or len(set(parts)) < len(parts):
         raise UsageError(f"text column {given!r} does not name one or two columns; give a or a,b.")
     for part in parts:
         _given(name, sample, part, "text")
     return tuple(parts)
+
+
+def _parts(sample: Sample, given: str) -> list[str]:
+    # The name of a column may have a comma in it.
+    return [given] if given in sample.values else [part.strip() for part in given.split(",")]
 
 
 def plain(column: str) -> str:

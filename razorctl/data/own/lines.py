@@ -58,7 +58,8 @@ def _split(file: Path) -> Iterator[tuple[int, list[str]]]:
     begin = 1
     try:
         for fields in reader:
-            if fields:
+            empty = len(fields) == 1 and fields[0].isspace()  # a line of white space
+            if fields and not empty:
                 yield begin, fields
             begin = reader.line_num + 1
     except csv.Error as error:

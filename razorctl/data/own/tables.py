@@ -125,10 +125,14 @@ def read(name: str, tables: Tables) -> Raw:
     )
 
 
-def unlabeled(name: str, file: Path, job: Job, modality: Modality) -> Raw:
-    """The rows of one table without labels, for a model of that modality; raises as `read`."""
+def unlabeled(name: str, file: Path, job: Job, modality: Modality, trained: Job) -> Raw:
+    """The rows of one table without labels, for a model of that modality; raises as `read`.
+
+    trained: as of `columns.as_trained`.
+    """
     of_parquet = file.suffix.casefold() == ".parquet"
     first = (parquet.sample if of_parquet else lines.sample)(file)
+    job = columns.as_trained(first, job, trained)
     used = columns.unlabeled(name, first, job, modality, file.parent)
     rows = parquet.rows if of_parquet else _of_lines
     own = {"rows": rows([file], used)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, own
-from razorctl.data.own import bad, columns, folder, images, names, rows, tables
+from razorctl.data.own import bad, columns, folder, images, masks, names, rows, tables, texts
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw, content
 from razorctl.data.own.splitting import Checked, chosen
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 STDIN = "-"
-TEXTS = ".txt"  # a file with a text on each line
 KINDS = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
 
 
@@ -154,11 +153,14 @@ def unlabeled(
     stdin: Iterable[str] = (),
     progress: Progress = lambda _: None,
     white: int | None = None,
+    trained: Job | None = None,
 ) -> tuple[list[Part], tuple[str, ...]]:
     """What files hold for a model of that modality, and a line for each bad row that is left out.
 
-    files: tables; for images also images and folders of them; for texts also .txt files. STDIN
-    stands for the lines in `stdin`, which are texts or the paths of images. white: as of `labeled`.
+    files: tables and folders of them; for images also images and folders of them; for texts also
+    files of texts, whose empty lines do not count, and folders of those. STDIN stands for the lines
+    in `stdin`, which are texts or the paths of images. white: as of `labeled`. trained: the job
+    whose columns are used where a table has them and none is given.
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
     """
@@ -174,9 +176,11 @@ def unlabeled(
     parts: list[Part] = []
     skipped: list[str] = []
     tops: list[float] = []
-    for raw, of_images in _raws(files, job, modality, stdin):
+    for raw, of_images in _raws(files, job, modality, stdin, trained or job):
         numbers = {"rows": np.zeros(len(raw.splits["rows"]), np.int64)}
         known = rows.faults(raw, numbers, answered=False)
+        empty = _empty_lines(raw)
+        known["rows"] = {row: why for row, why in known["rows"].items() if row not in empty}
         if modality == "image":
             said = images.looked(raw, known, progress)
             if (top := images.highest(said["rows"])) is not None:
@@ -184,7 +188,8 @@ def unlabeled(
             more = images.faults(said)
             known = {"rows": dict(sorted({**known["rows"], **more["rows"]}.items()))}
         skipped += rows.refuse(raw, known, skip_bad=True)
-        parts.append(Part(raw, rows.good(numbers, known)["rows"], of_images))
+        kept = np.setdiff1d(rows.good(numbers, known)["rows"], sorted(empty))
+        parts.append(Part(raw, kept, of_images))
     if skipped and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
@@ -193,16 +198,25 @@ def unlabeled(
     return [replace(part, white=white) for part in parts], tuple(skipped)
 
 
+def _empty_lines(raw: Raw) -> set[int]:
+    """The lines of a text file that are empty."""
+    found = raw.splits["rows"]
+    if raw.modality != "text" or "name" not in found.column_names:
+        return set()
+    return {row for row, text in enumerate(found["text"]) if not text.strip()}
+
+
 def _raws(
-    files: Sequence[str], job: Job, modality: Modality, stdin: Iterable[str]
+    files: Sequence[str], job: Job, modality: Modality, stdin: Iterable[str], trained: Job
 ) -> Iterator[tuple[Raw, bool]]:
     """The rows of each table and text file, and of image files that follow each other."""
-    for is_table, group in groupby(files, key=lambda name: tables.is_table(Path(name))):
+    every = [file for name in files for file in _inside(name, modality)]
+    for is_table, group in groupby(every, key=lambda name: tables.is_table(Path(name))):
         if is_table:
             for name in group:
-                yield tables.unlabeled(name, Path(name), job, modality), False
+                yield tables.unlabeled(name, Path(name), job, modality, trained), False
         elif modality == "image":
-            pairs = [pair for name in group for pair in _images(name, stdin)]
+            pairs = [pair for name in group for pair in _images(name, stdin, job)]
             paths = [path for path, _ in pairs]
             yield _listed("images", "image", paths, paths, [name for _, name in pairs]), True
         else:
@@ -213,12 +227,35 @@ def _raws(
                 yield _listed(name, "text", lines, places, places), False
 
 
-def _images(name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
-    """The path of each image and its name in the folder, or else that of its file."""
-    if name == STDIN or not Path(name).is_dir():
+def _inside(name: str, modality: Modality) -> list[str]:
+    """The tables of splits in a folder, as for training, or else its texts; or the name alone."""
+    top = Path(name)
+    if name == STDIN or not top.is_dir():
+        return [name]
+    every: texts.Files = tables.in_folder(top)
+    found = {split: files for split, files in every.items() if names.role(split)}
+    if not found and modality == "text":
+        found = {**texts.in_folder(top)}
+    return [str(file) for files in found.values() for file in files] or [name]
+
+
+def _images(name: str, stdin: Iterable[str], job: Job) -> list[tuple[str, str]]:
+    """The path of each image and its name in the folder, or else that of its file.
+
+    Of folders of images and of masks those of images are taken for segmentation.
+    """
+    top = Path(name)
+    if name == STDIN or not top.is_dir():
         return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
-    files = folder.files_below(Path(name), set())
-    found = [(str(file), str(file.relative_to(name))) for file in files]
+    parts = masks.layout(top) if job.task == "segmentation" else None
+    folders = {"": top}
+    if parts is not None:
+        folders = {split if len(parts) > 1 else "": of for split, (of, _) in parts.items()}
+    found = [
+        (str(file), str(Path(split, file.relative_to(here))))
+        for split, here in folders.items()
+        for file in folder.files_below(here, set())
+    ]
     if not found:
         raise DataError(f"{name} has no images; name another folder.")
     return found
@@ -227,7 +264,7 @@ def _images(name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
 def _lines(file: Path) -> list[str]:
     if file.suffix.casefold() in columns.SUFFIXES:
         raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
-    if file.is_dir() or file.suffix.casefold() != TEXTS:
+    if not texts.is_text(file):
         raise UsageError(
             f"{file} is no file of texts; give {KINDS}, or TXT with a text on each line."
         )
