@@ -26,7 +26,7 @@ from razorctl.cli.results import Result
 from razorctl.cli.settings import GIVEN
 from razorctl.cli.views.notebook import quiet
 from razorctl.config.registry import unknown
-from razorctl.errors import UsageError
+from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
@@ -104,6 +104,19 @@ def words(command: Command) -> dict[str, Word]:
 
 def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Runs a command with the words of a call; raises UsageError for unknown ones."""
+    try:
+        call = _given(command, given)
+        processes.settle_environment()
+        with warnings.catch_warnings():
+            # Of tqdm, whose bars are not shown.
+            warnings.filterwarnings("ignore", "IProgress not found")
+            return run(call, **call.params)
+    except RazorError as error:
+        raise error.with_traceback(None)  # noqa: B904 - it is the same; where it is from is no help
+
+
+def _given(command: Command, given: Mapping[str, Any]) -> Call:
+    """A call of a command with these words."""
     known, call = words(command), Call()
     recipe = given.get("recipe")
     if isinstance(recipe, Recipe):
@@ -116,12 +129,7 @@ def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -
             raise UsageError(f"{name} is given twice, by two of its names; give it once.")
         if value is not None:
             call.params[parameter] = known[name].fitted(name, value)
-    processes.settle_environment()
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "IProgress not found"
-        )  # of tqdm, whose bars are not shown
-        return run(call, **call.params)
+    return call
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

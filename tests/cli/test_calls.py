@@ -142,6 +142,7 @@ def test_refusals_are_errors_of_one_sentence(case):
     with pytest.raises(errors.UsageError) as error:
         razorctl.finetune("vit-micro", "digits", **given)
     assert sentence in str(error.value)
+    assert len(error.traceback) == 3  # this test, the function, and what it calls
     assert not list(Path().iterdir())
 
 

@@ -68,7 +68,9 @@ def test_a_plan_and_a_profile(case, kinds):
     ways = {way["method"] for way in planned["candidates"]}
     assert ways >= {"full", "razor"}
     assert ("lora" in ways) == (case == "gpt2")
-    profiled = done("profile", str(kinds / model), *size, "--steps", "1", "--ratio", "0.5")
+    data = [str(kinds / dataset)] if case == "gpt2" else []
+    profiled = done("profile", str(kinds / model), *data, *size, "--steps", "1", "--ratio", "0.5")
+    assert profiled["dataset"] == (data[0] if data else None)
     totals = profiled["totals"]
     assert totals["saved_bytes"] < 0.5 * totals["full_saved_bytes"]
 
