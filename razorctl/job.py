@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.defaults import FEWEST, ByRows, whole_batch
@@ -311,13 +312,14 @@ class Job:
         assert self.batch_size is not None
         if examples is not None and self.batch_size > examples:
             raise UsageError(
-                f"batch size {self.batch_size} is larger than the {examples} training examples of "
-                f"{self.dataset}; use at most {examples}."
+                f"batch size {self.batch_size} is larger than the "
+                f"{units.count(examples, 'training example')} of {self.dataset}; use at most "
+                f"{examples}."
             )
         if self.batch_size % self.processes:
             raise UsageError(
-                f"batch size {self.batch_size} cannot be split over {self.processes} processes; "
-                "give one that they divide."
+                f"batch size {self.batch_size} cannot be split over "
+                f"{units.count(self.processes, 'process')}; give one that they divide."
             )
         if self.batch_size // self.processes % self.accumulate:
             raise UsageError(
@@ -326,8 +328,8 @@ class Job:
             )
         if (self.mixup or self.cutmix) and self.micro_batch % 2:
             raise UsageError(
-                f"mixup and cutmix mix pairs, and a micro-batch has {self.micro_batch} images; "
-                "give an even number."
+                "mixup and cutmix mix pairs, and a micro-batch has "
+                f"{units.count(self.micro_batch, 'image')}; give an even number."
             )
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from razorctl import units
 from razorctl.errors import ElsewhereError, RazorError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def settle_environment() -> None:
             raise UsageError(f"{name} is {text!r}, no number; unset it, or start with torchrun.")
     if count() > 1 and rank() >= count():
         raise UsageError(
-            f"RANK is {rank()}, and there are {count()} processes; start them with torchrun."
+            f"RANK is {rank()}, and there are {units.count(count(), 'process')}; start them with "
+            "torchrun."
         )
 
 
@@ -74,10 +76,10 @@ def program(count: int) -> list[str]:
 def check(wanted: int) -> None:
     """Raises UsageError if a job is for another number of processes."""
     if wanted != count():
-        runs = "1 process runs" if count() == 1 else f"{count()} processes run"
-        plural = "" if wanted == 1 else "es"
+        asked, there = (units.count(n, "process") for n in (wanted, count()))
+        run = "runs" if count() == 1 else "run"
         raise UsageError(
-            f"the job is for {wanted} process{plural}, and {runs}; start it with "
+            f"the job is for {asked}, and {there} {run}; start it with "
             f"`{' '.join(program(wanted))} finetune ...`."
         )
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 MINUTE, HOUR, DAY = 60, 3600, 86_400  # in seconds
 
 
-def count(number: float, noun: str, plural: str | None = None) -> str:
-    """A number of things: 1 step, 2,000 steps, 1.5 epochs; `plural` if it is not noun + "s"."""
+def count(number: float, noun: str) -> str:
+    """A number of things: 1 step, 2,000 steps, 8 micro-batches, 1.5 epochs."""
     shown = f"{number:,.0f}" if number == round(number) else f"{number:,g}"
-    return f"{shown} {noun if number == 1 else plural or f'{noun}s'}"
+    if number != 1:
+        noun += "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{shown} {noun}"
 
 
 def size(number: float, rounding: Callable[[float], int] = round) -> str:
@@ -69,12 +71,14 @@ def between(low: float, high: float) -> str:
     return f"{least} to {most}"
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int | None = None) -> str:
     """A share: 1.0 %, 88 %, 99.7 %, and 5 % or 12.5 % of what is exactly that.
 
-    What is not all or nothing is never written so.
+    What is not all or nothing is never written so. digits: so many after the point, if given.
     """
     value = 100 * share
+    if digits is not None:
+        return f"{value:,.{digits}f} %"
     if 0 < value < 0.05:
         return "below 0.1 %"
     if 99.95 <= value < 100:

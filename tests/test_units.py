@@ -1,6 +1,9 @@
 """Times, bytes, shares and counts, at the ends of each range, and that nobody else writes them."""
 
+import ast
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -109,4 +112,60 @@ def test_against(part, words):
 )
 def test_count(number, words):
     assert count(number, "step") == words
-    assert count(2, "batch", "batches") == "2 batches"
+    assert (count(2, "batch"), count(2, "class")) == ("2 batches", "2 classes")
+
+
+UNIT = re.compile(r" (ms|s|min|h|days?|[KMG]i?B|%)(?!\w)|%")
+COUNTED = re.compile(
+    r" (training |micro-)?(byte|row|step|epoch|seed|run|token|text|class|process|image|example|"
+    r"field|kernel|batch|conversation)(s|es)\b"
+)
+FREE = {
+    "units.py",
+    "planning/candidates.py",  # micro-batches, of which there are two or more
+}
+
+
+def written_by_hand(file: Path) -> list[tuple[int, str]]:
+    """The lines of a file whose formatted strings write a unit, a share or a plural themselves."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "(s)" in node.value:
+            found.append((node.lineno, node.value))
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, after in zip(node.values, [*node.values[1:], None], strict=True):
+            if not isinstance(value, ast.FormattedValue):
+                continue
+            form = ast.unparse(value.format_spec) if value.format_spec else ""
+            words = after.value if isinstance(after, ast.Constant) else ""
+            if "%" in form or UNIT.match(words) or COUNTED.match(words):
+                found.append((node.lineno, words))
+    return found
+
+
+PACKAGE = Path(__file__).parents[1] / "razorctl"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'f"{seconds:.1f} s"',
+        'f"{share:.0%}"',
+        'f"{100 * share:g} %"',
+        'f"{size / 2**30:.2f} GiB of it"',
+        'f"{steps:,} steps"',
+        'f"{n} micro-batches"',
+        '"step(s)"',
+    ],
+)
+def test_what_is_written_by_hand_is_found(line, tmp_path):
+    (file := tmp_path / "file.py").write_text(f"{line}\n")
+    assert written_by_hand(file)
+
+
+def test_units_are_written_in_one_place():
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = file.relative_to(PACKAGE).as_posix()
+        if name not in FREE and not name.startswith("ops/triton/"):  # tests alone see those
+            assert not written_by_hand(file), name

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
+from razorctl import units
 from razorctl.cli.command import PREFIX
 from razorctl.cli.settings import GIVEN, Call
 from razorctl.cli.views import common as views
@@ -98,6 +99,6 @@ def _of_job(job: Job) -> Iterator[tuple[str, str]]:
     if warmup is not None and steps is not None and warmup >= steps:
         yield (
             "warmup_steps",
-            f"the learning rate never reaches its highest value: the warmup takes {warmup:,} "
-            f"steps, and the run has {steps:,}.",
+            f"the learning rate never reaches its highest value: the warmup takes "
+            f"{units.count(warmup, 'step')}, and the run has {steps:,}.",
         )

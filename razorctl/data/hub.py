@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from razorctl import hub
+from razorctl import hub, units
 from razorctl.data import Progress, Source, Splits
 from razorctl.errors import DataError
 from razorctl.models import Modality
@@ -78,8 +78,8 @@ def _numbered(name: str, train: "Dataset", test: "Dataset", classes: int) -> Spl
         )
     if len(names) != classes:
         raise DataError(
-            f"{name} has {len(names)} classes, not {classes}; it may have changed on the hub, so "
-            "choose another data set."
+            f"{name} has {units.count(len(names), 'class')}, not {classes}; it may have changed on "
+            "the hub, so choose another data set."
         )
     return Splits(train, None, test, tuple(names))
 

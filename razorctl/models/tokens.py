@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from razorctl import __version__
+from razorctl import __version__, units
 from razorctl.errors import DataError, UsageError
 from razorctl.job import NO_LABEL
 from razorctl.models import Progress, Rows
@@ -51,7 +51,7 @@ def packed(
     before, after = _around(tokenizer)
     room = tokens - len(before) - len(after)
     if room < 1:
-        raise UsageError(f"{tokens} tokens leave no room for a text; give more of them.")
+        raise UsageError(f"input size {tokens} leaves no room for a text; give a larger one.")
 
     def blocks() -> Iterator[dict[str, list[int]]]:
         pending: list[int] = []
@@ -65,8 +65,9 @@ def packed(
             del pending[: len(starts) * room]
         if not full:
             raise DataError(
-                f"the texts have {len(pending):,} tokens, too few for a block of {room:,}; add "
-                f"texts, or give an input size of at most {len(pending) + tokens - room}."
+                f"the texts have {units.count(len(pending), 'token')}, too few for a block of "
+                f"{room:,}; add texts, or give an input size of at most "
+                f"{len(pending) + tokens - room}."
             )
 
     return _stored(blocks(), ("input_ids",), rows, tokenizer, tokens)
@@ -89,7 +90,7 @@ def _tokenized(
     """The tokens of each text with the end token, in parts: long texts are cut at line breaks."""
     done = 0
     for batch in rows.select_columns("text").iter(BATCH):
-        progress(f"tokenizing, {done:,} of {len(rows):,} texts")
+        progress(f"tokenizing, {done:,} of {units.count(len(rows), 'text')}")
         pieces = (piece for text in batch["text"] for piece in _pieces(text))
         for group in _groups(pieces):
             found = tokenizer(
@@ -148,7 +149,7 @@ def conversations(
         nonlocal cut, lost
         for number, row in enumerate(rows.select_columns("messages")):
             if number % BATCH == 0:
-                progress(f"tokenizing, {number:,} of {len(rows):,} conversations")
+                progress(f"tokenizing, {number:,} of {units.count(len(rows), 'conversation')}")
             messages = [{key: of[key] for key in ("role", "content")} for of in row["messages"]]
             ids, answered = _conversation(tokenizer, messages, number)
             cut += len(ids) > tokens
@@ -164,14 +165,13 @@ def conversations(
     made = _stored(found(), ("input_ids", "labels"), rows, tokenizer, tokens)
     if not len(made):
         raise DataError(
-            f"none of the conversations has an answer within {tokens:,} tokens; give a larger "
-            "input size."
+            "none of the conversations has an answer within "
+            f"{units.count(tokens, 'token')}; give a larger input size."
         )
     if cut or lost:
         log.warning(
-            "%d conversations are cut after %d tokens; %d are left out, since they have no answer "
-            "before that.",
-            *(cut, tokens, lost),
+            "%s cut after %s; %s left out for want of an answer before that.",
+            *(units.count(cut, "conversation"), units.count(tokens, "token"), f"{lost:,}"),
         )
     return made
 
@@ -215,7 +215,7 @@ def _templated(what: str, use: Callable[[], T]) -> T:
         # Ends loops of the template, but not a single operation of Python.
         ident, error_type = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error_type)
-        reason = f"has not ended after {LIMIT:g} seconds with {what}"
+        reason = f"has not ended after {units.duration(LIMIT)} with {what}"
     raise DataError(
         f"the chat template of the model {reason}; correct that, or choose another model."
     ) from None

@@ -129,7 +129,7 @@ def _gpus() -> Iterator[Check]:
         return
     yield Check("gpu", "driver", "ok", detect.driver())
     for number, card in enumerate(cards):
-        others = units.count(len(card.processes), "process", "processes")
+        others = units.count(len(card.processes), "process")
         found = f"{card.name}, {units.size(card.memory_bytes)}, {units.size(card.free_bytes)} free"
         found += f", {others} on it" if card.processes else ""
         precision = settle_precision("auto", card.compute_capability)

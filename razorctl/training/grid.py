@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import razorctl
-from razorctl import data
+from razorctl import data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
@@ -93,7 +93,7 @@ class Grid:
         without `resume`, belongs to other settings or cannot be written.
         """
         if seeds < 1:
-            raise UsageError(f"{seeds} seeds are too few; give 1 or more.")
+            raise UsageError(f"seeds {seeds} is too few; give 1 or more.")
         if seconds is not None and (job.steps or job.epochs):
             what = "steps" if job.steps else "epochs"
             raise UsageError(f"{what} and a budget cannot both be set; give one of them.")
@@ -256,7 +256,8 @@ class Grid:
         """A sentence, without its period, on what the directory holds if the grid stops now."""
         done = sum(len(entry.runs) for entry in self.comparison.entries)
         runs = len(self.seeds) * len(self.methods)
-        return f"{self.out} holds {done} of {runs} runs; go on with --resume --out {self.out}"
+        there = f"{done} of {units.count(runs, 'run')}"
+        return f"{self.out} holds {there}; go on with --resume --out {self.out}"
 
     def _command(
         self, at: Progress, directory: Path, steps: int | None, evaluate_every: int | None
@@ -294,7 +295,7 @@ class Grid:
             if batch % count == 0 and self._peak(count, "full") <= most:
                 return count
         raise UsageError(
-            f"accumulating over {batch} micro-batches still takes more than razor; "
+            f"accumulating over {units.count(batch, 'micro-batch')} still takes more than razor; "
             "leave accumulate out."
         )
 

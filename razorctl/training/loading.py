@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from razorctl import processes
+from razorctl import processes, units
 from razorctl.data.own.images import unreadable
 from razorctl.data.own.stream import Read, Stream
 from razorctl.errors import DataError, UsageError
@@ -282,9 +282,9 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
         return Loader(data.prepared, batch_sampler=order, **workers(device))
     own = range(processes.rank(), len(data), job.processes)
     if len(data) < job.processes:
-        raise UsageError(
-            f"{len(data)} rows cannot be evaluated by {job.processes} processes; start fewer."
-        )
+        there = units.count(job.processes, "process")
+        rows = units.count(len(data), "row")
+        raise UsageError(f"{rows} cannot be evaluated by {there}; start fewer.")
     return Loader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from razorctl import units
 from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache
 from razorctl.ops import kernels
@@ -63,7 +64,7 @@ def _precompile(
     launches = job_trace.launches(job, recipe, classes, card, device=device)[card]
     variants, threads = distinct(launches), os.cpu_count() or 1
     if variants:
-        progress(f"compiling {len(variants)} kernels")
+        progress(f"compiling {units.count(len(variants), 'kernel')}")
         try:
             compile_all(variants, card.capability, threads)
         except Exception as error:

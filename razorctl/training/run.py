@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import razorctl
-from razorctl import data, devices, models, processes
+from razorctl import data, devices, models, processes, units
 from razorctl.data.own.stream import count
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
@@ -122,8 +122,8 @@ class Run(Iterator[Step]):
         self.metric = job.metric
         if self.metric == "top5_accuracy" and len(self.classes) <= TOP:
             raise UsageError(
-                f"{job.dataset} has {len(self.classes)} classes, too few for top5_accuracy; choose "
-                "another --metric."
+                f"{job.dataset} has {units.count(len(self.classes), 'class')}, too few for "
+                "top5_accuracy; choose another --metric."
             )
         self.checkpoints = Checkpoints(self.out)
         relieved: list[dict[str, Any]] = []

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from razorctl import units
 from razorctl.job import EVERY_FIGURE, Job
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
@@ -83,7 +84,9 @@ class Result:
         if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
             raise ValueError(f"metric {self.metric} is none of its figures")
         if not 1 <= self.best_step <= self.steps:
-            raise ValueError(f"best step {self.best_step} is none of its {self.steps} steps")
+            raise ValueError(
+                f"best step {self.best_step} is none of its {units.count(self.steps, 'step')}"
+            )
         if self.full_saved_bytes < 1 or self.saved_bytes < 0:
             raise ValueError("it keeps no bytes")
 

@@ -49,7 +49,7 @@ BAD = {
         2,
         "choose attention 'flash'",
     ),
-    "large batch": (["--batch-size", "1438"], 2, "larger than the 1437 training examples"),
+    "large batch": (["--batch-size", "1438"], 2, "larger than the 1,437 training examples"),
     "no batch": (["--batch-size", "0"], 2, "not a positive number"),
     "no pixels": (["--input-size", "0"], 2, "input size 0 is not a positive number"),
     "other pixels": (["--input-size", "30"], 2, "leave the input size out"),

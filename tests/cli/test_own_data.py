@@ -106,7 +106,7 @@ BAD = {
         lambda: (photos(Path("d/train")), Path("d/test/car").mkdir(parents=True)),
         *("d", 5, "test of d has no rows"),
     ),
-    "a class of the test alone": (lambda: splits("van"), "d", 5, "1 classes that no training row"),
+    "a class of the test alone": (lambda: splits("van"), "d", 5, "1 class that no training row"),
     "the same split twice": (
         lambda: [photos(Path("d", split)) for split in ("train", "val", "valid")],
         *("d", 2, "the splits val and valid, which are the same; choose with --split"),

@@ -122,7 +122,7 @@ def test_what_a_tokenizer_must_have(bpe, bert):
     nothing = PreTrainedTokenizerFast(tokenizer_object=inner)
     with pytest.raises(UsageError, match="no token that ends a text; choose"):
         tokens.packed(rows(TEXTS), nothing, 4)
-    with pytest.raises(UsageError, match="2 tokens leave no room"):
+    with pytest.raises(UsageError, match="input size 2 leaves no room"):
         tokens.packed(rows(TEXTS), bert, 2)
     with pytest.raises(UsageError, match=r"no mask token, .* or --task causal-lm"):
         tokens.masked(bpe, True, {"input_ids": [[1, 2]]})
@@ -152,8 +152,7 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
     assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
     (record,) = caplog.records
     assert record.getMessage() == (
-        "2 conversations are cut after 12 tokens; 1 are left out, since they have no answer before "
-        "that."
+        "2 conversations cut after 12 tokens; 1 left out for want of an answer before that."
     )
     with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
         tokens.conversations(talks(CHAT), chatty, 3)
@@ -187,9 +186,9 @@ def test_templates_that_do_not_end(where, chatty, monkeypatch):
     threads = threading.active_count()
 
     def refused():
-        with pytest.raises(DataError, match=r"has not ended after 0.2 seconds with conversation 0"):
+        with pytest.raises(DataError, match=r"has not ended after 200 ms with conversation 0"):
             tokens.conversations(talks(CHAT), chatty, 99)
-        with pytest.raises(DataError, match=r"has not ended after 0.2 seconds with a conversation"):
+        with pytest.raises(DataError, match=r"has not ended after 200 ms with a conversation"):
             tokens.prompt(chatty, {"messages": CHAT})
         for _ in range(100):  # the threads that were left have ended
             if threading.active_count() <= threads + 1:

@@ -176,7 +176,7 @@ def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
     ("options", "message"),
     [
         ({"prefer": "quick"}, "unknown preference 'quick'"),
-        ({"job": replace(JOB, batch_size=60_000)}, "larger than the 50000 training examples"),
+        ({"job": replace(JOB, batch_size=60_000)}, "larger than the 50,000 training examples"),
         ({"job": replace(JOB, model="bert-base")}, "bert-base takes texts"),
     ],
 )

@@ -48,7 +48,7 @@ BAD = {
     "unknown data set": (["vit-micro", "digit"], 2, "did you mean 'digits'?"),
     "unknown method": ([*NAMED, "--methods", "full,razr"], 2, "did you mean 'razor'?"),
     "unknown opponent": ([*NAMED, "--methods", "acumulate"], 2, "did you mean 'accumulate'?"),
-    "no seeds": ([*NAMED, "--seeds", "0"], 2, "0 seeds are too few; give 1 or more"),
+    "no seeds": ([*NAMED, "--seeds", "0"], 2, "seeds 0 is too few; give 1 or more"),
     "ratio": ([*NAMED, "--ratio", "1"], 2, "ratio 1.0 is outside [0, 1)"),
     "no budget": ([*NAMED, "--budget", "soon"], 2, "budget 'soon' is no time; give one such as"),
     "budget and steps": (
@@ -62,7 +62,7 @@ BAD = {
         "epochs and a budget cannot both be set",
     ),
     "no steps": ([*NAMED, "--steps", "0"], 2, "steps 0 is not a positive number"),
-    "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1437 training"),
+    "large batch": ([*NAMED, "--batch-size", "1438"], 2, "larger than the 1,437 training"),
     "existing": ([*NAMED, "--out", "run"], 2, "run exists already; go on there with --resume"),
     "in a file": ([*NAMED, "--out", "file/x"], 2, "cannot write file/x"),
     "nothing to resume": ([*NAMED, "--resume"], 2, "name the comparison with --out"),

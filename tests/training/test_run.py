@@ -173,7 +173,7 @@ def register(monkeypatch, build) -> None:
     [
         ({"model": "vit-mega"}, "unknown model"),
         ({"dataset": "digts"}, "unknown data set"),
-        ({"batch_size": 1438}, "larger than the 1437 training examples"),
+        ({"batch_size": 1438}, "larger than the 1,437 training examples"),
         (
             {"model": "bert-base"},
             "bert-base takes texts, and digits has images; choose one of rte",

@@ -11,7 +11,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import data
 from razorctl.job import LEAST
 from razorctl.training.advice import sentence
-from razorctl.units import count
+from razorctl.units import count, percent
 
 MEMORY = {"peak_bytes": "peak", "saved_bytes": "kept"}
 MIB, GIB = ("MiB", 2.0**20), ("GiB", 2.0**30)
@@ -87,7 +87,7 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
     judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
     notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
     if target is not None and of_target:
-        reached = f"{100 * target:.2f} % or more"
+        reached = f"{percent(target, 2)} or more"
         if document["metric"] in LEAST:
             reached = f"{target:.2f} or less"
         notes += f"target: training until {judged} stays at {reached}. "

@@ -39,13 +39,13 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
 def _settings(job: Job, device: str | None) -> list[str]:
     """What is known of batch, steps, precision, learning rate and device, in words."""
     shared = job.processes > 1
-    parts = f" in {count(job.accumulate, 'micro-batch', 'micro-batches')}"
+    parts = f" in {count(job.accumulate, 'micro-batch')}"
     return [
         text
         for text, value in (
             (f"batch {job.batch_size}{parts * (job.accumulate > 1)}", job.batch_size),
             (
-                f"{count(job.processes, 'process', 'processes')} ({job.strategy})",
+                f"{count(job.processes, 'process')} ({job.strategy})",
                 job.processes if shared else None,
             ),
             (count(job.steps or 0, "step"), job.steps),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
 from razorctl.data.own import folder, hub, masks, recognition, streaming, tables, tasks, texts
@@ -208,7 +209,9 @@ def _told(
 ) -> tuple[str, ...]:
     """Lines on what was detected."""
     few = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-    parts = [f"{_number(counts['train'])} rows to train on"]
+    rows = counts["train"]
+    said = "an unknown number of rows" if rows is None else units.count(rows, "row")
+    parts = [f"{said} to train on"]
     if counts.get("aside"):
         parts.append(f"{_number(counts['aside'])} put aside for validation")
     parts += [
@@ -218,7 +221,7 @@ def _told(
     ]
     return (
         f"{name}: {told}",
-        f"{len(classes):,} classes: {few}" if classes else f"for {task}",
+        f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}",
         ", ".join(parts),
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from razorctl import units
 from razorctl.errors import DataError
 
 NAMED = 5  # bad rows that a sentence names
@@ -16,5 +17,5 @@ def refusal(name: str, lines: Sequence[str], mend: str) -> DataError:
     """The error for bad files and rows, with all of them; `mend` ends the sentence."""
     more = len(lines) - NAMED
     named = ", ".join(lines[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-    rows = "1 bad row" if len(lines) == 1 else f"{len(lines):,} bad rows"
+    rows = units.count(len(lines), "bad row")
     return DataError(f"{name} has {rows}: {named}; {mend}.", lines if more > 0 else ())

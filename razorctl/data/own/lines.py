@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.labels import NUMBERS, SEVERAL
@@ -79,7 +80,7 @@ def delimited(file: Path) -> Iterator[Line]:
     for number, fields in rows:
         values = dict(zip(header, fields, strict=False))
         ragged = len(fields) != len(header)
-        fault = f"{len(fields)} fields, not {len(header)}" if ragged else None
+        fault = f"{units.count(len(fields), 'field')}, not {len(header)}" if ragged else None
         yield Line(number, values, fault)
 
 

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from razorctl import units
 from razorctl.data.own import contents, images, names, rows
 from razorctl.data.own.folder import files_below
 from razorctl.data.own.images import Said
@@ -152,7 +153,9 @@ def faults(said: Said, classes: int) -> dict[str, dict[int, str]]:
         found[split] = {}
         for row, (fault, highest, _) in seen.items():
             if fault or highest >= classes:
-                beyond = f"mask: the value {highest}, beyond those of {classes} classes"
+                beyond = (
+                    f"mask: the value {highest}, beyond those of {units.count(classes, 'class')}"
+                )
                 found[split][row] = fault or beyond
     return found
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from razorctl import units
 from razorctl.data.own.columns import SUFFIXES, Columns, Sample
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
@@ -64,7 +65,7 @@ def _shared(raw: Raw, parts: Mapping[str, tuple[str, Any]], held: Rows) -> list[
         split, kept = parts[part]
         same = kept[np.isin(held[split][kept], held[own][trained])]
         if len(same):
-            rows = "1 row" if len(same) == 1 else f"{len(same):,} rows"
+            rows = units.count(len(same), "row")
             verb = "is" if len(same) == 1 else "are"
             where = raw.place(split, same[0])
             found.append(f"{rows} for {part} {verb} trained on as well, such as {where}.")

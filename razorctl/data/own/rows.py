@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.labels import Numbers
@@ -131,6 +132,6 @@ def sound(
         if len(unknown):
             few = ", ".join(classes[number] for number in unknown[:5])
             raise DataError(
-                f"the {split} split of {raw.name} has {len(unknown):,} classes that no training "
-                f"row has, such as {few}; give all splits the same classes."
+                f"the {split} split of {raw.name} has {units.count(len(unknown), 'class')} that no "
+                f"training row has, such as {few}; give all splits the same classes."
             )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl import documents, hub
+from razorctl import documents, hub, units
 from razorctl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -235,8 +235,8 @@ class Checkpoint:
         longest = self.longest
         if longest is not None and tokens is not None and tokens > longest:
             raise UsageError(
-                f"{self.name} takes texts of up to {longest:,} tokens, not {tokens:,}; use at most "
-                f"{longest}."
+                f"{self.name} takes texts of up to {units.count(longest, 'token')}, not "
+                f"{tokens:,}; use at most {longest}."
             )
 
 

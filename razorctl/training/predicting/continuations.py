@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from razorctl import models
+from razorctl import models, units
 from razorctl.errors import DataError
 from razorctl.step import autocast
 from razorctl.training.inference import check_finite
@@ -86,8 +86,9 @@ def _prompts(writer: "Writer", part: "Part", new: int) -> Iterator[Prompt]:
             room = writer.longest - len(ids)
             less = f", or give --max-new-tokens at most {room}" if room > 0 else ""
             raise DataError(
-                f"{part.raw.place('rows', int(stored))} has {len(ids):,} tokens, and with {new:,} "
-                f"new ones that is more than the model's {writer.longest:,}; shorten it{less}."
+                f"{part.raw.place('rows', int(stored))} has {units.count(len(ids), 'token')}, and "
+                f"with {new:,} new ones that is more than the model's {writer.longest:,}; "
+                f"shorten it{less}."
             )
         yield Prompt(file, number, ids, "messages" in row)
 
