@@ -112,7 +112,9 @@ def test_against(part, words):
 )
 def test_count(number, words):
     assert count(number, "step") == words
-    assert (count(2, "batch"), count(2, "class")) == ("2 batches", "2 classes")
+    nouns = "epoch", "micro-batch", "class", "process"
+    shown = [count(2, noun) for noun in nouns]
+    assert shown == ["2 epochs", "2 micro-batches", "2 classes", "2 processes"]
 
 
 UNIT = re.compile(r" (ms|s|min|h|days?|[KMG]i?B|%)(?!\w)|%")

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from razorctl.cli.app import app
+from razorctl.cli.views import plan as view
+from razorctl.cli.views.html import recorded
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected, Process
@@ -28,6 +30,27 @@ def test_the_table_marks_the_choice_and_ends_with_the_command():
     assert result.stdout.splitlines()[-1].startswith("razorctl finetune vit-micro digits ")
     assert "--precision fp16" in result.stdout.splitlines()[-1]
     assert all(len(line) <= 80 for line in result.stdout.splitlines()[:-1])
+
+
+def test_long_times_leave_the_labels_whole():
+    """Ranges of hours take two lines."""
+    predicted = dict.fromkeys(
+        ("weights_bytes", "gradients_bytes", "optimizer_bytes", "transient_bytes"), 2**30
+    )
+    predicted |= {"peak_bytes": 8 * 2**30, "reserve_bytes": 2**30}
+    predicted |= {"step_seconds_low": 0.197, "step_seconds_high": 0.209}
+    ways = [
+        {"label": label, "exact": True, "fits": True, "predicted": predicted}
+        for label in ("checkpoint", "full, 8 micro-batches")
+    ]
+    job = {"model": "vit-b16", "dataset": "d", "batch_size": 128, "precision": "bf16"}
+    job |= {"optimizer": "sgd", "steps": 20_000, "epochs": None, "processes": 1}
+    gpu = {"name": "a card", "achieved": {"borrowed": None}}
+    document = {"job": job, "gpu": gpu, "budget_bytes": 24 * 2**30, "candidates": ways}
+    shown = recorded(lambda: view.show_ways(document), width=80).text
+    assert "  checkpoint " in shown
+    assert re.search(r"  full, 8 .*\n micro-batches ", shown)  # broken between words alone
+    assert re.search(r" 1 h 6 min\n +to 1 h 10 min\n", shown)
 
 
 def test_explain_says_what_was_tried():

@@ -66,8 +66,8 @@ def show_ways(document: Mapping[str, Any]) -> None:
         table.add_row(
             ("> " if entry == chosen else "  ") + entry["label"] + ("" if entry["exact"] else " ≈"),
             *(f"{figure / 2**30:.2f}" for figure in figures),
-            predicted_duration(predicted),
-            predicted_duration(predicted, job["steps"]) if job["steps"] else "-",
+            _narrow(predicted_duration(predicted)),
+            _narrow(predicted_duration(predicted, job["steps"])) if job["steps"] else "-",
             style="bold green" if entry == chosen else None if entry["fits"] else "dim",
         )
     views.out.print(table)
@@ -87,6 +87,11 @@ def show_ways(document: Mapping[str, Any]) -> None:
         highlight=False,
         style="dim",
     )
+
+
+def _narrow(times: str) -> str:
+    """A range in two units, such as 1 h 6 min to 1 h 10 min, on two lines: labels need the room."""
+    return times.replace(" to ", "\nto ")
 
 
 def _others(plan: dict[str, Any]) -> list[str]:
