@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 APART = 5.0  # least seconds between two lines
+TIMED = range(2, 7)  # steps by which what a run takes is told; the first one also warms up
 
 
 def train(
@@ -68,7 +70,7 @@ def train(
             views.note(sentence)
         view.settled(run, job, device, devices.name(run.device))
         with noted() as run.stop:
-            steps = tracked(run, trackers if processes.first() else ())
+            steps = _expecting(run, tracked(run, trackers if processes.first() else ()))
             (_bar if views.live() else _lines)(run, steps)
         if run.job.streaming:
             skipped(run.skipped, ", counted each time that rows were read")
@@ -85,6 +87,23 @@ def train(
             stop.add_note("before the first step; nothing was written")
         raise
     return run
+
+
+def _expecting(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
+    """The steps of a run; after the first ones a line says what the others will take.
+
+    Not of a planned run, of which the plan has said that, nor if it is less than APART.
+    """
+    seconds: list[float] = []
+    for taken, step in enumerate(steps, start=1):
+        yield step
+        if run.predicted is not None or taken > TIMED[-1]:
+            continue
+        if taken in TIMED:
+            seconds.append(step.seconds)
+        left = (run.job.steps or 0) - step.step
+        if taken == TIMED[-1] and left * median(seconds) >= APART:
+            view.expected(median(seconds), left)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

@@ -40,7 +40,9 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     if document is not None:
         wanted.pop("accumulate", None)  # the plan has chosen it
     if "epochs" in wanted:
-        wanted["steps"] = _steps(job, wanted.pop("epochs"))
+        steps = _steps(job, wanted.pop("epochs"))
+        if steps is not None:  # only tokenizing tells how many they are
+            wanted["steps"] = steps
     if wanted.get("precision") == "auto":
         del wanted["precision"]  # the run has the one that suited its device
     if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
@@ -60,7 +62,7 @@ def finished(out: Path) -> dict[str, Any] | None:
 
 
 def _steps(job: Job, epochs: float) -> int | None:
-    """The steps that so many epochs of a resolved job are."""
+    """The steps that so many epochs of a resolved job are; None if that is not known yet."""
     examples = data.of(job).train_examples
     asked = replace(job, steps=None, epochs=epochs)
     return asked.resolved(models.find(job.model).defaults, examples).steps

@@ -25,7 +25,7 @@ from razorctl import data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import Job
+from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning import search
 from razorctl.recipe import Recipe
@@ -272,6 +272,8 @@ class Grid:
         if at.method == "accumulate":
             settings["accumulate"] = self._micro_batches()
         settings |= {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
+        if BY_ROWS in self.facts["defaults"] and self.job.patience is None:
+            settings["patience"] = 0  # runs of as many steps are compared
         if at.method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
             raise UsageError(
                 f"{self.job.model} has fused attention already, so full-flash is the same as full; "

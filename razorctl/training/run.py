@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader
 import razorctl
 from razorctl import data, devices, models, processes, units
 from razorctl.data.own.stream import count
+from razorctl.defaults import ByRows
 from razorctl.errors import DivergedError, RazorError, UsageError
-from razorctl.job import Job
+from razorctl.job import BY_ROWS, Job
 from razorctl.optimizer import cast_weights, check_library
 from razorctl.recipe import Recipe
 from razorctl.step import precision
@@ -53,6 +54,7 @@ class Run(Iterator[Step]):
 
     A run whose directory has a checkpoint goes on from there; `history` has the steps before.
     metric: the figure by which the best weights are chosen.
+    usual_epochs: those of data with as many rows, if that is known.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
     stock: what is not compressed and keeps a share worth naming, as a sentence.
     checksums: of the weights in its directory, when it is finished.
@@ -117,7 +119,10 @@ class Run(Iterator[Step]):
         # By their absolute paths, so that the run can be resumed from any directory.
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, self.device))
-        self.job = job = job.resolved(family.defaults, count(splits.train))
+        by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
+        rows = count(splits.train)
+        self.usual_epochs = None if rows is None else by_rows.epochs(rows)
+        self.job = job = job.resolved(family.defaults, rows)
         assert job.metric is not None
         self.metric = job.metric
         if self.metric == "top5_accuracy" and len(self.classes) <= TOP:

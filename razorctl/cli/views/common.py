@@ -68,12 +68,17 @@ def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
     return units.between(low, high)
 
 
+def passes(steps: int, per_epoch: int) -> float:
+    """Epochs of so many steps, to two digits or the whole number."""
+    epochs = steps / per_epoch
+    return round(epochs, 2 if epochs < 1 else 1 if epochs < 10 else None)
+
+
 def length(job: Mapping[str, Any], per_epoch: int | None) -> str:
     """How long a run is, by the settings of its job and the whole batches of an epoch, if known."""
     epochs, steps = job["epochs"], job["steps"]
     if steps and per_epoch:
-        epochs = steps / per_epoch
-        epochs = round(epochs, 1 if epochs < 10 else None)
+        epochs = passes(steps, per_epoch)
     words = [units.count(epochs, "epoch")] if epochs else []
     words += [units.count(steps, "step")] if steps else []
     return ", ".join(words) or "epochs by the tokens of the texts"

@@ -7,7 +7,8 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import figure, predicted_duration, summary
+from razorctl.cli.views.common import figure, passes, predicted_duration, summary
+from razorctl.defaults import MANY
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.units import against, count, duration, size
@@ -28,16 +29,40 @@ def header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
 def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
     """A line of what the header of `job`, on the device asked for, could not know."""
     known = _settings(job, asked)
-    new = [words for words in _settings(run.job, device) if words not in known]
+    new = [words for words in _settings(run.job, device, _epochs(run)) if words not in known]
+    if run.predicted is not None:
+        left = (run.job.steps or 0) - len(run.history)
+        new.append(f"{predicted_duration(run.predicted, left)} as planned")
     views.say(", ".join([*new, f"keeps {kept(run)}"]))
+    if (epochs := _epochs(run) or 0) > MANY:
+        views.note(
+            f"the run passes {epochs:,g} times over the data; of as many rows, --epochs "
+            f"{run.usual_epochs:g} is usual."
+        )
     if run.stock:
         views.note(f"{run.stock}.")
     if run.history:
         views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
 
 
-def _settings(job: Job, device: str | None) -> list[str]:
-    """What is known of batch, steps, precision, learning rate and device, in words."""
+def expected(step_seconds: float, steps: int) -> None:
+    """A line on what so many steps will take, by the first ones."""
+    views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
+
+
+def _epochs(run: "Run") -> float | None:
+    """Passes over the training rows, as far as that is known."""
+    if run.steps_per_epoch is None or run.job.steps is None:
+        return None
+    return passes(run.job.steps, run.steps_per_epoch)
+
+
+def _settings(job: Job, device: str | None, epochs: float | None = None) -> list[str]:
+    """What is known of batch, epochs, steps, precision, learning rate and device, in words.
+
+    epochs: those that the steps of the job are.
+    """
+    epochs = job.epochs if epochs is None else epochs
     shared = job.processes > 1
     parts = f" in {count(job.accumulate, 'micro-batch')}"
     return [
@@ -48,8 +73,8 @@ def _settings(job: Job, device: str | None) -> list[str]:
                 f"{count(job.processes, 'process')} ({job.strategy})",
                 job.processes if shared else None,
             ),
+            (count(epochs or 0, "epoch"), epochs),
             (count(job.steps or 0, "step"), job.steps),
-            (count(job.epochs or 0, "epoch"), job.epochs),
             (job.precision, None if job.precision == "auto" else job.precision),
             (f"lr {job.learning_rate or 0:g}", job.learning_rate),
             ("compiled", job.compile or None),

@@ -20,6 +20,7 @@ PREFIX = "hf:"
 TEXT_DEFAULTS = {
     "batch_size": 32,
     "epochs": 5,
+    "optimizer": "adamw",
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 2e-5, "weight_decay": 0.01},
 }
