@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "triangle")
 CORNERS = {"square": 4, "triangle": 3}
+BRIGHTNESS = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 UPRIGHT = {"square": math.pi / 4, "triangle": -math.pi / 2}
 
 
@@ -20,11 +21,11 @@ def drawing(shape: str, draw: np.random.Generator) -> Image.Image:
     width = int(draw.integers(80, 320))
     height = int(width * draw.uniform(0.75, 1.33))
     ground, color = draw.integers(0, 256, (2, 3))
-    while abs(int(ground.mean()) - int(color.mean())) < 50:
+    while abs((ground - color) @ BRIGHTNESS) < 50:
         ground, color = draw.integers(0, 256, (2, 3))
     image = Image.new("RGB", (width, height), tuple(map(int, ground)))
     side = min(width, height)
-    radius = draw.uniform(0.2, 0.45) * side
+    radius = draw.uniform(0.25, 0.45) * side
     play = side / 2 - radius
     x, y = (whole / 2 + draw.uniform(-play, play) for whole in (width, height))
     pen, fill = ImageDraw.Draw(image), tuple(map(int, color))

@@ -4,9 +4,13 @@ import math
 
 import pytest
 
+from razorctl import data
+from razorctl.config.settings import read_toml
 from razorctl.defaults import EPOCHS, ByRows, whole_batch
 from razorctl.errors import UsageError
 from razorctl.job import BY_ROWS, Job
+from razorctl.training.run import finetune
+from tests.drawings import shapes
 
 IMAGES = ByRows("classification", "image", validated=True, evaluated=20)
 
@@ -98,3 +102,27 @@ def test_the_length_stays_open_where_tokenizing_will_tell_it():
     assert resolved(None, texts, epochs=2).epochs == 2
     assert resolved(None, texts, steps=9).evaluate_every == 2
     assert resolved(40, texts).steps == 3 * 5
+
+
+def test_a_run_writes_every_default_and_repeats_it(tmp_path):
+    """The job in config.toml, read again, is the job of the run, whatever else is a default."""
+    folder = str(shapes(tmp_path / "drawings", 30))
+    run = finetune(Job("vit-micro", folder), out=tmp_path / "run", device="cpu")
+    run.lock.release()
+    written = read_toml(tmp_path / "run/config.toml")["job"]
+    wanted = {"batch_size": 8, "steps": 270, "optimizer": "sgd", "learning_rate": 0.1}
+    wanted |= {"weight_decay": 0.0, "warmup_steps": 27, "evaluate_every": 15, "patience": 9}
+    wanted |= {"augment": "crop", "metric": "accuracy", "precision": "fp32"}
+    assert wanted.items() <= written.items()
+    assert "epochs" not in written
+    again = finetune(Job(**written), out=tmp_path / "again", device="cpu")
+    again.lock.release()
+    assert again.job == run.job
+    assert (run.steps_per_epoch, run.usual_epochs) == (3, 90)
+
+
+def test_a_model_from_scratch_takes_more_epochs(tmp_path):
+    folder = str(shapes(tmp_path / "drawings", 30))
+    jobs = [Job("resnet50", folder, from_scratch=fresh) for fresh in (False, True)]
+    steps = [job.resolved(data.pair(job)[0].defaults, 27).steps for job in jobs]
+    assert steps == [90, 270]

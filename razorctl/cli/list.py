@@ -4,27 +4,52 @@ from typing import Annotated
 
 import typer
 
+from razorctl.cli import defaults
 from razorctl.cli.names import known
 from razorctl.cli.options import Json
 from razorctl.cli.views import common as views
 from razorctl.cli.views import list as view
 from razorctl.config.registry import find
+from razorctl.errors import UsageError
+
+DEFAULTS = "defaults"
 
 
 def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="models, datasets, methods, gpus or recipes: show these in full."
+            help="models, datasets, methods, gpus or recipes: show these in full. Or defaults, "
+            "with a model and a data set."
         ),
+    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Model whose defaults are shown.")] = None,
+    dataset: Annotated[
+        str | None, typer.Argument(help="Data set that they are for. [default: the usual one]")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in full."""
+    """Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in full.
+
+    With defaults MODEL DATASET: all settings of training that a run takes where
+    none are given, and where each comes from.
+    """
+    if kind == DEFAULTS:
+        if model is None:
+            raise UsageError("no model is named; name one: list defaults vit-micro digits.")
+        document = defaults.document(model, dataset)
+        if json:
+            views.print_json(document)
+        else:
+            view.show_defaults(document)
+        return
     groups = known()
     if kind is not None:
-        group = find("kind", kind, {name.replace(" ", ""): name for name in groups})
+        names = {name.replace(" ", ""): name for name in groups}
+        group = find("kind", kind, {**names, DEFAULTS: DEFAULTS})
         groups = {group: groups[group]}
+    if model is not None:
+        raise UsageError(f"{model} does nothing without defaults; leave it out.")
     if json:
         views.print_json(groups)
     else:

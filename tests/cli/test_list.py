@@ -4,6 +4,7 @@ import json
 
 from razorctl.methods import METHODS
 from tests.cli.commands import razorctl
+from tests.drawings import shapes
 
 
 def test_list_names_everything():
@@ -28,3 +29,38 @@ def test_list_of_one_kind_is_whole():
         words = razorctl("list", kind).stdout.split()
         assert words == [word for entry in names.items() for text in entry for word in text.split()]
     assert "unknown kind 'modles'; did you mean 'models'?" in razorctl("list", "modles").stderr
+
+
+def defaults(*words: str) -> dict[str, tuple[object, str]]:
+    found = json.loads(razorctl("list", "defaults", *words, "--json").stdout)
+    return {entry["setting"]: (entry["value"], entry["from"]) for entry in found["defaults"]}
+
+
+def test_list_of_defaults_says_where_each_comes_from(tmp_path, monkeypatch):
+    known = defaults("vit-micro", "digits")
+    assert (known["steps"], known["learning_rate"]) == ((300, "model"), (0.2, "model"))
+    assert (known["patience"], known["augment"]) == ((None, "general"), ("none", "general"))
+    monkeypatch.chdir(shapes(tmp_path / "here", 30).parent)
+    own = defaults("vit-micro", "here")
+    assert (own["batch_size"], own["epochs"], own["steps"]) == (
+        *((8, "data"), (90, "data"), (270, "data")),
+    )
+    assert (own["warmup_steps"], own["evaluate_every"]) == ((27, "data"), (15, "data"))
+    assert (own["patience"], own["augment"]) == ((9, "data"), ("crop", "data"))
+    table = razorctl("list", "defaults", "vit-micro", "here").stdout.splitlines()
+    assert table[0] == "vit-micro on here, 27 rows to train on"
+    assert [line.split() for line in table if line.startswith("patience")] == [
+        ["patience", "9", "data"]
+    ]
+
+
+def test_bert_and_its_kin_have_adamw():
+    for name in ("bert-base", "distilbert", "roberta-base"):
+        known = defaults(name)
+        assert (known["optimizer"], known["learning_rate"]) == (("adamw", "model"), (2e-5, "model"))
+        assert "momentum" not in known
+
+
+def test_defaults_are_of_a_model():
+    assert "no model is named; name one" in razorctl("list", "defaults").stderr
+    assert "leave it out" in razorctl("list", "models", "vit-micro").stderr

@@ -1,9 +1,12 @@
 """What `list` prints."""
 
+from typing import Any
+
 from rich.table import Table
 from rich.text import Text
 
 from razorctl.cli.views import common as views
+from razorctl.units import count
 
 
 def show(groups: dict[str, dict[str, str]], brief: bool) -> None:
@@ -23,3 +26,25 @@ def show(groups: dict[str, dict[str, str]], brief: bool) -> None:
     if brief:
         more = "In full: razorctl list models, datasets, methods, gpus or recipes."
         views.out.print(more, style="dim", highlight=False)
+
+
+# What is in the place of a value of None.
+NONE = {"input_size": "the model's", "patience": "none"}
+
+
+def show_defaults(document: dict[str, Any]) -> None:
+    """The table of `list defaults`: each setting with its value and where that comes from."""
+    rows = document["rows"]
+    size = "" if rows is None else f", {count(rows, 'row')} to train on"
+    views.out.print(f"{document['model']} on {document['dataset']}{size}", highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    table.add_column(style="dim")
+    for entry in document["defaults"]:
+        name, value = entry["setting"], entry["value"]
+        shown = f"{value:.3g}" if isinstance(value, float) else f"{value}"
+        if value is None:
+            shown = NONE.get(name, "by the number of rows")
+        table.add_row(name.replace("_", " "), shown, entry["from"])
+    views.out.print(table)

@@ -1,0 +1,61 @@
+"""The settings of training that a run takes where none are given, and where each comes from."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from razorctl import data, models
+from razorctl.job import BY_ROWS, GENERAL, Job
+
+# Fields of a job that training depends on, in the order in which they are shown.
+SETTINGS = (
+    *("batch_size", "epochs", "steps", "optimizer", "learning_rate", "weight_decay", "momentum"),
+    *("layer_decay", "warmup_steps", "clip_norm", "evaluate_every", "patience", "metric"),
+    *("augment", "mixup", "cutmix", "label_smoothing", "input_size", "precision"),
+)
+
+
+def document(model: str, dataset: str | None) -> dict[str, Any]:
+    """The defaults of a model for a data set, None is the usual one: setting, value, from.
+
+    rows: the training examples; None if only tokenizing or streaming tells them, and then so are
+    the values that depend on them. from: `model`, `data` or `general`. Raises what `data.pair`
+    raises.
+    """
+    if dataset is None:
+        known = models.named(model)
+        dataset = data.usual(known.tasks[0], known.modality)
+    job = Job(model, dataset)
+    family, source = data.pair(job)
+    rows = source.train_examples
+    values = asdict(job.resolved(family.defaults, rows))
+    if rows is not None and values["epochs"] is None:
+        values["epochs"] = values["steps"] / (rows // values["batch_size"])
+    own = models.find(model, source.task).defaults
+    table = [
+        {"setting": name, "value": values[name], "from": _origin(name, values, family, own)}
+        for name in SETTINGS
+        if name != "momentum" or values["optimizer"] == "sgd"
+    ]
+    return {"model": model, "dataset": dataset, "rows": rows, "defaults": table}
+
+
+def _origin(
+    name: str, values: Mapping[str, Any], family: models.Model, own: Mapping[str, Any]
+) -> str:
+    """Where a value comes from; own: the model's defaults, whatever the data."""
+    by_optimizer = family.defaults.get(values["optimizer"].removesuffix("8bit"), {})
+    if name == "metric":
+        return "data"
+    if BY_ROWS in family.defaults and (
+        name in data.LENGTH
+        or name == "patience"
+        or (name == "batch_size" and values[name] != own.get(name, GENERAL[name]))
+        or (name == "augment" and name not in own)
+    ):
+        return "data"
+    if name in ("epochs", "steps"):
+        return "model" if {"epochs", "steps"} & own.keys() else "general"
+    if name == "input_size" or name in by_optimizer or name in own:
+        return "model"
+    return "general"
