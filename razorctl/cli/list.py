@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from razorctl.cli import defaults
 from razorctl.cli.names import known
 from razorctl.cli.options import Json
 from razorctl.cli.views import common as views
@@ -37,6 +36,8 @@ def list_names(
     if kind == DEFAULTS:
         if model is None:
             raise UsageError("no model is named; name one: list defaults vit-micro digits.")
+        from razorctl.cli import defaults  # imported here: models slow --help
+
         document = defaults.document(model, dataset)
         if json:
             views.print_json(document)

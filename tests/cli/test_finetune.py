@@ -36,7 +36,7 @@ def test_table_goes_to_stdout():
     assert result.stderr.splitlines()[:3] == [
         "vit-micro on digits: razor, ratio 0.8, batch 16, 3 steps, on cpu",
         f"run directory: {run}",
-        "fp32, lr 0.2, keeps 935 KiB, 80 % less",
+        "0.03 epochs, fp32, lr 0.2, keeps 935 KiB, 80 % less",
     ]
     assert str(run / "model.safetensors") in result.stdout
     assert (run / "model.safetensors").exists()
