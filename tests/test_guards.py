@@ -16,7 +16,7 @@ from razorctl.models.transformers.checkpoint import NO_CODE
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
-    ("errors", "folders", "units"),
+    ("errors", "folders", "hush", "units"),
     ("documents",),
     ("methods", "ops", "spans"),
     ("config", "defaults", "hub", "processes", "sampling"),

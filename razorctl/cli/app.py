@@ -15,6 +15,7 @@ from razorctl.cli.command import PREFIX, Command, option, unchecked
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, shown
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
+from razorctl.hush import hush
 from razorctl.training.signals import termination_raises
 
 PROJECT_FILE = Path("razorctl.toml")
@@ -56,6 +57,8 @@ class Group(TyperGroup):
         return name, loaded(name) if name in COMMANDS else found, rest
 
     def main(self, *args: Any, **settings: Any) -> Any:
+        views.err.spoke = False
+        hush()
         with shown(views.say):
             return super().main(*args, **settings)
 

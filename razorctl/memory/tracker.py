@@ -1,7 +1,9 @@
 """Traced steps and their peak, on torch's private memory tracker."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -59,7 +61,7 @@ def trace(
         if updates is not None:
             _make_state(updates)
             tracker.track_external(updates)
-        with tracker:
+        with tracker, _no_warning():
             step(model, micro(min(2, micro_batches)), updates)
     update = tracker.calls - marks[-1][1]
     kernels, calls = (
@@ -122,6 +124,22 @@ def peak_bytes(
 def _repeated(whole: Counter[Any], part: Counter[Any], times: int) -> Counter[Any]:
     """`whole` with its `part` so many times more."""
     return whole + Counter({name: times * count for name, count in part.items()})
+
+
+@contextmanager
+def _no_warning() -> Iterator[None]:
+    """Inside the block torch's tracker does not warn of modules that run inside themselves.
+
+    What it then loses is of no use here. It would also change how all warnings look.
+    """
+    formatted = warnings.formatwarning
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The module hierarchy tracking")
+            warnings.filterwarnings("ignore", "Module is None")
+            yield
+    finally:
+        warnings.formatwarning = formatted
 
 
 def _make_state(optimizer: Optimizer) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_texts_from_a_table_a_file_and_stdin(here):
 def test_a_reader_that_has_enough_is_no_error(here):
     command = f"{sys.executable} -m razorctl predict run-d {'d ' * 30} | head -n 2"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.stderr == ""
+    assert done.stderr == "reading the files ...\n"
     assert len(done.stdout.splitlines()) == 2
 
 
@@ -271,4 +272,40 @@ def test_help_and_usage_errors_load_no_torch(here):
         "    assert not {'torch', 'timm', 'transformers'} & set(sys.modules), words"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+SPEAK = (
+    *("doctor", "list models", "evaluate run-d", "predict run-d d", "predict run-texts texts.csv"),
+    *(
+        "plan --gpu t4",
+        "plan vit-micro d --gpu t4",
+        "profile vit-micro",
+        "compare vit-micro digits",
+    ),
+    *("finetune vit-micro digits --out new", "finetune vit-micro d --gpu t4"),
+    "finetune --resume --out run-d",
+)
+
+
+def test_every_command_speaks_before_torch_is_loaded(here):
+    code = (
+        "import contextlib, io, sys; from razorctl.cli.app import app\n"
+        "class Loads:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('torch', 'timm', 'transformers'): raise SystemExit(77)\n"
+        "sys.meta_path.insert(0, Loads())\n"
+        f"for words in {SPEAK!r}:\n"
+        "    said = io.StringIO()\n"
+        "    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):\n"
+        "        try: app(words.split())\n"
+        "        except SystemExit as stop: code = stop.code\n"
+        "    loads = words.partition(' ')[0] != 'list' and '--resume' not in words\n"
+        "    assert code == 77 * loads, (words, code, said.getvalue())\n"
+        "    assert said.getvalue().strip(), words"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(here / "empty")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ def test_tables_of_a_profile_fit(width, monkeypatch):
     assert "measured" not in table  # by nothing on a CPU
     assert not re.search(r"\S…", table)  # names alone are cut, at their beginning
     assert max(map(len, table.splitlines())) <= width
-    assert result.stderr == ""
+    assert result.stderr == "profiling vit-micro ...\n"
 
 
 def test_long_names_of_modules_keep_their_end(monkeypatch):
@@ -91,7 +91,7 @@ def test_json_of_a_profile_is_one_document_and_nothing_else():
     assert set(document["phases"]) == set(profile_view.PHASES)
     assert document["peak_bytes"]["measured_allocated"] is None
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
-    assert result.stderr == ""
+    assert result.stderr == "profiling vit-micro ...\n"
 
 
 def test_a_profile_takes_the_recipe_and_the_batch_of_a_run_but_not_its_steps():

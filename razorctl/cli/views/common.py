@@ -38,7 +38,14 @@ class _Spoken:
 
 
 class Messages(Clean):
-    """A console on stderr whose messages end no command."""
+    """A console on stderr whose messages end no command; `spoke` tells whether there were any."""
+
+    spoke = False
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Prints as `Console` does."""
+        self.spoke = True
+        super().print(*objects, **settings)
 
     @property
     def file(self) -> Any:
@@ -187,9 +194,9 @@ def live() -> bool:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """Says inside it what is being done: on a terminal at once, elsewhere where it takes long.
+    """Says inside it what is being done; yields what changes the text.
 
-    Yields what changes the text.
+    It says so at once on a terminal, and where nothing was said before; else where it takes long.
     """
     if err.is_jupyter and live():
         from razorctl.cli.views import notebook  # which needs `err` above
@@ -200,5 +207,7 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
         with err.status(f"{text} ...") as status:
             yield lambda text: status.update(f"{text} ...")
     else:
+        if not err.spoke:
+            say(f"{text} ...")
         with Pulse(text) as pulse:
             yield pulse.keep
