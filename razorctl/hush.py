@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 
 # Loggers of torch -> what they say of torchao's code, and of a CUDA toolkit without a card.
 LOGGED = {
@@ -16,6 +17,10 @@ def hush() -> None:
     for name, said in LOGGED.items():
         log = logging.getLogger(name)
         if not log.filters:
-            log.addFilter(lambda record, said=said: said not in str(record.msg))
+            log.addFilter(partial(_else, said))
     for message in WARNED:
         warnings.filterwarnings("ignore", message)
+
+
+def _else(said: str, record: logging.LogRecord) -> bool:
+    return said not in str(record.msg)
