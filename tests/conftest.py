@@ -12,6 +12,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Of processes that tests start; threads of several of them would wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("FORCE_COLOR", None)
+os.environ.pop("COLUMNS", None)  # processes of pytest-xdist have it
+os.environ.pop("LINES", None)
 
 import pytest
 import torch

@@ -70,7 +70,7 @@ def test_json_is_one_document_and_nothing_else():
     assert document["gpu"]["name"] == "NVIDIA GeForce RTX 2080 Ti"
     assert document["budget_bytes"] == 11 * 2**30
     (said,) = result.stderr.splitlines()
-    assert said == "planning for NVIDIA GeForce RTX 2080 Ti, 11.00 GiB of --vram ..."
+    assert said == "planning for NVIDIA GeForce RTX 2080 Ti, 11.0 GiB as asked for ..."
 
 
 def test_a_seed_is_no_recipe(tmp_path):

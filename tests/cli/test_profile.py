@@ -14,7 +14,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import profile as profile_view
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.recipe import Recipe
-from tests.cli.commands import razorctl
+from tests.cli.commands import assert_ends_with_an_error, razorctl
 
 
 def profile(*args: str) -> Result:
@@ -207,8 +207,7 @@ def test_what_is_no_model_of_ones_own_is_refused(words, module):
     name, *args = words.split()
     result = own(f"{module}:{name}", *args)
     assert result.exit_code == code
-    (line,) = result.stderr.splitlines()
-    assert sentence in line
+    assert_ends_with_an_error(result, sentence)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +225,7 @@ def test_a_module_that_cannot_be_imported_is_refused(text, code, sentence):
         Path(f"{name}.py").write_text(text)
     result = own(f"{name}:build")
     assert result.exit_code == code
-    (line,) = result.stderr.splitlines()
-    assert sentence.format(name) in line
+    assert_ends_with_an_error(result, sentence.format(name))
 
 
 def test_columns_without_a_data_set_are_refused():
