@@ -103,9 +103,10 @@ def write(
 
 
 def assert_refused(result: Result, code: int, sentence: str) -> None:
-    """One sentence on stderr and the exit code are all there is."""
+    """One sentence on stderr, below what is said first, and the exit code are all there is."""
     assert result.exit_code == code, result.stderr
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert sentence in result.stderr
+    *said, last = result.stderr.splitlines()
+    assert all(line.endswith(" ...") for line in said)
+    assert last.startswith("error: ")
+    assert sentence in last

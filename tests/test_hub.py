@@ -164,7 +164,7 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
     assert splits.test[3] == {"text": "raw test film 3", "label": 1}
     with pytest.raises(UsageError, match="several configs, plain, raw; name one, as in hf:films"):
         data.of(Job("bert-base", "hf:films/reviews"))
-    with pytest.raises(UsageError, match="unknown config of hf:films/reviews 'row'; did you mean"):
+    with pytest.raises(UsageError, match="hf:films/reviews 'row'; known: plain, raw"):
         data.of(Job("bert-base", "hf:films/reviews:row"))
     with pytest.raises(MissingError, match="is not in the local cache and the hub cannot be reach"):
         data.of(Job("bert-base", "hf:films/reviews:plain"))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from razorctl.cli.names import known
+from razorctl.cli.names import completes, known
 from razorctl.cli.options import Json
 from razorctl.cli.views import common as views
 from razorctl.cli.views import list as view
@@ -18,17 +18,32 @@ def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
+            metavar="KIND",
             help="models, datasets, methods, gpus or recipes: show these in full. Or defaults, "
-            "with a model and a data set."
+            "with a model and a data set.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Argument(help="Model whose defaults are shown.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model whose defaults are shown.",
+            autocompletion=completes("models"),
+            metavar="MODEL",
+        ),
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Argument(help="Data set that they are for. [default: the usual one]")
+        str | None,
+        typer.Argument(
+            help="Data set that they are for; without it the usual one of the model.",
+            autocompletion=completes("data sets"),
+            metavar="DATASET",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in full.
+
+        razorctl list models
 
     With defaults MODEL DATASET: all settings of training that a run takes where
     none are given, and where each comes from.

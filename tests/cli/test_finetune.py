@@ -255,7 +255,10 @@ class TestResume:
     @pytest.mark.parametrize(
         ("flags", "sentence"),
         [
-            (["--ratio", "0.9", "--steps", "5", "--lr", "0.1"], "learning rate 0.2; "),
+            (
+                ["--ratio", "0.9", "--steps", "5", "--lr", "0.1"],
+                "steps 4, learning rate 0.2, ratio 0.5; ",
+            ),
             (["--epochs", "1"], "steps 4; resume it with the same"),
             (["--gpu", "t4"], "gpu left out"),
         ],
@@ -274,7 +277,7 @@ class TestResume:
         assert razorctl("finetune", "--resume").exit_code == 2
         result = razorctl("finetune", "--resume", "--out", "run")
         assert result.exit_code == 2
-        assert "run holds no run to go on with; name a model" in result.stderr
+        assert "run holds no run to go on with; name MODEL and DATASET" in result.stderr
         assert finetune(*FULL, "--resume", "--out", "run").exit_code == 0
         assert Path("run/result.json").exists()
 

@@ -409,7 +409,8 @@ def test_bad_rows_are_left_out_with_one_note():
     args = ["--validation", "0.25", "--skip-bad", "--json", "--evaluate-every", "2"]
     result = razorctl("finetune", "vit-micro", "d", *QUICK, *args)
     assert result.exit_code == 0, result.stderr
-    assert result.stderr.splitlines()[:3] == [
+    assert result.stderr.splitlines()[:4] == [
+        "reading d ...",
         "d: a folder for each class",
         "3 classes: bus, car, tram",
         "9 rows to train on, 3 put aside for validation",

@@ -27,7 +27,8 @@ def test_a_streamed_run_skips_what_is_bad_and_says_so():
     assert "d has 1 bad row: train.csv, line 14 (missing); correct it, or" in refused.stderr
     result = razorctl("finetune", *args, "--skip-bad", "--json", "--out", "other")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr.splitlines()[:3] == [
+    assert result.stderr.splitlines()[:4] == [
+        "reading d ...",
         "d: image in image, label in label, streamed",
         "3 classes: bus, car, tram",
         "13 rows to train on, 12 for test",

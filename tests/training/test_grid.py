@@ -371,12 +371,13 @@ def test_a_small_comparison_and_the_same_again(monkeypatch):
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
     assert first.exit_code == 0, first.stderr
     lines = first.stderr.splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
+        "preparing to compare on vit-micro and digits ...",
         "vit-micro on digits: full, razor; 1 seed",
         "directory: a",
         "run 1 of 2: full, seed 0: starting",
     ]
-    assert all(line.startswith("run ") for line in lines[2:])  # none of a child's
+    assert all(line.startswith("run ") for line in lines[3:])  # none of a child's
     document = json.loads(first.stdout)
     assert [row["error"] for row in document["rows"]] == [None, None]
     monkeypatch.setattr(grid, "_call", call_here)  # nothing of a run depends on its process

@@ -51,7 +51,7 @@ def test_tensorboard_has_every_step_and_evaluation(tmp_path):
 def test_the_test_split_is_told_at_the_end(tmp_path):
     for split in ("train", "val", "test"):
         photos(tmp_path / "d" / split)
-    job = Job("vit-micro", str(tmp_path / "d"), batch_size=4, steps=2)
+    job = Job("vit-micro", str(tmp_path / "d"), batch_size=4, steps=2, evaluate_every=1)
     run = runs.begin(tmp_path / "run", job)
     list(tracked(run, ["tensorboard"]))
     found = scalars(run.out)
