@@ -138,17 +138,26 @@ def _run(
 ) -> dict[str, Any]:
     """The result of a run that is trained here; none but in the first process."""
     from razorctl.cli import effects, progress
+    from razorctl.training.threads import Threads
 
     def prepare(at: Callable[[str], None]) -> "Run":
         from razorctl.training import run as trainer
 
         run = trainer.finetune(
-            job, recipe, out=out, device=device, plan=plan, progress=at, resume=resume
+            job,
+            recipe,
+            out=out,
+            device=device,
+            plan=plan,
+            progress=at,
+            resume=resume,
+            settle=threads.settle,
         )
         effects.note_settings(ctx, run.job)  # resolved: its steps may come from the model
         return run
 
-    run = progress.train(prepare, job, recipe, out, device, trackers)
+    with Threads() as threads:
+        run = progress.train(prepare, job, recipe, out, device, trackers)
     return run.result() if processes.first() else {}
 
 

@@ -343,6 +343,7 @@ def _call(command: list[str], wait: Callable[[], object]) -> None:
     """
     # The command has all settings, so none may come from the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
+    environment.setdefault("OMP_DYNAMIC", "false")  # or runs that are compared settle their threads
     with (
         termination_waits() as check,
         subprocess.Popen(

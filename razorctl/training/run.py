@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Settle = Callable[["Run", models.Progress], object]
+
 FROM_SCRATCH = (
     "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
     "and epochs."
@@ -71,8 +73,12 @@ class Run(Iterator[Step]):
         progress: Callable[[str], None] = lambda _: None,
         lock: "BaseFileLock | None" = None,
         command: str = "",
+        settle: Settle = lambda *_: None,
     ) -> None:
-        """lock: held for the run directory, until the run is finished. command: what resumes it."""
+        """lock: held for the run directory, until the run is finished. command: what resumes it.
+
+        settle: as of `finetune`.
+        """
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
         self._held = None if lock is None else rundir.identity(out)
@@ -82,6 +88,7 @@ class Run(Iterator[Step]):
         self.stop: Callable[[], BaseException | None] = lambda: None
         with processes.together():
             splits = self._prepare(job, progress)
+            settle(self, progress)
         self._unsharded = parallel.unsharded(self.model, self.job)
         found = self.checkpoints.newest
         if len({known and known.step for known in processes.every(found)}) > 1:
@@ -455,6 +462,7 @@ def finetune(
     plan: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
     resume: bool = False,
+    settle: Settle = lambda *_: None,
 ) -> Run:
     """Prepares and returns a run of `job` with `recipe`: iterate to train, then call `result`.
 
@@ -464,6 +472,7 @@ def finetune(
         may allocate, and the result has its prediction.
     progress: called with the name of each stage of the preparation.
     resume: go on from the newest valid checkpoint in `out`; without one, start at the beginning.
+    settle: called with the run and `progress` when data and model are there, before the optimizer.
     Raises RazorError, and leaves no directory behind, if the run cannot be prepared. With `resume`
     that includes a finished run, and a checkpoint of other settings.
     """
@@ -482,4 +491,4 @@ def finetune(
             lock = claim.enter_context(rundir.claimed(out, resume)) if processes.first() else None
             if (out / rundir.RESULT).exists():
                 raise UsageError(f"{out} holds a finished run; its result is in {rundir.RESULT}.")
-        return Run(job, recipe, out, place, plan, progress, lock, command)
+        return Run(job, recipe, out, place, plan, progress, lock, command, settle)

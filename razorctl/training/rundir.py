@@ -289,6 +289,14 @@ def settings(out: Path) -> tuple[Job, Recipe] | None:
     return Job(**tables["job"]), Recipe(**tables["recipe"])
 
 
+def threads(out: Path) -> int | None:
+    """The number of threads that the run in a directory was begun with, as far as it says."""
+    if not exists(out / CONFIG):
+        return None
+    number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
+    return number if isinstance(number, int) and number > 0 else None
+
+
 def split_document(splits: "Splits") -> dict[str, Any] | None:
     """What the run directory says of the rows of splits; None of streams, which are not known."""
     if splits.digests is None:

@@ -1,0 +1,121 @@
+"""The threads of a run on a CPU: fewer than its cores if other processes keep some of these busy.
+
+Threads wait for each other at the end of every operation, so one that shares its core holds up all.
+The weights of a run depend on the number to the bit. So a trial settles it before the first step,
+which changes nothing else, and it stays.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from razorctl.training import rundir
+from razorctl.units import count, duration
+
+if TYPE_CHECKING:
+    from razorctl.training.run import Run
+
+BUSY = 0.8  # cores that others keep busy, from which on a trial may pay off
+TIMED = 3  # passes by each number, after one that warms up
+LEAST = 80  # micro-batches of a run of which the passes are at most a tenth
+STAT = Path("/proc/stat")  # of Linux; elsewhere runs have the threads that torch has
+WORKING = (0, 1, 2, 5, 6, 7)  # columns there: user, nice, system, irq, softirq, steal
+CHOSEN = ("OMP_", "MKL_NUM_THREADS")  # variables by which a user, or torchrun, has settled it
+
+
+class Threads:
+    """The number of torch's threads, which `settle` sets for a run; it is as before afterwards."""
+
+    def __enter__(self) -> Self:
+        self._began, self._before = _used(), 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before:
+            import torch
+
+            torch.set_num_threads(self._before)
+
+    @property
+    def others(self) -> float:
+        """The cores that other processes have kept busy since this was entered."""
+        passed, own, all_ = (new - old for old, new in zip(self._began, _used(), strict=True))
+        return max(0.0, all_ - own) / passed
+
+    def settle(self, run: "Run", progress: Callable[[str], None]) -> None:
+        """Sets it for a run that has taken no step in this process, and notes there if it is lower.
+
+        A run that was begun before has the number that it was begun with. A new one has all, or
+        those that leave busy cores to others if these take its passes faster.
+        """
+        import torch
+
+        most, busy = torch.get_num_threads(), self.others
+        settled = any(name.startswith(CHOSEN) for name in os.environ)
+        if settled or run.device.type != "cpu" or run.job.processes > 1:
+            return
+        self._before = most
+        known = rundir.threads(run.out)
+        if known is not None:
+            torch.set_num_threads(min(known, most))
+            why = "as it was begun"
+        elif most > 1 and busy >= BUSY and _long(run):
+            fewer = max(1, min(most - 1, most - round(busy)))
+            progress(f"other processes keep {busy:.1f} cores busy; trying fewer threads")
+            took = seconds(run, (most, fewer))
+            torch.set_num_threads(min(took, key=took.__getitem__))
+            why = (
+                f"as other processes keep {busy:.1f} cores busy: passes of a micro-batch take "
+                f"{duration(took[fewer])} instead of {duration(took[most])}"
+            )
+        if torch.get_num_threads() < most:
+            taken = f"{torch.get_num_threads()} of {count(most, 'thread')}"
+            run.notes = (*run.notes, f"the run takes {taken}, {why}; OMP_NUM_THREADS sets it.")
+
+
+def _used() -> tuple[float, float, float]:
+    """Seconds of a clock, of this process and children that ended, and of all on its cores."""
+    own = sum(os.times()[:4])
+    try:
+        lines = STAT.read_text("ascii").splitlines()
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return time.monotonic(), own, own
+    ticks = [line.split()[1:] for line in lines if line.split()[0] in cores]
+    used = sum(int(core[column]) for core in ticks for column in WORKING)
+    return time.monotonic(), own, used / os.sysconf("SC_CLK_TCK")
+
+
+def _long(run: "Run") -> bool:
+    """Whether a trial is a small part of a run; rows of a stream would be lost to it."""
+    assert run.job.steps is not None
+    return run.job.steps * run.job.accumulate >= LEAST and not run.job.streaming
+
+
+def seconds(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
+    """What forward and backward of a micro-batch take by each number of threads, in turns.
+
+    Nothing of the run is changed but the number of threads; its model has no optimizer yet.
+    """
+    import torch
+
+    from razorctl.step import by_logits, passes
+    from razorctl.training import state
+
+    before = state.transient(run.model)
+    losses, scaler = by_logits(run.logits, run.job), torch.amp.GradScaler("cpu", enabled=False)
+    rows = next(next(run.feed.loading.batches()))
+    batch = *run.feed.trained(rows), run.feed.total([rows])
+    took = dict.fromkeys(numbers, 0.0)
+    run.model.train()
+    for turn in range(1 + TIMED):
+        for number in numbers:
+            torch.set_num_threads(number)
+            start = time.perf_counter()
+            passes(run.model, losses, batch, run.job, scaler)
+            took[number] += (time.perf_counter() - start) / TIMED if turn else 0
+            run.model.zero_grad()
+    state.load_transient(run.model, before)
+    return took
