@@ -287,6 +287,35 @@ def test_a_batch_of_texts_is_as_long_as_its_longest(words, size, tokens, hub):
     torch.testing.assert_close([logits, grads], reference, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens"), [("bert", 20), ("gpt2", 20), ("roberta", 18), ("mpnet", 18)]
+)
+def test_a_text_is_no_longer_than_a_model_takes(kind, tokens):
+    """With 20 positions, those of RoBERTa and its kin begin after that of padding."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": kind, **sizes, "max_position_embeddings": 20, "pad_token_id": 1}
+    entry = transformers.from_hub("short", "", "", config).of("classification")
+    model = entry.bare(2)
+    inputs = entry.example(model, 2, None)
+    assert inputs["input_ids"].shape == (2, tokens)
+    inputs["input_ids"] += 5
+    assert entry.logits(model, inputs | {"attention_mask": None}).shape == (2, 2)
+    with pytest.raises(UsageError, match=f"up to {tokens} tokens, not {tokens + 1}; use at most"):
+        entry.bare(2, tokens + 1)
+    longer = {name: torch.cat([each, each[:, :1]], 1) for name, each in inputs.items()}
+    with pytest.raises((IndexError, RuntimeError)):
+        entry.logits(model, longer)
+
+
+@pytest.mark.parametrize(("task", "tokens"), [("classification", 128), ("masked-lm", 160)])
+def test_the_tokenizer_of_a_folder_cuts_texts_as_training_did(task, tokens, hub, tmp_path):
+    local_hub.cache_model(hub, "bert-base")
+    entry = local_hub.ENTRIES["bert-base"].of(task)
+    entry.save(entry.bare(2), (), None, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == tokens
+
+
 def test_a_tokenizer_that_cannot_pad_is_refused(hub):
     folder = local_hub.cache_model(hub, "bert-base")
     settings = next(folder.glob("snapshots/*/tokenizer_config.json")).resolve()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from razorctl.cli.app import app
 from tests.cli.commands import assert_ends_with_an_error, razorctl
-from tests.own import texts
+from tests.own import table, texts
 
 CASES = {
     "gpt2": ("gpt2", "texts.txt", 32, "perplexity"),
@@ -55,6 +55,15 @@ def test_a_run_of_masked_tokens_becomes_a_classifier(kinds, caplog):
     assert said.endswith("is new; it is trained from random weights (bert.pooler, classifier)")
     assert "newly initialized" not in result.stderr
     done("evaluate", "run", "--device", "cpu")
+
+
+def test_texts_are_cut_to_what_a_model_takes(kinds):
+    rows = [f"{'w1 ' * 50 * n},{'ab'[n % 2]}" for n in range(1, 9)]
+    table(Path("a.csv"), rows, "text,label")
+    result = done("finetune", str(kinds / "bert"), "a.csv", *QUICK[:-1], "--out", "run")
+    assert json.loads(Path("run/tokenizer_config.json").read_text())["model_max_length"] == 64
+    assert done("evaluate", "run", "--device", "cpu")["accuracy"] == result["accuracy"]
+    assert len(done("predict", "run", "a.csv", "--device", "cpu")["predictions"]) == 8
 
 
 @pytest.mark.parametrize("case", ["gpt2", "linear head"])

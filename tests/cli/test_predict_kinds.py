@@ -204,6 +204,7 @@ BAD = {
         "line 1 has 60 tokens, and with 64 new ones that is more than the model's",
     ),
     "text long.txt --max-new-tokens 9": (5, "64; shorten it, or give --max-new-tokens at most 4."),
+    "text longer.txt --max-new-tokens 9": (5, "is more than the model's 64; shorten it."),
     "text none.txt": (2, "none.txt does not exist; name files that do."),
     "text -": (5, "stdin is not UTF-8; convert it."),
     "text a.txt --top 2": (2, "--top is for classification, and text is for causal-lm; leave it"),
@@ -221,6 +222,7 @@ BAD = {
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_sentence_and_the_exit_code(words, trained):
     Path("long.txt").write_text(" ".join(["w1"] * 60))
+    Path("longer.txt").write_text(" ".join(["w1"] * 65))
     Path("a.txt").write_text("w1\n")
     Path("asked.jsonl").write_text('{"messages": [{"role": "system", "content": "w1"}]}')
     picture(Path("x.png"))

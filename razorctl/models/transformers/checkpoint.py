@@ -31,6 +31,11 @@ TOKENIZER = (
 PROCESSOR = "preprocessor_config.json"
 # Names that configs have for the most tokens of a text.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+# RoBERTa and its kin, whose positions begin after that of padding.
+SHIFTED = frozenset(
+    {"roberta", "xlm-roberta", "camembert", "data2vec-text", "esm", "ibert", "longformer", "mpnet"}
+    | {"luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"}
+)
 
 
 @dataclass(frozen=True)
@@ -226,18 +231,24 @@ class Checkpoint:
         """The most tokens of a text, if it has such a limit."""
         found = (getattr(self.config, name, None) for name in LONGEST)
         longest = next((size for size in found if isinstance(size, int)), None)
-        # The positions of RoBERTa begin after that of padding.
-        shifted = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
-        return longest and longest - 2 * shifted
+        if longest is not None and self.config.model_type in SHIFTED:
+            longest -= 1 + (self.config.pad_token_id or 0)
+        return longest
 
-    def check_tokens(self, tokens: int | None) -> None:
-        """Raises UsageError for texts that are too long for it."""
+    def length(self, tokens: int | None, usual: int) -> int:
+        """The tokens of a text: those given, or `usual`, or as many as it takes if these are fewer.
+
+        Raises UsageError for more than it takes.
+        """
         longest = self.longest
-        if longest is not None and tokens is not None and tokens > longest:
+        if longest is None:
+            return tokens or usual
+        if tokens is not None and tokens > longest:
             raise UsageError(
                 f"{self.name} takes texts of up to {units.count(longest, 'token')}, not "
                 f"{tokens:,}; use at most {longest}."
             )
+        return tokens or min(usual, longest)
 
 
 def takes(model: "nn.Module", argument: str) -> bool:

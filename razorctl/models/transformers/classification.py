@@ -17,14 +17,12 @@ MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
 
-def example(
-    model: "nn.Module", batch_size: int, input_size: int | None = None
-) -> "dict[str, Tensor]":
+def example(model: "nn.Module", batch_size: int, tokens: int) -> "dict[str, Tensor]":
     """A batch of texts [batch, tokens] of the largest size, which end in padding, as most do."""
     import torch
 
     config: Any = model.config
-    ids = torch.zeros(batch_size, input_size or TOKENS, dtype=torch.long)
+    ids = torch.zeros(batch_size, tokens, dtype=torch.long)
     mask = torch.ones_like(ids)
     mask[:, -1] = 0
     kinds = {}
@@ -54,22 +52,26 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
     saved = Checkpoint(str(folder), folder)
     model = saved.built(AutoModelForSequenceClassification)
-    return model, partial(tokenized, saved.tokenizer, input_size or TOKENS, False)
+    return model, partial(tokenized, saved.tokenizer, saved.length(input_size, TOKENS), False)
 
 
 def save(
     checkpoint: Checkpoint,
+    usual: int,
     model: "nn.Module",
     classes: Sequence[str],
     input_size: int | None,
     folder: Path,
 ) -> None:
-    """Writes what `from_pretrained(folder)` of the model and of its tokenizer load."""
+    """Writes what `from_pretrained(folder)` of the model and of its tokenizer load.
+
+    usual: the tokens of a text, as of `Checkpoint.length`.
+    """
     from transformers import PreTrainedModel
 
     assert isinstance(model, PreTrainedModel)
     tokenizer = checkpoint.tokenizer
-    tokenizer.model_max_length = input_size or TOKENS
+    tokenizer.model_max_length = checkpoint.length(input_size, usual)
     if classes:
         model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
@@ -82,17 +84,20 @@ def save(
 def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]) -> Model:
     """The classifier of a checkpoint; all but its last layers is pretrained."""
 
+    def length(input_size: int | None) -> int:
+        return checkpoint.length(input_size, TOKENS)
+
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
         from transformers import AutoModelForSequenceClassification
 
-        checkpoint.check_tokens(input_size)
+        length(input_size)
         padding = _padding(checkpoint)
         return checkpoint.bare(AutoModelForSequenceClassification, num_labels=classes, **padding)
 
     def build(classes: int, input_size: int | None = None) -> "nn.Module":
         from transformers import AutoModelForSequenceClassification
 
-        checkpoint.check_tokens(input_size)
+        length(input_size)
         return checkpoint.built(
             AutoModelForSequenceClassification, FRESH, num_labels=classes, **_padding(checkpoint)
         )
@@ -105,7 +110,7 @@ def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]
         They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
         the tokenizer cannot be found, and DataError if it cannot be used.
         """
-        return partial(tokenized, checkpoint.tokenizer, input_size or TOKENS, fixed)
+        return partial(tokenized, checkpoint.tokenizer, length(input_size), fixed)
 
     return Model(
         checkpoint.name,
@@ -115,9 +120,9 @@ def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]
         build,
         bare,
         partial(transform, False),
-        example,
+        lambda model, size, input_size=None: example(model, size, length(input_size)),
         logits,
-        partial(save, checkpoint),
+        partial(save, checkpoint, TOKENS),
         load,
         defaults,
         padded=partial(transform, True),

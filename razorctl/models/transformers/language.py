@@ -23,12 +23,6 @@ def _auto(task: Task) -> Any:
     return AutoModelForCausalLM if task == "causal-lm" else AutoModelForMaskedLM
 
 
-def length(checkpoint: Checkpoint, input_size: int | None) -> int:
-    """The tokens of a text; raises UsageError for texts that are too long for the model."""
-    checkpoint.check_tokens(input_size)
-    return input_size or min(TOKENS, checkpoint.longest or TOKENS)
-
-
 def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
     """The logits [batch, tokens, vocabulary]."""
     output: Tensor = model(**inputs).logits
@@ -41,11 +35,11 @@ def language_model(
     """A checkpoint that learns to predict the next token, or masked ones."""
 
     def bare(_: int, input_size: int | None = None) -> "nn.Module":
-        length(checkpoint, input_size)
+        checkpoint.length(input_size, TOKENS)
         return checkpoint.bare(_auto(task))
 
     def build(_: int, input_size: int | None = None) -> "nn.Module":
-        length(checkpoint, input_size)
+        checkpoint.length(input_size, TOKENS)
         return checkpoint.built(_auto(task))
 
     def example(
@@ -53,12 +47,12 @@ def language_model(
     ) -> "dict[str, Tensor]":
         import torch
 
-        size = batch_size, length(checkpoint, input_size)
+        size = batch_size, checkpoint.length(input_size, TOKENS)
         return {"input_ids": torch.zeros(size, dtype=torch.long)}
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         if task == "causal-lm":
-            size = length(checkpoint, input_size)
+            size = checkpoint.length(input_size, TOKENS)
             return partial(tokens.causal, checkpoint.tokenizer, tokens=size)
         return partial(tokens.masked, checkpoint.tokenizer, True)
 
@@ -67,7 +61,7 @@ def language_model(
 
     def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
         make = tokens.conversations if "messages" in rows.column_names else tokens.packed
-        return make(rows, checkpoint.tokenizer, length(checkpoint, input_size), progress)
+        return make(rows, checkpoint.tokenizer, checkpoint.length(input_size, TOKENS), progress)
 
     def writing(model: "nn.Module") -> Writer:
         return writer(model, checkpoint.tokenizer, checkpoint.longest)
@@ -82,7 +76,7 @@ def language_model(
         transform,
         example,
         logits,
-        partial(classification.save, checkpoint),
+        partial(classification.save, checkpoint, TOKENS),
         partial(load, task),
         defaults,
         trained=None if task == "causal-lm" else trained,
