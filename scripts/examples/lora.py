@@ -11,7 +11,7 @@ model = get_peft_model(vit, LoraConfig(target_modules=r".*(qkv|fc\d)", modules_t
 images, labels = torch.randn(10, 3, 96, 96), torch.arange(10)
 full = razorctl.saved_bytes(model, images)
 razorctl.sparsify(model)
-print(f"saved for backward: {razorctl.saved_bytes(model, images) / full:.1%} of LoRA's")
+print(f"kept for backward: {razorctl.saved_bytes(model, images) / full:.1%} of LoRA's")
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(3):
     loss = torch.nn.functional.cross_entropy(model(images), labels)

@@ -49,9 +49,10 @@ def test_list_of_defaults_says_where_each_comes_from(tmp_path, monkeypatch):
     assert (own["patience"], own["augment"]) == ((9, "data"), ("crop", "data"))
     table = razorctl("list", "defaults", "vit-micro", "here").stdout.splitlines()
     assert table[0] == "vit-micro on here, 27 rows to train on"
-    assert [line.split() for line in table if line.startswith("patience")] == [
-        ["patience", "9", "data"]
-    ]
+    shown = [line.split() for line in table if line.startswith(("patience", "epochs"))]
+    assert shown == [["epochs", "90", "data"], ["patience", "9", "data"]]
+    table = razorctl("list", "defaults", "vit-b16").stdout.splitlines()
+    assert ["steps", "20,000", "model"] in map(str.split, table)
 
 
 def test_bert_and_its_kin_have_adamw():

@@ -43,8 +43,10 @@ def show_defaults(document: dict[str, Any]) -> None:
     table.add_column(style="dim")
     for entry in document["defaults"]:
         name, value = entry["setting"], entry["value"]
-        shown = f"{value:.3g}" if isinstance(value, float) else f"{value}"
+        shown = str(value)
         if value is None:
             shown = NONE.get(name, "by the number of rows")
+        elif isinstance(value, int | float):
+            shown = f"{value:,.0f}" if value == round(value) else f"{value:.3g}"
         table.add_row(name.replace("_", " "), shown, entry["from"])
     views.out.print(table)
