@@ -17,12 +17,17 @@ MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
 
-def example(model: "nn.Module", batch_size: int, tokens: int) -> "dict[str, Tensor]":
+def example(
+    length: Callable[[int | None], int],
+    model: "nn.Module",
+    batch_size: int,
+    input_size: int | None = None,
+) -> "dict[str, Tensor]":
     """A batch of texts [batch, tokens] of the largest size, which end in padding, as most do."""
     import torch
 
     config: Any = model.config
-    ids = torch.zeros(batch_size, tokens, dtype=torch.long)
+    ids = torch.zeros(batch_size, length(input_size), dtype=torch.long)
     mask = torch.ones_like(ids)
     mask[:, -1] = 0
     kinds = {}
@@ -120,7 +125,7 @@ def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]
         build,
         bare,
         partial(transform, False),
-        lambda model, size, input_size=None: example(model, size, length(input_size)),
+        partial(example, length),
         logits,
         partial(save, checkpoint, TOKENS),
         load,
