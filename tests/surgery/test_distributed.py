@@ -1,7 +1,5 @@
 """Data-parallel training: gradients are the average of what each process has alone."""
 
-import multiprocessing
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +15,7 @@ from razorctl.layers.linear import RazorLinear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 from razorctl.sampling.reduction import mean_over_processes
+from tests import forked
 from tests.models import gpt2, llama, segformer
 
 WORLD = 2
@@ -138,7 +137,7 @@ def ranks(tmp_path_factory):
     by kind, norms.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.set_forkserver_preload([__name__])  # imported once for both
+    forked.prepare()
     mp.start_processes(process, (str(folder),), nprocs=WORLD, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 

@@ -1,10 +1,10 @@
 """Several processes train as one would: each test starts two, as torchrun does, through Gloo."""
 
 import json
-import os
+import shutil
 import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,43 +13,40 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from razorctl import processes
 from razorctl.cli.app import app
-from razorctl.errors import UsageError
+from razorctl.errors import DataError, ElsewhereError, RazorError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.run import finetune
+from tests.forked import Forked, razorctl_command
+from tests.models import registered
 
 WORLD = 2
 JOB = Job("vit-micro", "digits", batch_size=16, steps=3, evaluate_every=3, warmup_steps=0)
-ROOT = Path(__file__).parents[2]
 
 
-def start(*args: str, folder: Path) -> list[subprocess.Popen[str]]:
-    """A process for each rank, which runs Python with `args`."""
+def start(call: Callable[..., object], *args: str, folder: Path) -> list[Forked]:
+    """A process for each rank, which calls `call` with `args`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD)}
+    world |= {"LOCAL_WORLD_SIZE": str(WORLD), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return [
-        subprocess.Popen(
-            [sys.executable, *args],
-            cwd=folder,
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-            | world
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        Forked(
+            *(call, *args),
+            folder=folder,
+            name=f"rank {rank}",
+            environment=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(WORLD)
     ]
 
 
-def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ended(started: list[Forked]) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each."""
-    both = [process.communicate(timeout=240) for process in started]
-    return [(p.returncode, *texts) for p, texts in zip(started, both, strict=True)]
+    return [process.ended() for process in started]
 
 
 CASES = {
@@ -58,59 +55,55 @@ CASES = {
     "lora fsdp": (Recipe("lora"), {"strategy": "fsdp"}),
     "joint ddp": (Recipe("prebackrazor++", joint_budget=0.5), {"accumulate": 2}),
 }
-SCRIPT = """
-import shutil, sys, torch
-from dataclasses import replace
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_processes as tests
-from razorctl import processes
-from razorctl.cli.app import run
-from razorctl.errors import DataError, ElsewhereError
-from razorctl.training.run import finetune
+RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
 
-from tests.models import registered
 
-first, cpu = processes.first(), torch.device("cpu")
-processes.join(cpu=True)
-
-def fail(ranks):
+def fail(ranks: list[int]) -> str:
     if processes.rank() in ranks:
         raise DataError(f"of {processes.rank()}")
     return "made"
 
-def together(ranks):
+
+def together(ranks: list[int]) -> None:
     with processes.together():
         fail(ranks)
 
-for call, wanted in (
-    (lambda: processes.of_first(lambda: fail([0])), DataError if first else ElsewhereError),
-    (lambda: together([0, 1]), DataError if first else ElsewhereError),
-    (lambda: together([1]), ElsewhereError),
-):
-    try:
-        call()
-    except DataError as error:
-        assert wanted is DataError and str(error) == "of 0"
-    except ElsewhereError as error:
-        assert wanted is ElsewhereError and error.exit_code == DataError.exit_code
-    else:
-        raise AssertionError
-together([])
-assert processes.of_first(lambda: fail([1])) == "made"
-assert processes.every(processes.rank()) == [0, 1]
-assert processes.most(7 + processes.rank(), cpu) == 8
-assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
 
-def train(name, recipe, settings):
-    job = replace(tests.JOB, processes=2, **settings)
+def exchange() -> None:
+    """What processes tell each other."""
+    first, cpu = processes.first(), torch.device("cpu")
+    processes.join(cpu=True)
+    for call, wanted in (
+        (lambda: processes.of_first(lambda: fail([0])), DataError if first else ElsewhereError),
+        (lambda: together([0, 1]), DataError if first else ElsewhereError),
+        (lambda: together([1]), ElsewhereError),
+    ):
+        with pytest.raises(RazorError) as caught:
+            call()
+        assert type(caught.value) is wanted
+        assert caught.value.exit_code == DataError.exit_code
+        assert wanted is ElsewhereError or str(caught.value) == "of 0"
+    together([])
+    assert processes.of_first(lambda: fail([1])) == "made"
+    assert processes.every(processes.rank()) == [0, 1]
+    assert processes.most(7 + processes.rank(), cpu) == 8
+    assert processes.mean(torch.tensor(1.0 + processes.rank())) == 1.5
+
+
+def train(name: str) -> None:
+    """A case, in the folder of its name, and from its first step again."""
+    recipe, settings = CASES[name]
+    job = replace(JOB, processes=WORLD, **settings)
     resumes = name != "full ddp"  # which has nothing that the others do not go on with
     run = finetune(job, recipe, out=name, device="cpu")
     next(run), run.save()
-    if first and resumes:
+    if processes.first() and resumes:
         shutil.copytree(name, f"{name}, stopped")
     next(run), next(run)
-    weights = {k: getattr(v, "full_tensor", lambda: v)() for k, v in run.model.state_dict().items()}
+    weights = {
+        key: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for key, value in run.model.state_dict().items()
+    }
     torch.save(weights, f"{name}.{processes.rank()}.pt")
     for _ in run:
         pass
@@ -120,14 +113,14 @@ def train(name, recipe, settings):
         for _ in resumed:
             pass
 
-with registered(shallow=True):
-    for name, case in tests.CASES.items():
-        train(name, *case)
-    sys.argv[1:] = sys.argv[2:]
-    print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
-    run()  # which leaves
-"""
-RUN = ("finetune", "vit-micro", "digits", "--device", "cpu", "--json")
+
+def train_all(*command: str) -> None:
+    exchange()
+    with registered(shallow=True):
+        for name in CASES:
+            train(name)
+        print("the command", file=sys.stderr, flush=True)  # after what libraries have warned of
+        razorctl_command(*command)
 
 
 def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
@@ -144,12 +137,12 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     command = (*RUN, "--out", "run", "--strategy", "fsdp", "--ratio", "0.5")
     command += ("--steps", "2", "--batch-size", "128")
-    return folder, ended(start("-c", SCRIPT, str(Path(__file__).parent), *command, folder=folder))
+    return folder, ended(start(train_all, *command, folder=folder))
 
 
 def test_two_processes_train_as_one(both, shallow):
-    tmp_path, processes = both
-    for code, _, errors in processes:
+    tmp_path, ranks = both
+    for code, _, errors in ranks:
         assert code == 0, errors
     for name in CASES:
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(WORLD))
@@ -185,7 +178,7 @@ def test_the_first_process_speaks_for_all(both):
 
 def test_an_error_is_said_once(tmp_path):
     (first, _, errors), other = ended(
-        start("-m", "razorctl", *RUN, "--batch-size", "33", folder=tmp_path)
+        start(razorctl_command, *RUN, "--batch-size", "33", folder=tmp_path)
     )
     assert first == 2
     assert errors.count("cannot be split over 2 processes") == 1

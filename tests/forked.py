@@ -1,0 +1,76 @@
+"""Processes that tests start are forked from one that has imported what they need, once for all.
+
+None of its threads runs, so that what they fork in turn misses none.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import chdir
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import datasets  # noqa: F401
+import timm  # noqa: F401
+import torch._dynamo
+import torch.distributed.fsdp  # noqa: F401
+import torchmetrics  # noqa: F401
+
+import razorctl.cli.app
+import tests.models  # noqa: F401
+
+
+def prepare() -> None:
+    """Starts the process to fork from."""
+    multiprocessing.set_forkserver_preload([__name__])
+    with chdir(Path(__file__).parents[1]):  # where it finds this module
+        forkserver.ensure_running()
+
+
+def _run(
+    call: Callable[..., object],
+    args: tuple[object, ...],
+    folder: Path,
+    name: str,
+    environment: Mapping[str, str],
+) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    for number, kind in enumerate(("out", "err"), 1):
+        file = os.open(f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+    call(*args)
+
+
+class Forked:
+    """A process that calls a function of a module in a folder."""
+
+    def __init__(
+        self,
+        call: Callable[..., object],
+        *args: object,
+        folder: Path,
+        name: str = "process",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        prepare()
+        self._file = folder / name
+        arguments = (call, args, folder, name, environment or {})
+        self._process = ForkServerProcess(target=_run, args=arguments)
+        self._process.start()
+
+    def ended(self, timeout: float = 240) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        assert code is not None, f"it goes on after {timeout} s"
+        out, err = (Path(f"{self._file}.{kind}").read_text() for kind in ("out", "err"))
+        return code, out, err
+
+
+def razorctl_command(*args: str) -> None:
+    """The console script."""
+    sys.argv[1:] = args
+    razorctl.cli.app.run()
