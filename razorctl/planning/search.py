@@ -415,8 +415,9 @@ class Search:
         half = settle_precision("auto", self.gpu.compute_capability)
         if self.job.precision == "fp32" != half:
             yield f"--precision {half}", {"precision": half}
-        if self.job.optimizer != "sgd":
-            yield "--optimizer sgd", {"optimizer": "sgd"}
+        # Its state is below SGD's, and it trains as AdamW does, at the same learning rate.
+        if self.job.optimizer == "adamw" and self._shards == 1:
+            yield "--optimizer adamw8bit", {"optimizer": "adamw8bit"}
         if self.job.input_size is not None:  # smaller sizes, then the model's own
             for size in (round(self.job.input_size * share / 32) * 32 for share in SMALLER):
                 if 0 < size < self.job.input_size:

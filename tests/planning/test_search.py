@@ -245,9 +245,25 @@ def test_the_closest_job_that_fits(cache):
     half = searched(cache, replace(single.job, precision="bf16"))
     single.budget, half.budget = (trying.needed("balanced") - 1 for trying in (single, half))
     enough = half.budget < single.budget
-    flags = "--precision bf16" + " and --optimizer sgd" * (not enough)
+    flags = "--precision bf16" + " and --optimizer adamw8bit" * (not enough)
     assert single.refusal("balanced")[0].endswith(f"and fits with {flags}.")
-    assert half.refusal("balanced")[0].endswith("and fits with --optimizer sgd.")
+    assert half.refusal("balanced")[0].endswith("and fits with --optimizer adamw8bit.")
+
+
+@pytest.mark.parametrize(
+    ("job", "proposed"),
+    [
+        (Job("bert-base", "rte", precision="bf16"), ["--optimizer adamw8bit"]),
+        (replace(ONE, weights="bf16", precision="bf16"), ["--optimizer adamw8bit"]),
+        (replace(JOB, precision="bf16"), []),
+        (replace(ONE, batch_size=2, processes=2, strategy="fsdp", precision="bf16"), []),
+    ],
+)
+def test_an_optimizer_that_is_proposed_trains_as_the_own_one(cache, job, proposed):
+    trying = searched(cache, job)
+    changes = [*trying._changes()]
+    assert [flag for flag, _ in changes] == proposed
+    assert all(replace(trying.job, **change) for _, change in changes)
 
 
 def test_the_closest_job_may_be_of_smaller_inputs(cache):
