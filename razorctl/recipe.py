@@ -1,6 +1,5 @@
 """Recipe: the settings of pruning."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -189,6 +188,8 @@ class Recipe:
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
         """The recipe that `to_toml` wrote; raises UsageError for anything else."""
+        import tomllib  # imported here: few commands need it
+
         try:
             values: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

@@ -1,6 +1,5 @@
 """Checks and TOML reading that the settings dataclasses Job, Recipe and Gpu share."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +35,8 @@ def check_seed(seed: int) -> None:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """The contents of a TOML file; raises UsageError if it cannot be read or is not TOML."""
+    import tomllib  # imported here: --help needs none
+
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:

@@ -8,7 +8,7 @@ scripts/bench/derive_buckets.py finds them and writes buckets.json.
 
 import json
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def table(function: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...
     """
     if function == "hardswish":
         return _of_hardswish(2**bits - 2)
-    tables = json.loads(files("razorctl.ops").joinpath("buckets.json").read_text())["tables"]
+    tables = json.loads(Path(__file__).with_name("buckets.json").read_text("utf-8"))["tables"]
     found = tables[function if function in FUNCTIONS else "gelu"][str(bits)]
     return tuple(found["ends"]), tuple(found["stand_ins"])
 

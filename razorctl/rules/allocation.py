@@ -6,11 +6,10 @@ worth choosing, with one rule for each layer kind. Activations of 16 bits ("narr
 measured there, and its measured gradient error.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from razorctl.errors import UsageError
@@ -27,7 +26,9 @@ def width(precision: str) -> str:
 
 @cache
 def _choices() -> Mapping[str, list[dict[str, Any]]]:
-    text = files("razorctl.rules").joinpath("allocations.json").read_text()
+    import json  # imported here: --help needs none
+
+    text = Path(__file__).with_name("allocations.json").read_text("utf-8")
     choices: dict[str, list[dict[str, Any]]] = json.loads(text)["choices"]
     return choices
 

@@ -76,7 +76,7 @@ def _typed(option: Any) -> Text:
 
 def _about(parameter: Any, ctx: Any) -> str:
     """The help of a parameter, with its default: that of a file of settings, if there is one."""
-    about = Text.from_markup(parameter.help or "").plain
+    about = Text.from_markup(parameter.help or "", emoji=False).plain
     found = ctx.lookup_default(parameter.name, call=False)
     if found is not None:
         return f"{about.partition(f' {DEFAULT}')[0]} {DEFAULT}{found}, by the file of settings]"
