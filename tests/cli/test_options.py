@@ -1,5 +1,6 @@
 """Options: which command takes which, their help, their variables, and their completion."""
 
+import io
 import re
 from dataclasses import fields
 from inspect import getdoc
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.cli.options import PLANNING
+from razorctl.cli.views import common as views
+from razorctl.cli.views.terminal import Clean
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.search import Prefer
@@ -76,6 +79,16 @@ def test_a_page_of_help(name, width, monkeypatch):
         words = " ".join(" ".join(shown).split())
         told = "list defaults" in words
         assert told == ("[default: by model]" in words), panel
+
+
+def test_a_terminal_has_flags_in_color_and_what_they_mean_without(monkeypatch):
+    shown = io.StringIO()
+    terminal = Clean(file=shown, force_terminal=True, width=80, color_system="standard")
+    monkeypatch.setattr(views, "out", terminal)
+    razorctl("finetune", "--help")
+    flag, kind, dim, end = "\x1b[1;36m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+    typed, default = f"{flag}--steps{end}{kind} N{end}", f"{dim} [default: by model]{end}"
+    assert f"{typed}{' ' * 14}Optimizer steps.{default}" in shown.getvalue()
 
 
 OPTIONS = [

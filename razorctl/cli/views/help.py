@@ -1,11 +1,16 @@
-"""What `--help` prints: an example, the options that people use first, and the others in panels."""
+"""What `--help` prints: an example, the options that people use first, and the others in panels.
 
-from collections.abc import Iterable, Iterator
+Its lines are drawn here: panels of rich would take as long as half of the command.
+"""
+
+from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
-from rich.panel import Panel
-from rich.text import Text
+from rich.box import ROUNDED
+from rich.cells import cell_len, chop_cells
+from rich.markup import render
+from rich.segment import Segment, Segments
 
 from razorctl.cli.views import common as views
 
@@ -14,41 +19,62 @@ LEFT = 32  # columns of flags at most; longer ones have a line of their own
 FIRST = "Options"
 DEFAULT, BY_MODEL = "[default: ", "[default: by model]"
 OF_MODEL = "by model: `razorctl list defaults MODEL DATASET` shows them"
+FLAG = "bold cyan"
+
+Line = list[tuple[str, str]]  # texts, each with its style
+END = ("\n", "")
+Row = tuple[Line, str]  # the words of what is typed, and what it means
 
 
 def show(command: Any, ctx: Any) -> None:
     """The help of a command, or of the application."""
-    width = min(views.out.width, WIDEST)
+    page = _page(command, ctx, min(views.out.width, WIDEST))
+    styled = views.out.get_style
+    segments = (Segment(text, styled(style)) for line in page for text, style in [*line, END])
+    views.out.print(Segments(segments), soft_wrap=True)
+
+
+def _page(command: Any, ctx: Any, width: int) -> Iterator[Line]:
     summary, *paragraphs = cleandoc(command.help).split("\n\n")
     examples = [text for text in paragraphs if text.startswith("    ")]
-    _say(command.get_usage(ctx), "bold", width)
-    _say(summary, "", width)
+    yield from _paragraph(command.get_usage(ctx), "bold", width)
+    yield from _paragraph(summary, "", width)
     for text in examples:
-        views.out.print("", Text(text, "bold cyan"), sep="\n", soft_wrap=True)
-    views.out.print()
+        yield []
+        yield from ([(line, FLAG)] for line in text.splitlines())
+    yield []
     for name, rows in _panels(command, ctx).items():
-        views.out.print(_panel(name, rows, width))
+        yield from _panel(name, rows, width)
     for text in paragraphs:
         if text not in examples:
-            _say(text, "", width)
+            yield from _paragraph(text, "", width)
 
 
-def _say(paragraph: str, style: str, width: int) -> None:
+def _paragraph(text: str, style: str, width: int) -> Iterator[Line]:
     """A paragraph below an empty line."""
-    text = Text(" ".join(paragraph.split()), style)
-    views.out.print()
-    for line in _wrapped(text, width - 2):
-        views.out.print(Text(" ") + line, soft_wrap=True)
+    yield []
+    yield from ([(" ", ""), *line] for line in _wrapped(_words(text, style), width - 2))
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
-    lines = list(text.wrap(views.out, width))
-    for line in lines:
-        line.rstrip()
+def _words(text: str, style: str) -> Line:
+    return [(word, style) for word in text.split()]
+
+
+def _wrapped(words: Line, width: int) -> list[Line]:
+    """Lines of words, with a space between two; one that is wider than a line is broken."""
+    lines: list[Line] = []
+    free = 0
+    for word, style in words:
+        for part in [word] if cell_len(word) <= width else chop_cells(word, width):
+            if cell_len(part) >= free:
+                lines.append([(part, style)])
+                free = width + 1
+            elif lines[-1][-1][1] == style:
+                lines[-1][-1] = (f"{lines[-1][-1][0]} {part}", style)
+            else:
+                lines[-1].append((f" {part}", style))
+            free -= cell_len(part) + 1
     return lines
-
-
-Row = tuple[Text, str]  # what is typed, and what it means
 
 
 def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
@@ -56,27 +82,27 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {"Arguments": [], FIRST: []}
     for each in command.get_params(ctx):
         if each.param_type_name == "argument":
-            panels["Arguments"].append((Text(each.display_name_raw, "yellow"), _about(each, ctx)))
+            typed = [(each.display_name_raw, "yellow")]
+            panels["Arguments"].append((typed, _about(each, ctx)))
         else:
             name = each.rich_help_panel or FIRST
             panels.setdefault(name, []).append((_typed(each), _about(each, ctx)))
     for name, other in getattr(command, "commands", {}).items():
-        panels.setdefault("Commands", []).append((Text(name, "bold cyan"), other.help))
+        panels.setdefault("Commands", []).append(([(name, FLAG)], other.help))
     return {name: rows for name, rows in panels.items() if rows}
 
 
-def _typed(option: Any) -> Text:
+def _typed(option: Any) -> Line:
     """The flags of an option and what they take, as in --steps N or --[no-]lora."""
     flags = sorted(option.opts, key=len)
     if option.secondary_opts:
         flags = [flag.replace("--", "--[no-]") for flag in flags]
-    text = Text(", ".join(flags), "bold cyan")
-    return text.append(f" {option.metavar}", "not bold yellow") if option.metavar else text
+    return _words(", ".join(flags), FLAG) + _words(option.metavar or "", "yellow")
 
 
 def _about(parameter: Any, ctx: Any) -> str:
     """The help of a parameter, with its default: that of a file of settings, if there is one."""
-    about = Text.from_markup(parameter.help or "", emoji=False).plain
+    about = render(parameter.help or "", emoji=False).plain
     found = ctx.lookup_default(parameter.name, call=False)
     if found is not None:
         return f"{about.partition(f' {DEFAULT}')[0]} {DEFAULT}{found}, by the file of settings]"
@@ -86,29 +112,36 @@ def _about(parameter: Any, ctx: Any) -> str:
     return f"{about} {DEFAULT}{default}]"
 
 
-def _panel(name: str, rows: Iterable[Row], width: int) -> Panel:
-    """A panel whose rows stand in two columns, however long a flag is."""
-    found = list(rows)
-    inner = width - 4
+def _panel(name: str, rows: list[Row], width: int) -> Iterator[Line]:
+    """A box whose rows stand in two columns, however long a flag is."""
+    box = ROUNDED.substitute(views.out.options)
+    top, inner = f"{box.top_left}{box.top} {name} ", width - 4
     most = min(LEFT, inner // 2)
-    left = 2 + max((typed.cell_len for typed, _ in found if typed.cell_len <= most), default=2)
-    body = Text("\n").join(line for row in found for line in _lines(*row, left, inner - left))
-    if any(about.endswith(BY_MODEL) for _, about in found):
-        body.append(f"\n{OF_MODEL}", "dim")
-    return Panel(body, title=name, title_align="left", border_style="dim", width=width)
+    sizes = [_size(line) for typed, _ in rows for line in _wrapped(typed, inner)]
+    left = 2 + max((size for size in sizes if size <= most), default=2)
+    lines = [line for row in rows for line in _lines(*row, left, inner)]
+    if any(about.endswith(BY_MODEL) for _, about in rows):
+        lines += _wrapped(_words(OF_MODEL, "dim"), inner)
+    yield [(f"{top:{box.top}<{width - 1}}{box.top_right}", "dim")]
+    for line in lines:
+        rest = " " * (inner - _size(line))
+        yield [(f"{box.mid_left} ", "dim"), *line, (f"{rest} {box.mid_right}", "dim")]
+    yield [(f"{box.bottom_left}{box.bottom * (width - 2)}{box.bottom_right}", "dim")]
 
 
-def _lines(typed: Text, about: str, left: int, right: int) -> Iterator[Text]:
+def _size(line: Line) -> int:
+    """The columns that a line takes."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def _lines(words: Line, about: str, left: int, inner: int) -> Iterator[Line]:
     """The lines of a row: what is typed, and beside it or below it what it means."""
     meaning, default, rest = about.partition(DEFAULT)
-    text = Text(meaning)
-    text.append(default + rest, "dim")
-    lines = _wrapped(text, right)
-    if typed.cell_len + 2 > left:
+    lines = _wrapped(_words(meaning, "") + _words(default + rest, "dim"), inner - left)
+    *before, typed = _wrapped(words, inner)
+    yield from before
+    if _size(typed) + 2 > left or not lines:
         yield typed
-    elif lines:
-        yield typed + Text(" " * (left - typed.cell_len)) + lines.pop(0)
     else:
-        yield typed
-    for line in lines:
-        yield Text(" " * left) + line
+        yield [*typed, (" " * (left - _size(typed)), ""), *lines.pop(0)]
+    yield from ([(" " * left, ""), *line] for line in lines)
