@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,18 @@ FROM_SCRATCH = (
     "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
     "and epochs."
 )
+
+
+@contextmanager
+def _told_before() -> Iterator[None]:
+    """Builds a model inside it without a word on what is new, which a resumed run said at first."""
+    said = logging.getLogger(models.__name__)
+    level = said.level
+    said.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        said.setLevel(level)
 
 
 class Run(Iterator[Step]):
@@ -147,7 +159,8 @@ class Run(Iterator[Step]):
         progress(f"building {job.model}")
         state.seed(job.seed)
         build = family.bare if job.from_scratch else family.build
-        self.model = build(len(splits.classes), job.input_size)
+        with nullcontext() if self.checkpoints.newest is None else _told_before():
+            self.model = build(len(splits.classes), job.input_size)
         cast_weights(self.model, job)
         self.model.to(self.device)
         self.logits = family.logits

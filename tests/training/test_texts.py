@@ -51,11 +51,14 @@ def test_compiled_steps_have_one_shape_and_evaluations_need_none(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["prebackrazor", "prebackrazor++", "razor"])
-def test_a_run_on_texts_of_all_lengths_goes_on_with_the_same_bits(method, tmp_path):
+def test_a_run_on_texts_of_all_lengths_goes_on_with_the_same_bits(method, tmp_path, caplog):
     recipe = Recipe(method, 0.8)
     run = begin(tmp_path / "run", JOB, recipe, steps=1)
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     assert len(set(lengths(run))) > 2
     list(run)
+    assert "the classifier of bert-base is new" in caplog.text
+    caplog.clear()
     list(resume(tmp_path / "again", JOB, recipe))
+    assert "is new" not in caplog.text  # which the run said when it began
     assert same(tmp_path / "again/model.safetensors", tmp_path / "run/model.safetensors")
