@@ -4,3 +4,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
 .venv/bin/razorctl finetune vit-micro digits --ratio 0.9 "$@"
+cat >&2 <<'NEXT'
+
+Activate the environment in this directory, then try:
+  source .venv/bin/activate
+  razorctl plan vit-b16 cifar100 --gpu rtx-4090
+  razorctl profile vit-micro digits
+  razorctl compare vit-micro digits --steps 50 --html report.html
+NEXT

@@ -1,0 +1,46 @@
+"""Commands that README.md and scripts/quickstart.sh show, as printed but on small models."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import razorctl
+from tests.own import photos, texts
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"vit-b16": "vit-micro", "bert-base": "bert", "gpt2": "gpt2", "cifar100": "digits", "50": "2"}
+SETTINGS = {"STEPS": 2, "BATCH_SIZE": 4, "EVALUATE_EVERY": 2, "DEVICE": "cpu"}
+COMMAND = re.compile(r"^ *(?:\.venv/bin/)?(razorctl .*?)(?: *#.*)?$", re.MULTILINE)
+
+
+def printed(page: str) -> list[list[str]]:
+    """The commands of a page, those of its sentences last."""
+    text = (ROOT / page).read_text()
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    sentences = re.findall(r"`(razorctl [^`]* [^`]*)`", text)
+    lines = [*COMMAND.findall(blocks if page.endswith(".md") else text), *sentences]
+    return [shlex.split(line.removesuffix(' "$@"')) for line in lines]
+
+
+@pytest.mark.parametrize(("page", "least"), [("README.md", 9), ("scripts/quickstart.sh", 4)])
+def test_commands_run_as_printed(page, least, kinds, runs_here, monkeypatch):
+    photos(Path("photos"), 12)
+    photos(Path("new"), 1)
+    texts(Path("reviews.csv"), 24)
+    shutil.copy(kinds / "texts.txt", "notes.txt")
+    for name in ("bert", "gpt2"):
+        shutil.copytree(kinds / name, name)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(f"RAZORCTL_{name}", str(value))
+    commands = printed(page)
+    assert len(commands) >= least
+    for _, *words in commands:
+        words = [SMALL.get(word, word) for word in words]
+        if ">" in words:  # the shell's
+            words = words[: words.index(">")]
+        result = razorctl(*words)
+        assert result.exit_code == 0, (words, result.stderr)
+        assert result.stdout
