@@ -47,15 +47,16 @@ def test_the_loop_runs_as_printed(tmp_path):
     assert losses[-1] < losses[0]
 
 
-def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow, capsys):
+def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
     """On a small model, for a few steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     _, lines = blocks(README)
     lines = lines.replace('"vit-b16", "cifar100"', '"vit-micro", "digits"')
+    names = {"razorctl": razorctl}
     plan, train = lines.replace("ratio=0.9)", "ratio=0.9, steps=2, device='cpu')").splitlines()
-    assert eval(plan)["fits"]
-    assert eval(train)["job"]["steps"] == 2
+    assert eval(plan, names)["fits"]
+    assert eval(train, names)["job"]["steps"] == 2
 
 
 def test_the_rule_of_contributing_works_as_printed(monkeypatch):

@@ -11,7 +11,13 @@ from tests.cli.commands import razorctl
 from tests.own import photos, texts
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"vit-b16": "vit-micro", "bert-base": "bert", "gpt2": "gpt2", "cifar100": "digits", "50": "2"}
+SMALL = {
+    "vit-b16": "vit-micro",
+    "bert-base": "bert",
+    "gpt2": "./gpt2",
+    "cifar100": "digits",
+    "50": "2",
+}
 SETTINGS = {"STEPS": 2, "BATCH_SIZE": 4, "EVALUATE_EVERY": 2, "DEVICE": "cpu"}
 COMMAND = re.compile(r"^ *(?:\.venv/bin/)?(razorctl .*?)(?: *#.*)?$", re.MULTILINE)
 
