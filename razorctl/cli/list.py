@@ -51,9 +51,10 @@ def list_names(
     if kind == DEFAULTS:
         if model is None:
             raise UsageError("no model is named; name one: list defaults vit-micro digits.")
-        from razorctl.cli import defaults  # imported here: models slow --help
+        from razorctl.cli import defaults, planning  # imported here: models slow --help
 
-        document = defaults.document(model, dataset)
+        with planning.looking(model):
+            document = defaults.document(model, dataset)
         if json:
             views.print_json(document)
         else:

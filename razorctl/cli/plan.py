@@ -69,7 +69,8 @@ def planned(
     if "dataset" not in settings.given:
         from razorctl import data, models
 
-        known = models.named(settings.given["model"])
+        with planning.looking(settings.given["model"]):
+            known = models.named(settings.given["model"])
         task = settings.given.get("task", known.tasks[0])
         settings = settings.but(dataset=data.usual(task, known.modality))
     planning.say_data(settings.job_to_plan)

@@ -1,7 +1,7 @@
 """Shared by `plan` and `finetune`: planning for the given card, or for the card of this machine."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,14 @@ def _check_place(precision: str, place: "torch.device | None", plan: str) -> Non
         )
 
 
+def looking(model: str) -> AbstractContextManager[object]:
+    """Says inside it that a model is looked for, if its library must be loaded to know its name."""
+    from razorctl import models
+
+    registered = model in models.models()
+    return nullcontext() if registered else views.waiting(f"looking for {model}")
+
+
 def say_data(job: Job) -> None:
     """Checks a job and says on stderr what was detected in a data set of one's own.
 
@@ -74,7 +82,7 @@ def say_data(job: Job) -> None:
     from razorctl import data
 
     registered = job.dataset in data.DATASETS  # which is known without reading anything
-    with nullcontext() if registered else views.waiting(f"reading {job.dataset}"):
+    with looking(job.model) if registered else views.waiting(f"reading {job.dataset}"):
         source = data.check(job)
     for line in source.told:
         views.say(line)

@@ -112,7 +112,8 @@ def profiled(
     effects.note_settings(ctx, chosen)
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
     # Checks the settings before torch is loaded, which takes seconds.
-    name = models.find(model, of_job.get("task")).name
+    with planning.looking(model):
+        name = models.find(model, of_job.get("task")).name
     job = Job(name, dataset or "random", steps=timed_steps, **of_job)
     if dataset is not None:
         planning.say_data(job)
