@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from razorctl import data, models
 from razorctl import hub as razor_hub
 from razorctl.cli.app import app
+from razorctl.data.own import read
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from tests import hub_server, local_hub, own
@@ -168,6 +170,17 @@ def test_of_any_data_set_only_the_files_that_are_used_are_fetched(server, hub, m
         data.of(Job("bert-base", "hf:films/reviews:row"))
     with pytest.raises(MissingError, match="is not in the local cache and the hub cannot be reach"):
         data.of(Job("bert-base", "hf:films/reviews:plain"))
+
+
+def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
+    def write(snapshot):
+        rows = {"one": ["a cat sat"] * 20, "two": ["a dog sat"] * 20, "kind": ["x", "y"] * 10}
+        Dataset.from_dict(rows).to_parquet(snapshot / "train.parquet")
+
+    local_hub.cache(server, "dataset", "films/columns", write)
+    job = Job("bert-base", "hf:films/columns")
+    raw = read(job, replace(job, text_column="two", label_column="kind"))
+    assert raw.splits["train"][0] == {"text": "a dog sat", "label": "x"}
 
 
 def write_described(snapshot, text="text", rows=20):

@@ -131,7 +131,7 @@ def predict(
     given = told(ctx, {**flags, "batch_size": batch_size}).given
     _, trained = rundir.finished(run)
     _check_task(ctx, run, trained, out)
-    plain = {"image_column": None, "text_column": None, "skip_bad": False}
+    plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
     job = replace(trained, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
         modality = models.named(job.model).modality

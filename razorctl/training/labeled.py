@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
+from razorctl.data import own
 from razorctl.data.own import contents, whole
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
@@ -62,28 +63,28 @@ def labeled(
     Raises as `rundir.finished`, and what reading the data raises, and DataError for labels without
     a class.
     """
-    result, _ = rundir.finished(Path(run))
+    result, trained = rundir.finished(Path(run))
     if job.dataset in data.DATASETS:
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
         return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
     if not job.classifies:
-        found = _all(job, result["classes"], progress)
+        found = _all(job, trained, result["classes"], progress)
         if isinstance(found.rows, Stream):
             return found
         white = rundir.known_split(Path(run)).get("white")
         return replace(found, rows=whole.whitened(found.rows, white))
     modality = models.named(job.model).modality
     white = rundir.known_split(Path(run)).get("white")
-    return Labeled(*whole.labeled(job, modality, result["classes"], progress, white))
+    return Labeled(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
-def _all(job: Job, classes: list[str], progress: data.Progress) -> Labeled:
+def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) -> Labeled:
     """The test split of texts or masks, or else the validation split, or else all rows."""
     from datasets import concatenate_datasets
 
-    splits = data.of(job).load(progress)
+    splits = own.find(job, trained).load(progress)
     if [*splits.classes] != classes:
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."

@@ -84,6 +84,18 @@ def test_settings_of_a_project_are_not_of_an_evaluation(here):
     assert named.exit_code == 2
 
 
+def test_data_with_the_columns_of_training_are_read_by_them(here):
+    file = Path("run-texts/result.json")
+    result = json.loads(file.read_text())
+    result["job"] |= {"text_column": "said", "label_column": "kind"}
+    file.write_text(json.dumps(result))
+    table(Path("a.csv"), ["a cat,a dog,pos", "cat sat,a sat,neg"], "said,more,kind")
+    for name, count in (("a.csv", 2), ("texts.csv", 24)):
+        found = razorctl("evaluate", "run-texts", name, "--device", "cpu", "--json")
+        assert found.exit_code == 0, found.stderr
+        assert json.loads(found.stdout)["rows"] == count
+
+
 def test_predictions_of_a_folder(here):
     result = razorctl("predict", "run-d", "d", *QUICK, "--probabilities", "--top", "2")
     assert result.exit_code == 0, result.stderr

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,10 +28,11 @@ OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # what looks like ORG/NAME
 SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 
-def find(job: Job) -> Source:
+def find(job: Job, trained: Job | None = None) -> Source:
     """The data set that a job names by a path or by `hf:`, read as far as planning needs it.
 
-    Of a set of the hub whose card says enough no data are fetched before they are loaded. Raises
+    Of a set of the hub whose card says enough no data are fetched before they are loaded. trained:
+    the job of a finished run, whose columns are used where tables have them. Raises
     UsageError if there is none or it is not clear how to use it, DataError if it cannot be used,
     and MissingError if it is not on the hub.
     """
@@ -39,10 +41,10 @@ def find(job: Job) -> Source:
         if "classification" not in (wanted := tasks.wanted(job)):
             streaming.of_classes(job.dataset, wanted[0])
         return _streamed(job, *(streaming.of_hub(job) if of_hub else _read(job, _streams)))
-    if not of_hub:
-        return _source(job, _checked(_read(job, _raw), job))
-    card = hub.card(job)
-    return _source(job, _checked(hub.read(job), job)) if card is None else _of_card(job, card)
+    card = hub.card(job) if of_hub and trained is None else None
+    if card is not None:
+        return _of_card(job, card)
+    return _source(job, _checked(read(job, trained), job))
 
 
 def _source(job: Job, checked: Checked) -> Source:
@@ -111,9 +113,11 @@ def _of_blocks(source: Source) -> Source:
     return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
-def read(job: Job) -> Raw:
-    """The rows of the data set that a job names by a path or by `hf:`; raises as `find`."""
-    return hub.read(job) if job.dataset.startswith(hub.PREFIX) else _read(job, _raw)
+def read(job: Job, trained: Job | None = None) -> Raw:
+    """The rows of the data set that a job names by a path or by `hf:`; as `find` takes them."""
+    if job.dataset.startswith(hub.PREFIX):
+        return hub.read(job, trained)
+    return _read(job, partial(_raw, trained=trained))
 
 
 def _checked(raw: Raw, job: Job) -> Checked:
@@ -153,11 +157,11 @@ def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
         ) from None
 
 
-def _raw(path: Path, job: Job) -> Raw:
+def _raw(path: Path, job: Job, trained: Job | None = None) -> Raw:
     name, wanted, language = job.dataset, tasks.wanted(job), tasks.language(job)
     if language is not None and texts.is_text(path):
         return texts.read(name, path, {path.stem: [path]}, job, language)
-    found = _tables(path, job)
+    found = _tables(path, job, trained)
     if found is not None:
         return tables.read(name, found)
     recognition.refuse_folder(name, path, job, wanted)
@@ -183,12 +187,12 @@ def _streams(path: Path, job: Job) -> tuple[Splits, Columns]:
     return streaming.of_tables(job, found)
 
 
-def _tables(path: Path, job: Job) -> tables.Tables | None:
+def _tables(path: Path, job: Job, trained: Job | None = None) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
     name = job.dataset
     if path.is_dir():
         found = tables.in_folder(path)
-        return tables.find(name, found, job) if found else None
+        return tables.find(name, found, job, trained) if found else None
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if path.suffix.casefold() == ".json":
@@ -197,7 +201,7 @@ def _tables(path: Path, job: Job) -> tables.Tables | None:
         plain = texts.SUFFIXES if tasks.language(job) is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*plain, *tables.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
-    return tables.find(name, {path.stem: [path]}, job, single=True)
+    return tables.find(name, {path.stem: [path]}, job, trained, single=True)
 
 
 def _told(

@@ -198,12 +198,16 @@ def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False
     return next(filter(None, found), [])
 
 
-def as_trained(sample: Sample, job: Job, trained: Job) -> Job:
+def as_trained(sample: Sample, job: Job, trained: Job | None) -> Job:
     """A job with the columns of the one that a model was trained by, if the table has them.
 
-    Those of images and of texts are not taken where one is given.
+    Those that the job names stay; if that is one of images or of texts, neither is taken.
     """
-    label = trained.label_column if trained.label_column in sample.values else None
+    if trained is None:
+        return job
+    label = job.label_column
+    if label is None and trained.label_column in sample.values:
+        label = trained.label_column
     if job.image_column is not None or job.text_column is not None:
         return replace(job, label_column=label)
     image, text = trained.image_column, trained.text_column

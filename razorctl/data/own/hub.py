@@ -96,10 +96,11 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def read(job: Job) -> Raw:
+def read(job: Job, trained: Job | None = None) -> Raw:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
-    Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
+    Only the files of the splits that are used are fetched. trained: as of `columns.as_trained`.
+    Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
     name, origin = job.dataset, origin_of(job)
@@ -112,7 +113,7 @@ def read(job: Job) -> Raw:
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         found = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(name, job, found, chosen, folder)
+    return _raw(name, job, trained, found, chosen, folder)
 
 
 def origin_of(job: Job) -> Origin:
@@ -125,13 +126,18 @@ def origin_of(job: Job) -> Origin:
 
 
 def _raw(
-    name: str, job: Job, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path
+    name: str,
+    job: Job,
+    trained: Job | None,
+    found: Mapping[str, "Dataset"],
+    chosen: dict[str, str],
+    folder: Path,
 ) -> Raw:
     kinds = found["train"].features
     images, classes, plain = parquet.typed(kinds)
     first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
     sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
-    used = tasks.detect(name, sample, job)
+    used = tasks.detect(name, sample, columns.as_trained(sample, job, trained))
     check_image(name, used, kinds, images)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):

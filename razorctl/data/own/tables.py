@@ -66,11 +66,17 @@ class Tables:
 
 
 def find(
-    name: str, found: Mapping[str, Sequence[Path]], job: Job, *, single: bool = False
+    name: str,
+    found: Mapping[str, Sequence[Path]],
+    job: Job,
+    trained: Job | None = None,
+    *,
+    single: bool = False,
 ) -> Tables:
     """The tables that a job uses; `found` has the tables of each split, in one folder.
 
-    single: whether it is one file, which is to be split whatever its name.
+    trained: as of `columns.as_trained`. single: whether it is one file, which is to be split
+    whatever its name.
     Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
     cannot be read.
     """
@@ -93,7 +99,7 @@ def find(
     first = sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = tasks.detect(name, first, job, root)
+    used = tasks.detect(name, first, columns.as_trained(first, job, trained), root)
     for file in every[1:]:
         _check(file, sample(file), used)
     if used.task == "segmentation":

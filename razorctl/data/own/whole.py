@@ -31,16 +31,18 @@ def labeled(
     classes: Sequence[str],
     progress: Progress = lambda _: None,
     white: int | None = None,
+    trained: Job | None = None,
 ) -> tuple["Dataset", str | None, tuple[str, ...]]:
     """All rows of the test split of a job's data, or else of the validation split, or else all.
 
     job: with `split`, the one to take. modality: what the model takes. classes: the names that the
     numbers of the labels are of. white: the level of white in the images that the model was trained
-    on; None is that of these.
+    on; None is that of these. trained: the job whose columns are used where a table has them and
+    none is given.
     Returns the rows, the split's name in the data, which is None if there are none, and a line for
     each bad row that is left out. Raises DataError for labels without a class too.
     """
-    raw = own.read(replace(job, task="classification"))
+    raw = own.read(replace(job, task="classification"), trained)
     if raw.modality != modality:
         raise UsageError(
             f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "
@@ -159,8 +161,7 @@ def unlabeled(
 
     files: tables and folders of them; for images also images and folders of them; for texts also
     files of texts, whose empty lines do not count, and folders of those. STDIN stands for the lines
-    in `stdin`, which are texts or the paths of images. white: as of `labeled`. trained: the job
-    whose columns are used where a table has them and none is given.
+    in `stdin`, which are texts or the paths of images. white, trained: as of `labeled`.
     Raises UsageError for what does not exist or is of another kind, and DataError for bad rows that
     the job does not skip.
     """

@@ -62,7 +62,7 @@ def test_language_modelling(kind, card, hub, monkeypatch):
     cached(hub, ROWS[kind], CARD.format(features=FEATURES[kind]) if card else "")
     job = Job("any", "hf:some/set", task="causal-lm")
     read, real = [], hubs.read
-    monkeypatch.setattr(hubs, "read", lambda job: read.append(job) or real(job))
+    monkeypatch.setattr(hubs, "read", lambda job, *more: read.append(job) or real(job, *more))
     source = data.of(job)
     assert bool(read) == (not card)  # with a card nothing is read before it is loaded
     assert (source.task, source.classes) == ("causal-lm", 0)

@@ -10,8 +10,9 @@ from datasets import Dataset
 from PIL import Image
 
 from razorctl import data
+from razorctl.data import own
 from razorctl.data.own import whole
-from razorctl.errors import DataError
+from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from tests.own import CLASSES, photos, picture, table, texts
 
@@ -162,6 +163,24 @@ def test_columns_of_training_are_no_must():
     given = Job("bert-base", "", text_column="one")
     (part,), _ = whole.unlabeled(["a.csv"], given, "text", trained=trained)
     assert part.data[0] == {"text": PROSE[0]}
+
+
+def test_labels_are_read_from_the_columns_of_training():
+    named()
+    trained = Job("bert-base", "", text_column="two", label_column="kind")
+    found, *_ = whole.labeled(Job("bert-base", "a.csv"), "text", ("y", "x"), trained=trained)
+    assert found[0] == {"text": f"{PROSE[0]} too", "label": 1}
+    given = Job("bert-base", "a.csv", text_column="one")
+    found, *_ = whole.labeled(given, "text", ("x", "y"), trained=trained)
+    assert found[0] == {"text": PROSE[0], "label": 0}
+    texts(Path("b.csv"))
+    found, *_ = whole.labeled(Job("bert-base", "b.csv"), "text", ("neg", "pos"), trained=trained)
+    assert len(found) == 12
+    with pytest.raises(UsageError, match="several columns that may be the text"):
+        whole.labeled(Job("bert-base", "a.csv"), "text", ("x", "y"))
+    trained = Job("gpt2", "", text_column="two")
+    found = own.find(Job("gpt2", "a.csv"), trained).load().train
+    assert {text.endswith("too") for text in found["text"]} == {True}
 
 
 def test_a_row_without_a_text_is_bad_in_both():
