@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from razorctl import Recipe
+from razorctl import Job, Recipe
 from razorctl.layers.linear import RazorLinear
+from razorctl.memory import trace_cache as traces
 from razorctl.ops import kernels
 from razorctl.planning import gpus
 from razorctl.planning.times import LAUNCH
@@ -346,3 +347,32 @@ def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():
     assert razor["op_calls"] <= 300
     assert razor["aten_calls"] < found["full"]["aten_calls"]
     assert found["full"]["launches"] == found["full"]["op_calls"] == 0
+
+
+@pytest.mark.parametrize(("mib", "batch"), [(640, None), (664, 16), (4096, 1024)])
+def test_fits_takes_the_largest_batch_up_to_most(mib, batch):
+    import fits
+
+    card = replace(gpus.load("rtx-4060"), memory_bytes=mib << 20)
+    job = Job("vit-micro", "digits", precision="bf16")
+    assert fits.fitting(job, card, Recipe("full"), traces.Cache()) == batch
+
+
+def test_fits_marks_what_needs_lean_settings(monkeypatch, tmp_path):
+    import fits
+    import report
+
+    def fitting(job, card, recipe, cache):
+        sizes = {("full", "adamw8bit"): None, ("razor", "adamw8bit"): 16, ("razor", None): None}
+        return sizes.get((recipe.method, job.optimizer))
+
+    out = tmp_path / "fits.json"
+    monkeypatch.setattr(fits, "fitting", fitting)
+    words = ["fits", "--models", "gpt2", "--gpus", "rtx-3060", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    fits.main()
+    monkeypatch.setattr(report, "load", lambda name: json.loads(out.read_text()))
+    begin, end = "text\n<!-- fits: scripts/bench/report.py -->\n", "<!-- /fits -->\nmore\n"
+    written = report.with_tables(f"{begin}old\n{end}")  # it has no marks of the other table
+    rows = "| model | `rtx-3060`, 12 GB |\n| --- | --- |\n| `gpt2` | \N{EN DASH} → 16* |\n"
+    assert written == begin + rows + end

@@ -1,4 +1,4 @@
-"""Writes every measured table from results/*.json: scripts/bench/README.md, and one in README.md.
+"""Writes every table from results/*.json: scripts/bench/README.md, and those in README.md.
 
     .venv/bin/python scripts/bench/report.py [--check]
 
@@ -14,7 +14,7 @@ from quality import accuracies, branches, gradients, paper_figures, papers, way
 from times import frontiers, linear_layers, whole_steps
 
 PAGE, FRONT = HERE / "README.md", ROOT / "README.md"
-BEGIN, END = "<!-- figures: scripts/bench/report.py -->\n", "<!-- /figures -->\n"
+NONE = "\N{EN DASH}"
 
 
 def memory() -> str:
@@ -185,6 +185,44 @@ def choices() -> str:
     )
 
 
+def fits() -> str:
+    """The largest batches of `full` and of `razor` of each model on each card."""
+    rows = load("fits")["rows"]
+    found = {(r["model"], r["gpu"]): r for r in rows}
+    cards = {r["gpu"]: f"`{r['gpu']}`, {r['memory_gib']:.0f} GB" for r in rows}
+
+    def cell(row: Row) -> str:
+        each = (f"{row[m] or NONE}{'*' * (m in row['lean'])}" for m in ("full", "razor"))
+        return " → ".join(each)
+
+    return table(
+        ["model", *cards.values()],
+        [
+            [f"`{model}`", *(cell(found[model, gpu]) for gpu in cards)]
+            for model in dict.fromkeys(r["model"] for r in rows)
+        ],
+    )
+
+
+def which_fits() -> str:
+    document = load("fits")
+    jobs: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        job = f"{row['data']}, `--input-size {row['input_size']}`, {row['optimizer']}"
+        models = jobs.setdefault(job, [])
+        models += [] if row["model"] in models else [row["model"]]
+    return (
+        "The largest batch of `full` → of `razor` that is predicted to fit in all of a card's "
+        f"memory, in one pass, in bf16, at ratio {document['ratio']}:\nthe power of two that "
+        f"`--batch-size auto` takes, up to {document['most']:,}. `{NONE}`: nothing fits. `*`: only "
+        f"with\n`{document['lean']}`. No card has run these steps.\n"
+        + "; ".join(f"{job}: {', '.join(models)}" for job, models in jobs.items())
+        + ".\n\n"
+        + source("fits", document)
+        + fits()
+    )
+
+
 def killed() -> str:
     """What became of runs that were killed at random instants."""
     document = load("crash")
@@ -298,6 +336,7 @@ def page() -> str:
         "Killed runs": [killed()],
         "Checkpoints and loading": [run_costs()],
         "What plan chooses": [choices()],
+        "Which model fits which card": [which_fits()],
     }
     found = {title: "\n".join(body) for title, body in sections.items()}
     parts = [INTRO, *(f"## {title}\n\n{body}" for title, body in found.items() if body)]
@@ -352,18 +391,21 @@ def front() -> str:
     )
 
 
-def with_table(text: str) -> str:
-    """README.md with its table between the two marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + front() + END + after
+def with_tables(text: str) -> str:
+    """README.md with each table between its two marks, if it has them."""
+    for name, written in (("figures", front), ("fits", fits)):
+        begin, end = f"<!-- {name}: scripts/bench/report.py -->\n", f"<!-- /{name} -->\n"
+        before, mark, rest = text.partition(begin)
+        if mark:
+            text = before + begin + written() + end + rest.partition(end)[2]
+    return text
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     check = parser.parse_args().check
-    wanted = {PAGE: page(), FRONT: with_table(FRONT.read_text())}
+    wanted = {PAGE: page(), FRONT: with_tables(FRONT.read_text())}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if not check:
         for path in stale:

@@ -1,0 +1,130 @@
+"""Finds the largest batch of models that fits cards in one pass, by what `plan` predicts.
+
+    .venv/bin/python scripts/bench/fits.py
+
+Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
+at the ratio that `plan` takes in bf16. Where not even one example fits, LEAN is tried too. The
+script writes results/fits.json. It measures nothing: every figure is predicted, on fake tensors.
+Batches above MOST are not counted.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import timm
+import torch
+import transformers
+
+import razorctl
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.memory import trace_cache as traces
+from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.planning import gpus
+from razorctl.planning.batch import largest_batch
+from razorctl.planning.gpus import Gpu
+from razorctl.planning.search import Search
+from razorctl.recipe import Recipe
+from razorctl.rules.allocation import width
+
+# All of them have bf16, so only their memory tells them apart.
+GPUS = ("rtx-4060", "rtx-3060", "rtx-4080", "rtx-4090", "rtx-5090", "rtx-a6000")
+MOST = 1024  # examples
+# Model -> data set and input size, which for texts is the default number of tokens.
+MODELS = {
+    **dict.fromkeys(("dinov2-s", "vit-b16", "vit-l16"), ("cifar100", 224)),
+    **dict.fromkeys(("swin-t", "convnext-t", "resnet50"), ("cifar100", 224)),
+    "bert-base": ("sst2", 128),
+    **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b"), ("wikitext2", 1024)),
+}
+RATIO = METHODS[DEFAULT_METHOD].close_up_to(width("bf16"))
+RECIPES = {"full": Recipe("full"), "razor": Recipe(ratio=RATIO)}
+LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The largest batches of a model on a card; None if nothing fits.
+
+    lean: the methods that fit with LEAN alone.
+    """
+
+    model: str
+    data: str
+    input_size: int
+    optimizer: str
+    gpu: str
+    memory_gib: float
+    full: int | None
+    razor: int | None
+    lean: tuple[str, ...]
+
+
+def fitting(job: Job, card: Gpu, recipe: Recipe, cache: traces.Cache) -> int | None:
+    """The largest batch, up to MOST, that fits a card in one pass; None if not one example does."""
+    budget = card.memory_bytes
+    size = min(MOST, largest_batch(job, card, recipe, budget, cache=cache))
+    way = Search(replace(job, batch_size=size), card, budget, recipe, cache).predict(recipe)
+    return size if way.fits(budget) else None
+
+
+def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
+    """The largest batches of a job on a card."""
+    lean = replace(job, optimizer="adamw8bit", weights="bf16", optimizer_in_backward=True)
+    found: dict[str, int | None] = {}
+    leaner = []
+    for name, recipe in RECIPES.items():
+        found[name] = fitting(job, card, recipe, cache)
+        if found[name] is None:
+            found[name] = fitting(lean, card, recipe, cache)
+            leaner += [name] if found[name] else []
+    settled = Search(job, card, card.memory_bytes, None, cache).job
+    assert settled.optimizer is not None
+    return Row(
+        *(job.model, job.dataset, job.input_size, settled.optimizer),
+        *(gpu, round(card.memory_bytes / 2**30, 2)),
+        **found,
+        lean=tuple(leaner),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", nargs="+", default=GPUS)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "fits.json")
+    args = parser.parse_args()
+    cache, rows = traces.Cache(), []
+    for model in args.models:
+        data, size = MODELS[model]
+        job = Job(model, data, input_size=size, precision="bf16")
+        for gpu in args.gpus:
+            rows.append(row(job, gpu, gpus.load(gpu), cache))
+            print(rows[-1], flush=True)
+    document = {
+        "command": shlex.join(["scripts/bench/fits.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": f"none; traced on a CPU, {platform.machine()}",
+        "versions": {
+            module.__name__: module.__version__ for module in (razorctl, torch, timm, transformers)
+        },
+        "most": MOST,
+        "ratio": RATIO,
+        "lean": LEAN,
+        "rows": [asdict(row) for row in rows],
+    }
+    args.out.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UsageError as error:
+        sys.exit(str(error))
