@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from razorctl import Job, Recipe
+from razorctl.errors import UsageError
 from razorctl.layers.linear import RazorLinear
 from razorctl.memory import trace_cache as traces
 from razorctl.ops import kernels
@@ -358,11 +359,13 @@ def test_fits_takes_the_largest_batch_up_to_most(mib, batch):
     assert fits.fitting(job, card, Recipe("full"), traces.Cache()) == batch
 
 
-def test_fits_marks_what_needs_lean_settings(monkeypatch, tmp_path):
+def test_fits_says_what_needs_lean_settings_or_another_ratio(monkeypatch, tmp_path):
     import fits
     import report
 
     def fitting(job, card, recipe, cache):
+        if recipe == Recipe(ratio=fits.RATIOS[0]):
+            raise UsageError("cannot be met")
         sizes = {("full", "adamw8bit"): None, ("razor", "adamw8bit"): 16, ("razor", None): None}
         return sizes.get((recipe.method, job.optimizer))
 
@@ -374,5 +377,7 @@ def test_fits_marks_what_needs_lean_settings(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "load", lambda name: json.loads(out.read_text()))
     begin, end = "text\n<!-- fits: scripts/bench/report.py -->\n", "<!-- /fits -->\nmore\n"
     written = report.with_tables(f"{begin}old\n{end}")  # it has no marks of the other table
-    rows = "| model | `rtx-3060`, 12 GB |\n| --- | --- |\n| `gpt2` | \N{EN DASH} → 16* |\n"
+    rows = (
+        "| model | `rtx-3060`, 12 GB |\n| --- | --- |\n| `gpt2`, ratio 0.5 | \N{EN DASH} → 16* |\n"
+    )
     assert written == begin + rows + end

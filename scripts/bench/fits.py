@@ -3,9 +3,9 @@
     .venv/bin/python scripts/bench/fits.py
 
 Each is what `--batch-size auto` takes: with the model's default optimizer, of `full` and of `razor`
-at the ratio that `plan` takes in bf16. Where not even one example fits, LEAN is tried too. The
-script writes results/fits.json. It measures nothing: every figure is predicted, on fake tensors.
-Batches above MOST are not counted.
+at the first of RATIOS that the model can meet. Where not even one example fits, LEAN is tried too.
+Batches above MOST are not counted. The script writes results/fits.json. It measures nothing: every
+figure is predicted, on fake tensors.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import platform
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -43,8 +44,8 @@ MODELS = {
     "bert-base": ("sst2", 128),
     **dict.fromkeys(("gpt2", "qwen2.5-0.5b", "llama-3.2-1b"), ("wikitext2", 1024)),
 }
-RATIO = METHODS[DEFAULT_METHOD].close_up_to(width("bf16"))
-RECIPES = {"full": Recipe("full"), "razor": Recipe(ratio=RATIO)}
+# Of razor: the largest that is close in bf16, and one for models that cannot meet it; as in `plan`.
+RATIOS = (METHODS[DEFAULT_METHOD].close_up_to(width("bf16")), 0.5)
 LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
 RESULTS = Path(__file__).parent / "results"
 
@@ -53,13 +54,14 @@ RESULTS = Path(__file__).parent / "results"
 class Row:
     """The largest batches of a model on a card; None if nothing fits.
 
-    lean: the methods that fit with LEAN alone.
+    ratio: of razor. lean: the methods that fit with LEAN alone.
     """
 
     model: str
     data: str
     input_size: int
     optimizer: str
+    ratio: float
     gpu: str
     memory_gib: float
     full: int | None
@@ -75,12 +77,23 @@ def fitting(job: Job, card: Gpu, recipe: Recipe, cache: traces.Cache) -> int | N
     return size if way.fits(budget) else None
 
 
+def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
+    """The first of RATIOS that a model can meet."""
+    *first, last = (Recipe(ratio=ratio) for ratio in RATIOS)
+    for recipe in first:
+        with suppress(UsageError):
+            fitting(job, card, recipe, cache)
+            return recipe
+    return last
+
+
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
     """The largest batches of a job on a card."""
     lean = replace(job, optimizer="adamw8bit", weights="bf16", optimizer_in_backward=True)
     found: dict[str, int | None] = {}
     leaner = []
-    for name, recipe in RECIPES.items():
+    recipes = {"full": Recipe("full"), "razor": razor(job, card, cache)}
+    for name, recipe in recipes.items():
         found[name] = fitting(job, card, recipe, cache)
         if found[name] is None:
             found[name] = fitting(lean, card, recipe, cache)
@@ -89,7 +102,7 @@ def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
     assert settled.optimizer is not None
     return Row(
         *(job.model, job.dataset, job.input_size, settled.optimizer),
-        *(gpu, round(card.memory_bytes / 2**30, 2)),
+        *(recipes["razor"].ratio, gpu, round(card.memory_bytes / 2**30, 2)),
         **found,
         lean=tuple(leaner),
     )
@@ -116,7 +129,7 @@ def main() -> None:
             module.__name__: module.__version__ for module in (razorctl, torch, timm, transformers)
         },
         "most": MOST,
-        "ratio": RATIO,
+        "ratio": RATIOS[0],
         "lean": LEAN,
         "rows": [asdict(row) for row in rows],
     }

@@ -187,9 +187,15 @@ def choices() -> str:
 
 def fits() -> str:
     """The largest batches of `full` and of `razor` of each model on each card."""
-    rows = load("fits")["rows"]
+    document = load("fits")
+    rows = document["rows"]
     found = {(r["model"], r["gpu"]): r for r in rows}
     cards = {r["gpu"]: f"`{r['gpu']}`, {r['memory_gib']:.0f} GB" for r in rows}
+
+    other = {r["model"]: r["ratio"] for r in rows if r["ratio"] != document["ratio"]}
+
+    def name(model: str) -> str:
+        return f"`{model}`, ratio {other[model]:g}" if model in other else f"`{model}`"
 
     def cell(row: Row) -> str:
         each = (f"{row[m] or NONE}{'*' * (m in row['lean'])}" for m in ("full", "razor"))
@@ -198,7 +204,7 @@ def fits() -> str:
     return table(
         ["model", *cards.values()],
         [
-            [f"`{model}`", *(cell(found[model, gpu]) for gpu in cards)]
+            [name(model), *(cell(found[model, gpu]) for gpu in cards)]
             for model in dict.fromkeys(r["model"] for r in rows)
         ],
     )
