@@ -191,13 +191,14 @@ def fits() -> str:
     rows = document["rows"]
     found = {(r["model"], r["gpu"]): r for r in rows}
     cards = {r["gpu"]: f"`{r['gpu']}`, {r['memory_gib']:.0f} GB" for r in rows}
-
     other = {r["model"]: r["ratio"] for r in rows if r["ratio"] != document["ratio"]}
 
     def name(model: str) -> str:
         return f"`{model}`, ratio {other[model]:g}" if model in other else f"`{model}`"
 
     def cell(row: Row) -> str:
+        if row["full"] is row["razor"] is None:
+            return NONE
         each = (f"{row[m] or NONE}{'*' * (m in row['lean'])}" for m in ("full", "razor"))
         return " → ".join(each)
 
@@ -222,7 +223,7 @@ def which_fits() -> str:
         f"memory, in one pass, in bf16, at ratio {document['ratio']}:\nthe power of two that "
         f"`--batch-size auto` takes, up to {document['most']:,}. `{NONE}`: nothing fits. `*`: only "
         f"with\n`{document['lean']}`. No card has run these steps.\n"
-        + "; ".join(f"{job}: {', '.join(models)}" for job, models in jobs.items())
+        + ";\n".join(f"{job}: {', '.join(models)}" for job, models in jobs.items())
         + ".\n\n"
         + source("fits", document)
         + fits()
