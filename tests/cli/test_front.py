@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.cli.app import COMMANDS, loaded
 from tests.cli.commands import razorctl
 from tests.own import photos, texts
 
@@ -50,3 +51,12 @@ def test_commands_run_as_printed(page, least, kinds, runs_here, monkeypatch):
         result = razorctl(*words)
         assert result.exit_code == 0, (words, result.stderr)
         assert result.stdout
+
+
+def test_options_exist():
+    known = {name for command in COMMANDS for each in loaded(command).params for name in each.opts}
+    text = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known | {
+        "--help",
+        "--nproc-per-node",
+    }  # the last is torchrun's
