@@ -345,8 +345,8 @@ class Search:
         needed = self.needed(prefer)
         return (
             f"{self.job.model} on {self.job.dataset} does not fit in "
-            f"{units.size(self.budget, math.floor)}; it needs {units.size(needed, math.ceil)}, and "
-            f"{self._closest(prefer)}.",
+            f"{units.size(self.budget, math.floor)}; it needs at least "
+            f"{units.size(needed, math.ceil)}, {self._closest(prefer)}.",
             needed,
         )
 
@@ -379,11 +379,11 @@ class Search:
         """The smallest change of recipe, preference or job that fits, as the end of a sentence."""
         if self.recipe is not None:
             if self._like(self.job, None)._finds("balanced"):
-                return "fits with another recipe; leave the settings of this one out"
+                return "and fits with another recipe; leave the settings of this one out"
         else:
             for other in WIDER[prefer]:
                 if self._finds(other):
-                    return f"fits with --prefer {other}"
+                    return f"and fits with --prefer {other}"
         flags: dict[str, str] = {}
         so_far: dict[str, Any] = {}
         for flag, change in self._changes():
@@ -394,10 +394,10 @@ class Search:
             search = self._like(replace(self.job, **so_far), self.recipe)
             with suppress(UsageError):  # a size that the model cannot take
                 if search._finds(prefer):
-                    return f"fits with {' and '.join(flags.values())}"
+                    return f"and fits with {' and '.join(flags.values())}"
         if self.recipe is None and self._fastest([ADAPTERS]):
-            return f"only --method {ADAPTERS.method} fits, which trains only adapters"
-        return "no way to train all of this model fits; choose a smaller one"
+            return f"and only --method {ADAPTERS.method} fits, which trains only adapters"
+        return "so choose a smaller model, or a card with as much memory"
 
     def _like(self, job: Job, recipe: Recipe | None) -> "Search":
         """The search on the same card for a job that has the same data set and model."""

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from razorctl import Job, Recipe, errors, saved_bytes, sparsify
 from razorctl.cli import calls, compare, finetune, plan, profile
 from razorctl.cli.views import common as views
 from razorctl.planning.gpus import load
+from razorctl.units import size
 
 QUICK = {"batch_size": 16, "steps": 3, "evaluate_every": 3, "device": "cpu"}
 COMMANDS = {
@@ -150,7 +152,6 @@ def test_refusals_are_errors_of_one_sentence(case):
     ("call", "kind"),
     [
         (lambda: razorctl.plan("bert-base", "digits", gpu="t4"), errors.UsageError),
-        (lambda: razorctl.plan("vit-micro", method="full", vram="0.1GB"), errors.NoFitError),
         (lambda: razorctl.compare("vit-micro"), errors.UsageError),
         (lambda: razorctl.compare("vit-micro", "digits", method="full"), errors.UsageError),
         (lambda: razorctl.profile("vit-mikro"), errors.UsageError),
@@ -161,6 +162,19 @@ def test_errors_are_those_of_the_command(call, kind):
     with pytest.raises(kind):
         call()
     assert not views.err.quiet
+
+
+def test_what_does_not_fit_says_the_least_that_does():
+    small = {"vram": "0.1GB", "batch_size": 1, "method": "full"}
+    for call in (razorctl.plan, razorctl.finetune):
+        with pytest.raises(errors.NoFitError) as error:
+            call("vit-micro", "digits", **small)
+        assert str(error.value) == (
+            "vit-micro on digits does not fit in 102 MiB; it needs at least "
+            f"{size(error.value.needed, ceil)}, so choose a smaller model, or a card with as much "
+            "memory."
+        )
+    assert not Path("runs").exists()
 
 
 def test_a_refused_call_loads_no_torch():

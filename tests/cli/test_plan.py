@@ -99,7 +99,7 @@ def test_what_does_not_fit():
     document = json.loads(result.stdout)
     assert document["fits"] is False
     assert document["needed_bytes"] > document["budget_bytes"] == 640 * 2**20
-    assert "does not fit in 640 MiB; it needs " in result.stderr
+    assert "does not fit in 640 MiB; it needs at least " in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -223,7 +223,9 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
             prefer=prefer,
         )
 
-    with pytest.raises(NoFitError, match=r"does not fit in 512 MiB; it needs \d+ MiB") as stop:
+    with pytest.raises(
+        NoFitError, match=r"does not fit in 512 MiB; it needs at least \d+ MiB"
+    ) as stop:
         fitted(GIB // 2)
     assert stop.value.exit_code == 3
     methods = {way["method"] for way in stop.value.document["candidates"]}
@@ -236,7 +238,7 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
 def test_no_other_job_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
     refused = searched(cache, ONE, budget=CONTEXT)
     monkeypatch.setattr(search, "Search", None)
-    assert "choose a smaller one" in refused.refusal("exact")[0]
+    assert "so choose a smaller model" in refused.refusal("exact")[0]
 
 
 def test_the_closest_job_that_fits(cache):
@@ -274,7 +276,7 @@ def test_the_closest_job_may_be_of_smaller_inputs(cache):
 
     message, needed = refusal(searched(cache, job).needed("fast") - 1)
     enough = units.size(needed, math.ceil)  # so that it is enough
-    assert message.endswith(f"needs {enough}, and fits with --input-size 768.")
+    assert message.endswith(f"needs at least {enough}, and fits with --input-size 768.")
     assert "and fits with --input-size " in refusal(needed - 2**22)[0]
 
 
