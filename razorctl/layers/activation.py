@@ -17,11 +17,12 @@ from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, flat, flat_shape, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.images import layouts
-from razorctl.layers.sharing import Copy, copy_of
+from razorctl.layers.sharing import copy_of
 from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused
 from razorctl.ops.slopes import slope_bits, slope_grad
-from razorctl.rules.base import Rule, Shareable
+from razorctl.rules.base import Rule
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -30,10 +31,10 @@ class ActivationFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: "Activation", copy: Copy, by_channel: bool = False
+        ctx: Any, x: Tensor, layer: "Activation", packed: Packed, by_channel: bool = False
     ) -> Tensor:
-        ctx.layer, ctx.rule, ctx.by_channel = layer, copy.rule, by_channel
-        save(ctx, copy.packed)
+        ctx.layer, ctx.by_channel = layer, by_channel
+        save(ctx, packed)
         return _run(ctx, x, layer)
 
     @staticmethod
@@ -53,12 +54,14 @@ class FusedActivationFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: "Activation", rule: Any, wanted: bool
+        ctx: Any, x: Tensor, layer: "Activation", rule: Rule, wanted: bool
     ) -> tuple[Tensor, ...]:
-        ctx.layer, ctx.rule, ctx.wanted = layer, rule, wanted
+        ctx.layer, ctx.wanted = layer, wanted
+        function = layer.function_of(layer)
+        assert function is not None
         with packing():
-            y, *tensors = rule.pack_function(x, layer.function_of(layer))
-        save(ctx, rule.copy(flat_shape(x), x.dtype, *tensors))
+            y, *tensors = rule.pack_function(x, function)
+        save(ctx, rule.packed(flat_shape(x), x.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
         return y, *tensors
@@ -70,7 +73,7 @@ class FusedActivationFunction(torch.autograd.Function):
             return _gradient(ctx, dy), None, None, None
         (packed,) = saved(ctx)
         function = ctx.layer.function_of(ctx.layer)
-        int8 = Int8(*ctx.rule.function_grad_int8(function, flat(dy), packed))
+        int8 = Int8(*packed.function_grad_int8(function, flat(dy)))
         return Int8Gradient(dy.shape, dy.dtype, int8), None, None, None
 
 
@@ -85,7 +88,7 @@ def _run(ctx: Any, x: Tensor, layer: "Activation") -> Tensor:
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     (packed,) = saved(ctx)
-    dx: Tensor = ctx.rule.function_grad(ctx.layer.function_of(ctx.layer), flat(dy), packed)
+    dx: Tensor = packed.function_grad(ctx.layer.function_of(ctx.layer), flat(dy))
     return dx.view(dy.shape)
 
 
@@ -110,10 +113,10 @@ class Activation(RazorLayer):
             return y
         rule, inplace = self.rules.of(x.dtype), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
-        if fuses and isinstance(rule, Shareable) and rule.fuses:
+        if fuses and rule.fuses:
             wanted = self.memo is not None and self.memo.gradients.wanted(x)
             y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
-            copy = Copy(rule, rule.copy(flat_shape(x), x.dtype, *tensors))
+            copy = rule.packed(flat_shape(x), x.dtype, *tensors)
         else:
             with packing(), torch.no_grad():
                 # A rule may keep the tensor itself, which the function is about to overwrite.
@@ -123,24 +126,23 @@ class Activation(RazorLayer):
         self.offer(y, copy)
         return y
 
-    def known(self, x: Tensor) -> tuple[Any, Copy | None]:
+    def known(self, x: Tensor) -> tuple[Any, Packed | None]:
         """The copy of `x` that a norm offers, with its layout; None if there is none."""
         if self.memo is not None:
             for layout in layouts(x):
                 copy = self.memo.find(x, layout, self)
-                if copy is not None and isinstance(copy.rule, Shareable):
+                if copy is not None and copy.shareable:
                     return layout, copy
         return None, None
 
-    def hand_on(self, y: Tensor, layout: Hashable, copy: Copy) -> None:
+    def hand_on(self, y: Tensor, layout: Hashable, copy: Packed) -> None:
         """Offers a copy of x, with f to be applied, to what y = f(x) feeds."""
-        rule, function = copy.rule, self.function_of(self)
-        if self.memo is not None and isinstance(rule, Shareable) and function is not None:
-            of_y = rule.of_function(copy.packed, function)
-            if of_y is not None:
-                self.memo.offer(y, layout, Copy(rule, of_y))
+        function = self.function_of(self)
+        of_y = None if function is None else copy.of_function(function)
+        if self.memo is not None and of_y is not None:
+            self.memo.offer(y, layout, of_y)
 
-    def offer(self, y: Tensor, copy: Copy) -> None:
+    def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
         if compute_dtype(y) == y.dtype:
             self.hand_on(y, ("linear", y.dtype), copy)

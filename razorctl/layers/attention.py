@@ -20,7 +20,7 @@ from razorctl.layers.base import RazorLayer, Settings, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.ops.dropout import dropout
 from razorctl.ops.int8 import adjoined, int8_heads
-from razorctl.rules.base import Rule, Rules, Shareable
+from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
 from razorctl.spans import packing
 
@@ -102,12 +102,12 @@ def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -
     rule = ctx.layer.rules.of(tensors[0].dtype)
     # Probabilities are not centered: the mean of one of their columns has no meaning.
     of_scores = rule.rule if isinstance(rule, Centered) else rule
-    ctx.rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
+    rules, ctx.shapes = [rule, rule, rule, of_scores], [t.shape for t in tensors]
     ctx.joined = [join and _heads_adjoin(t) for t in tensors]
     with packing():
         packed = [
             rule.pack(t.transpose(1, 2).flatten(2) if joined else t.reshape(-1, *t.shape[-2:]))
-            for rule, t, joined in zip(ctx.rules, tensors, ctx.joined, strict=False)
+            for rule, t, joined in zip(rules, tensors, ctx.joined, strict=False)
         ]
     save(ctx, *others, *packed)
 
@@ -121,8 +121,8 @@ def _saved(ctx: Any) -> list[Any]:
     """What `_save` saved: `others`, then the unpacked tensors."""
     parts = saved(ctx)
     others = len(parts) - len(ctx.shapes)
-    for i, (rule, shape, joined) in enumerate(zip(ctx.rules, ctx.shapes, ctx.joined, strict=False)):
-        t = rule.unpack(parts[others + i])
+    for i, (shape, joined) in enumerate(zip(ctx.shapes, ctx.joined, strict=True)):
+        t = parts[others + i].values()
         if joined:
             batch, heads, tokens, columns = shape
             parts[others + i] = t.view(batch, tokens, heads, columns).transpose(1, 2)
@@ -163,10 +163,10 @@ class SparseFlashFunction(torch.autograd.Function):
         if joint is None:
             _save(ctx, [q, k, v], mask, state, join=True)
         else:
-            ctx.rule = layer.rules.of(q.dtype)  # type: ignore[union-attr]
+            assert layer.rules is not None
             ctx.wanted = layer.memo is not None and layer.memo.gradients.wanted(joint)
             with packing():
-                packed = ctx.rule.pack(to_compute_dtype(joint.detach()))
+                packed = layer.rules.of(q.dtype).pack(to_compute_dtype(joint.detach()))
             save(ctx, mask, state, packed)
         return fused_attention(q, k, v, mask, **options)
 
@@ -179,7 +179,7 @@ class SparseFlashFunction(torch.autograd.Function):
                 mask, state, *unpacked = _saved(ctx)
             else:
                 mask, state, packed = saved(ctx)
-                unpacked = list(_parts(ctx.rule.unpack(packed), ctx.heads))
+                unpacked = list(_parts(packed.values(), ctx.heads))
             q, k, v = (t.to(dout.dtype) for t in unpacked)
             if mask is not None and mask.dtype == torch.bool and torch.compiler.is_compiling():
                 # Else the compiler keeps the forward pass's float mask, four times as large.
@@ -361,7 +361,7 @@ class Attention(RazorLayer):
             return fused_attention(query, key, value, attn_mask, **options)
         if self.backend == "sparse-flash":
             # A rule that selects elements selects them of q, k and v separately.
-            joins = isinstance(self.rules.wide, Shareable) and not torch.compiler.is_compiling()
+            joins = self.rules.wide.tiled and not torch.compiler.is_compiling()
             joint = _joint(query, key, value) if joins else None
             if joint is not None:
                 query, key, value = query.detach(), key.detach(), value.detach()

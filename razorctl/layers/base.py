@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.sharing import Copy, Memo
-from razorctl.rules.base import Product, Rule, Rules
-from razorctl.rules.packed import Packed
+from razorctl.layers.sharing import Memo
+from razorctl.rules.base import Rule, Rules
+from razorctl.rules.packed import Packed, Product
 from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
 
@@ -114,8 +114,8 @@ class WeightLayer(RazorLayer):
         super().detach()
 
     def pack(
-        self, input: Tensor, layout: Hashable, make: Callable[[], Copy]
-    ) -> tuple[Tensor, float, Copy | None]:
+        self, input: Tensor, layout: Hashable, make: Callable[[], Packed]
+    ) -> tuple[Tensor, float, Packed | None]:
         """Packs the input, if the weight gets a gradient in this step.
 
         layout, make: see `Memo.pack`. Returns the weight, the probability with which it was drawn,
@@ -128,7 +128,7 @@ class WeightLayer(RazorLayer):
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
 
-        def made() -> Copy:
+        def made() -> Packed:
             with packing(), torch.no_grad():
                 return make()
 
@@ -140,11 +140,11 @@ class WeightLayer(RazorLayer):
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
 
-    def weight_grad(self, rule: Rule, product: Product, packed: Packed, p: float) -> Tensor:
+    def weight_grad(self, product: Product, packed: Packed, p: float) -> Tensor:
         """The gradient of the weight, [..., columns]; the draw of blocks learns its norm."""
         if self.memo is not None:
             self.memo.clear()  # a later forward pass packs again, even the same tensor
-        grad = rule.weight_grad(product, packed)
+        grad = packed.spread(product(packed.operand()), product)
         return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.channel_norm import ChannelNorm
-from razorctl.layers.sharing import Copy
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.images import as_they_lie, memory_format
-from razorctl.rules.packed import PackedCodes
+from razorctl.rules.packed import Packed, PackedCodes
 
 aten = torch.ops.aten
 
@@ -84,17 +83,15 @@ class BatchNorm(ChannelNorm):
     def gradients(
         self,
         dy: Tensor,
-        copy: Copy,
+        packed: Packed,
         weight: Tensor | None,
         rstd: Tensor,
         mask: list[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        packed = copy.packed
         lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
         if not (lie and mask[0] and isinstance(packed, PackedCodes)):
-            return super().gradients(dy, copy, weight, rstd, mask)
-        codes = packed.packed, packed.zero_point, packed.scale, packed.bits, packed.tile_rows
-        dx, dw, db = batch_norm_grad(dy, *codes, weight, rstd.view(-1))
+            return super().gradients(dy, packed, weight, rstd, mask)
+        dx, dw, db = batch_norm_grad(dy, *packed.codes, weight, rstd.view(-1))
         return dx, dw, db
 
 

@@ -14,10 +14,9 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.images import layout
-from razorctl.layers.sharing import Copy
 from razorctl.ops.images import memory_format
-from razorctl.rules.base import Shareable
 from razorctl.rules.dense import Dense
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -33,10 +32,9 @@ class ChannelNormFunction(torch.autograd.Function):
         layer: "ChannelNorm",
         y: Tensor,
         rstd: Tensor,
-        copy: Copy | None,
+        packed: Packed | None,
     ) -> Tensor:
         ctx.layer, ctx.dtype, ctx.fixed = layer, x.dtype, layer.fixed
-        ctx.rule, packed = copy or (None, None)
         save(ctx, weight, rstd, packed)
         if torch.compiler.is_compiling():  # torch 2.11 lets ReLU change no y that was given
             return y.clone()
@@ -49,15 +47,14 @@ class ChannelNormFunction(torch.autograd.Function):
         weight, rstd, packed = saved(ctx)
         mask = list(ctx.needs_input_grad[:3])
         with no_autocast(dy.device):
-            copy = None if packed is None else Copy(ctx.rule, packed)
             if ctx.fixed:
-                x_hat = None if copy is None else unpacked(copy, dy)
+                x_hat = None if packed is None else images_as(packed, dy)
                 found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
-            elif copy is None:
+            elif packed is None:
                 found = None, None, _per_channel(dy) if mask[2] else None
             else:
                 dy = dy.contiguous(memory_format=memory_format(dy))
-                found = ctx.layer.gradients(dy, copy, weight, rstd, mask)
+                found = ctx.layer.gradients(dy, packed, weight, rstd, mask)
         dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
         dtype = None if weight is None else weight.dtype
         return (
@@ -67,9 +64,9 @@ class ChannelNormFunction(torch.autograd.Function):
         )
 
 
-def unpacked(copy: Copy, dy: Tensor) -> Tensor:
+def images_as(packed: Packed, dy: Tensor) -> Tensor:
     """The images of a copy, in the shape, dtype and memory format of `dy`."""
-    return copy.rule.unpack_images(copy.packed, dy.shape, dy.dtype, memory_format(dy))
+    return packed.images(dy.shape, dy.dtype, memory_format(dy))
 
 
 def _per_channel(x: Tensor) -> Tensor:
@@ -111,13 +108,13 @@ class ChannelNorm(RazorLayer):
     def gradients(
         self,
         dy: Tensor,
-        copy: Copy,
+        packed: Packed,
         weight: Tensor | None,
         rstd: Tensor,
         mask: list[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """`gradients_at` the x_hat that was packed."""
-        return self.gradients_at(dy, unpacked(copy, dy), weight, rstd, mask)
+        return self.gradients_at(dy, images_as(packed, dy), weight, rstd, mask)
 
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
@@ -152,20 +149,21 @@ class ChannelNorm(RazorLayer):
             self.offer(y, copy)
         return self.after(y)
 
-    def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Copy:
+    def pack(self, x: Tensor, mean: Tensor, rstd: Tensor) -> Packed:
         """The copy of x_hat."""
         dtype = compute_dtype(x)
         rule = self.rules.of(dtype)
         # The dense rule packs in the dtype that stock keeps.
         dtype = x.dtype if isinstance(rule, Dense) else dtype
-        return Copy(rule, rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1)))
+        return rule.pack_images(x, dtype, mean.flatten(1), rstd.flatten(1))
 
     @torch.no_grad()
-    def offer(self, y: Tensor, copy: Copy) -> None:
+    def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers the codes of x_hat, with w and b, to what y feeds."""
-        if self.memo is not None and isinstance(copy.rule, Shareable):
-            of_y = copy.rule.of_affine(copy.packed, self.weight, self.bias, compute_dtype(y))
-            self.memo.offer(y, layout(y), Copy(copy.rule, of_y))
+        if self.memo is not None:
+            of_y = copy.of_affine(self.weight, self.bias, compute_dtype(y))
+            if of_y is not None:
+                self.memo.offer(y, layout(y), of_y)
 
 
 class WithActivation(ChannelNorm):

@@ -15,9 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, WeightLayer, flat, save, saved
-from razorctl.layers.sharing import Copy, copy_of, copy_of_images
+from razorctl.layers.sharing import copy_of, copy_of_images
 from razorctl.ops.images import as_they_lie, memory_format, unrolled
-from razorctl.rules.base import Product, Rule
+from razorctl.rules.base import Rule
+from razorctl.rules.packed import Packed
 
 convolution_backward = torch.ops.aten.convolution_backward
 
@@ -33,10 +34,9 @@ class ConvFunction(torch.autograd.Function):
         bias: Tensor | None,
         layer: "Conv",
         p: float,
-        copy: Copy | None,
+        packed: Packed | None,
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
-        ctx.rule, packed = copy or (None, None)
         # Backward gets the memory format of the input, as in stock: not every kernel takes any.
         ctx.memory_format = memory_format(x)
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
@@ -46,64 +46,38 @@ class ConvFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed = saved(ctx)
-        layer = ctx.layer
+        layer: Conv = ctx.layer
+        shape, form = ctx.shape, ctx.memory_format
         dx = dw = db = None
+
+        def product(x: Tensor | Packed) -> Tensor:
+            nonlocal dx, db
+            if layer.rows_of_patches(dy, shape, form):
+                rows = x.values() if isinstance(x, Packed) else x
+                return flat(dy.movedim(1, -1)).T @ rows
+            if not isinstance(x, Packed):  # some channels, which tell the gradient of no other
+                images = unrolled(x, shape).contiguous(memory_format=form)
+                return layer.gradients(dy, images)[1].flatten(0, -2)
+            # On a CPU one call for all gradients is faster; a GPU would hold more at once.
+            with_input = weight if dy.device.type == "cpu" else None
+            images = x.images(shape, x.dtype, form)
+            dx, grad, db = layer.gradients(dy, images, with_input, layer.bias is not None)
+            return grad
+
         with no_autocast(dy.device):
             if weight is not None:
                 weight = cast_weight(weight, dy.dtype)
             if ctx.needs_input_grad[1]:
-                # On a CPU one call for both gradients is faster; a GPU would hold more at once.
-                with_input = weight if dy.device.type == "cpu" else None
-                product = layer.product(dy, ctx.shape, ctx.memory_format, with_input)
-                dw = layer.fold(layer.weight_grad(ctx.rule, product, packed, ctx.p))
-                dx, db = product.image_grad, product.bias_grad
+                dw = layer.fold(layer.weight_grad(product, packed, ctx.p))
             if not ctx.needs_input_grad[2]:
                 db = None
             elif db is None:
                 db = dy.sum((0, *range(2, dy.dim())))
             if ctx.needs_input_grad[0] and dx is None:
-                like = dy.new_empty(1).expand(ctx.shape)  # its shape alone is asked for
+                like = dy.new_empty(1).expand(shape)  # its shape alone is asked for
                 mask = [True, False, False]
                 dx, *_ = convolution_backward(dy, like, weight, None, *layer.geometry, mask)
         return dx, dw, db, None, None, None
-
-
-class Convolved(Product):
-    """The product of a convolution, for an output gradient and images of a shape and format.
-
-    weight: if given, the product of whole images makes `image_grad` too, in the same call.
-    """
-
-    def __init__(
-        self,
-        layer: "Conv",
-        dy: Tensor,
-        shape: torch.Size,
-        form: torch.memory_format,
-        weight: Tensor | None,
-    ) -> None:
-        # No method is kept as `multiply`: by that cycle dy would wait for the garbage collector.
-        self.layer, self.dy, self.shape, self.form, self.weight = layer, dy, shape, form, weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        images = unrolled(x, self.shape).contiguous(memory_format=self.form)
-        return self._of(images).flatten(0, -2)
-
-    def of_images(self, rule: Rule, packed: Any) -> Tensor:
-        images = rule.unpack_images(packed, self.shape, packed.dtype, self.form)
-        return self._of(images, self.weight, bias=self.layer.bias is not None)
-
-    def _of(self, images: Tensor, weight: Tensor | None = None, bias: bool = False) -> Tensor:
-        layer, dy = self.layer, self.dy
-        # The view sets new strides: those of a single channel would always mean channels-last.
-        images = images.view(images.shape)
-        mask = [weight is not None, True, bias]
-        if weight is None:
-            weight = dy.new_empty(1).expand(layer.weight_shape(images.shape[1]))
-        sizes = [layer.out_channels] if bias else None
-        grads = convolution_backward(dy, images, weight, sizes, *layer.geometry, mask)
-        self.image_grad, dw, self.bias_grad = grads
-        return layer.unfold(dw)
 
 
 class Conv(WeightLayer):
@@ -178,18 +152,28 @@ class Conv(WeightLayer):
         """The size of the patches whose values `copy` packs; None if a row is a pixel."""
         return None
 
-    def copy(self, x: Tensor) -> Copy:
+    def copy(self, x: Tensor) -> Packed:
         """The copy of a batch of images [batch, channels, ...], as rows [pixels, channels]."""
         return copy_of_images(x, self.rules)
 
-    def product(
-        self, dy: Tensor, shape: torch.Size, form: torch.memory_format, weight: Tensor | None
-    ) -> Product:
-        """The product that maps columns of what `copy` packs to their columns of dW.
+    def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
+        """Whether dW is that of a linear layer on patches of images of a shape and a format."""
+        return False
 
-        shape, form: of the images which the stock kernel gets. weight: see `Convolved`.
+    def gradients(
+        self, dy: Tensor, images: Tensor, weight: Tensor | None = None, bias: bool = False
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The gradients of images, of the weight as `unfold` has it, and of the bias.
+
+        weight: None for no gradient of images, which may then be of some channels alone.
         """
-        return Convolved(self, dy, shape, form, weight)
+        # The view sets new strides: those of a single channel would always mean channels-last.
+        images, mask = images.view(images.shape), [weight is not None, True, bias]
+        if weight is None:
+            weight = dy.new_empty(1).expand(self.weight_shape(images.shape[1]))
+        sizes = [self.out_channels] if bias else None
+        dx, dw, db = convolution_backward(dy, images, weight, sizes, *self.geometry, mask)
+        return dx, self.unfold(dw), db
 
     def weight_shape(self, columns: int) -> tuple[int, ...]:
         """The shape of the weights of so many input channels."""
@@ -240,7 +224,7 @@ class RazorConv2d(Conv, nn.Conv2d):
     def patch(self) -> Hashable:
         return self.kernel_size if _by_patches(self) and self.kernel_size != (1, 1) else None
 
-    def copy(self, x: Tensor) -> Copy:
+    def copy(self, x: Tensor) -> Packed:
         return super().copy(x) if self.patch is None else copy_of(self.patches(x), self.rules)
 
     def patches(self, x: Tensor) -> Tensor:
@@ -253,15 +237,10 @@ class RazorConv2d(Conv, nn.Conv2d):
         patches = x[:, :, : h * kh, : w * kw].reshape(batch, channels, h, kh, w, kw)
         return patches.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * kh * kw)
 
-    def product(
-        self, dy: Tensor, shape: torch.Size, form: torch.memory_format, weight: Tensor | None
-    ) -> Product:
+    def rows_of_patches(self, dy: Tensor, shape: torch.Size, form: torch.memory_format) -> bool:
         # Where images are taken as they lie, rows of dy would be a copy.
         lie = self.patch is None and as_they_lie(dy.device, shape, form)
-        if lie or not _by_patches(self):
-            return super().product(dy, shape, form, weight)
-        outputs = flat(dy.movedim(1, -1))
-        return Product(lambda x: outputs.T @ x)
+        return _by_patches(self) and not lie
 
     def fold(self, dw: Tensor) -> Tensor:
         return dw.view_as(self.weight) if _by_patches(self) else super().fold(dw)

@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.base import RazorLayer, save, saved
 from razorctl.layers.images import layout
-from razorctl.layers.sharing import Copy, copy_of_images
+from razorctl.layers.sharing import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -23,8 +24,7 @@ class GateFunction(torch.autograd.Function):
     """dx = dy g, exact; dg = the sum of dy x' over what shares g, with x' what the rule unpacks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, copy: Copy | None) -> Tensor:
-        ctx.rule, packed = copy or (None, None)
+    def forward(ctx: Any, x: Tensor, gate: Tensor, packed: Packed | None) -> Tensor:
         ctx.dtypes, ctx.shape = (x.dtype, gate.dtype), gate.shape
         save(ctx, gate if ctx.needs_input_grad[0] else None, packed)
         return x * gate
@@ -37,7 +37,7 @@ class GateFunction(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = (dy * gate).to(ctx.dtypes[0])
         if packed is not None:
-            x = ctx.rule.unpack_images(packed, dy.shape, packed.dtype, memory_format(dy))
+            x = packed.images(dy.shape, packed.dtype, memory_format(dy))
             dgate = (dy * x).sum_to_size(ctx.shape).to(ctx.dtypes[1])
         return dx, dgate, None
 
@@ -60,10 +60,10 @@ class Gate(RazorLayer):
         y: Tensor = GateFunction.apply(x, gate, copy)
         return y
 
-    def _copy(self, x: Tensor) -> Copy:
+    def _copy(self, x: Tensor) -> Packed:
         """A copy of `x` that is known already, or one by this layer's rule."""
         known = None if self.memo is None else self.memo.find(x, layout(x), self)
-        if known is not None and known.rule.elementwise:
+        if known is not None and known.elementwise:
             return known
         return copy_of_images(x.detach(), self.rules)
 

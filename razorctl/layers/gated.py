@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Settings, flat, save, saved
 from razorctl.layers.libraries import razor_of
-from razorctl.layers.sharing import Copy
 from razorctl.ops.activation import FUNCTIONS
-from razorctl.rules.base import Rule, Rules, Shareable
+from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -27,10 +27,10 @@ class GatedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, layer: "Gated", function: str, copies: list[Copy]
+        ctx: Any, gate: Tensor, up: Tensor, layer: "Gated", function: str, copies: list[Packed]
     ) -> Tensor:
-        ctx.rule, ctx.function = copies[0].rule, function
-        save(ctx, *(copy.packed for copy in copies))
+        ctx.function = function
+        save(ctx, *copies)
         return layer.activation(gate) * up
 
     @staticmethod
@@ -40,11 +40,11 @@ class GatedFunction(torch.autograd.Function):
         rows, dgate, dup = flat(dy), None, None
         with no_autocast(dy.device):
             if ctx.needs_input_grad[0]:
-                dact = rows * ctx.rule.unpack(up).to(dy.dtype)
-                dgate = ctx.rule.function_grad(ctx.function, dact, gate).view(dy.shape)
+                dact = rows * up.values().to(dy.dtype)
+                dgate = gate.function_grad(ctx.function, dact).view(dy.shape)
                 del dact
             if ctx.needs_input_grad[1]:
-                act = FUNCTIONS[ctx.function].forward(ctx.rule.unpack(gate).to(dy.dtype))
+                act = FUNCTIONS[ctx.function].forward(gate.values().to(dy.dtype))
                 dup = act.mul_(rows).view(dy.shape)
         return dgate, dup, None, None, None
 
@@ -102,12 +102,12 @@ class Gated(RazorLayer):
             return self.activation(gate) * up
         rule, function = self.rules.of(gate.dtype), self.function
         with packing(), torch.no_grad():
-            copies = [Copy(rule, rule.pack(flat(part.detach()))) for part in (gate, up)]
+            copies = [rule.pack(flat(part.detach())) for part in (gate, up)]
         y: Tensor = GatedFunction.apply(gate, up, self, function, copies)
         dtype = to_compute_dtype(y.detach()[:0]).dtype
-        if self.memo is not None and isinstance(rule, Shareable) and dtype == y.dtype:
-            of_y = rule.of_gated(copies[0].packed, copies[1].packed, function)
-            self.memo.offer(y, ("linear", dtype), Copy(rule, of_y))
+        of_y = copies[0].of_gated(copies[1], function)
+        if self.memo is not None and of_y is not None and dtype == y.dtype:
+            self.memo.offer(y, ("linear", dtype), of_y)
         return y
 
 

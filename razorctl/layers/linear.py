@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Settings, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.gradients import Int8, Int8Gradient
-from razorctl.layers.sharing import Copy, copy_of
+from razorctl.layers.sharing import copy_of
 from razorctl.ops import kept
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
@@ -24,12 +24,12 @@ from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
-from razorctl.rules.base import Product, Rules
-from razorctl.rules.packed import PackedCodes
+from razorctl.rules.base import Rules
+from razorctl.rules.packed import Packed, PackedCodes
 from razorctl.rules.quantized import TILE
 
 
-class Gemms(Product):
+class Gemms:
     """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
 
     weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
@@ -46,7 +46,6 @@ class Gemms(Product):
         weight: Tensor | None = None,
         columns: Columns | None = None,
     ) -> None:
-        super().__init__(lambda x: dy.T @ x)
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         self.weight, self.columns = weight, columns
         # Made when asked for; torch.compile cannot trace functools.cached_property.
@@ -64,16 +63,17 @@ class Gemms(Product):
             self._int8 = Int8(*int8_rows(self.dy))
         return self._int8
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self.weight_int8:
-            return super().__call__(x)
+    def __call__(self, x: Tensor | Packed) -> Tensor:
+        if isinstance(x, PackedCodes):
+            return self.of_codes(x)
+        x = x.values() if isinstance(x, Packed) else x
+        if not self.weight_int8 or x.shape[1] == 1:  # the int8 copies of a column do not pay
+            return self.dy.T @ x
         packed, zero_point, scale = quantize(x, 8, TILE)
         return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8, TILE))
 
-    def of_ones(self, like: Tensor, rows: int) -> Tensor:
-        return self.total.unsqueeze(1)
-
     def of_codes(self, packed: PackedCodes) -> Tensor:
+        """The product of what codes stand for."""
         copy = packed.packed, packed.zero_point, packed.scale, packed.bias
         form = packed.bits, packed.tile_rows
         grad: Tensor
@@ -132,12 +132,11 @@ class LinearFunction(torch.autograd.Function):
         bias: Tensor | None,
         layer: "Linear",
         p: float,
-        copy: Copy | None,
+        packed: Packed | None,
         int8: Int8 | None,
     ) -> Tensor:
         ctx.layer, ctx.p, ctx.shape = layer, p, x.shape
         ctx.int8 = layer.int8_gemms(x)
-        ctx.rule, packed = copy or (None, None)
         # Stock autocast keeps a low-precision copy of the weight; the parameter takes no new bytes.
         save(ctx, weight if ctx.needs_input_grad[0] else None, packed)
         if int8 is None:
@@ -163,7 +162,7 @@ class LinearFunction(torch.autograd.Function):
         with no_autocast(dy.device):
             # dW first, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.matrix(ctx.layer.weight_grad(ctx.rule, product, packed, ctx.p))
+                dw = ctx.layer.matrix(ctx.layer.weight_grad(product, packed, ctx.p))
             if ctx.needs_input_grad[2]:
                 db = product.total
             if ctx.needs_input_grad[0]:

@@ -11,10 +11,10 @@ from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtyp
 from razorctl.layers.base import RazorLayer, flat_shape, save, saved, shaped
 from razorctl.layers.gradients import Gradients, Int8, Statistics
 from razorctl.layers.images import layouts
-from razorctl.layers.sharing import Copy
 from razorctl.ops.norm import statistics
-from razorctl.rules.base import Rule, Shareable
+from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
+from razorctl.rules.packed import Packed
 from razorctl.spans import packing
 
 
@@ -34,10 +34,9 @@ class NormFunction(torch.autograd.Function):
         bias: Tensor | None,
         layer: "Norm",
         rstd: Tensor | None,
-        copy: Copy | None,
+        packed: Packed | None,
     ) -> Tensor:
         ctx.layer, ctx.shape = layer, x.shape
-        ctx.rule, packed = copy or (None, None)
         save(ctx, weight, rstd, packed)
         return layer.stock(x)
 
@@ -61,19 +60,19 @@ class FusedNormFunction(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         layer: "Norm",
-        rule: Any,
+        rule: Rule,
         dtype: torch.dtype,
         through: bool,
         known: Statistics | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.layer, ctx.shape, ctx.rule = layer, x.shape, rule
+        ctx.layer, ctx.shape = layer, x.shape
         ctx.wanted = known is not None and known.int8
         given = (known.mean, known.rstd) if known else (None, None)
         options = layer.epsilon(x), layer.centers, dtype, *given
         with packing():
             y, rstd, *tensors = rule.pack_norm(x, weight, bias, *options)
         rstd = rstd if known is None else known.rstd
-        save(ctx, weight, rstd, rule.copy(flat_shape(x), rstd.dtype, *tensors))
+        save(ctx, weight, rstd, rule.packed(flat_shape(x), rstd.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
         return y, x if through else None, *tensors
@@ -103,13 +102,13 @@ def _gradients(
         if any(needed[:2]):
             columns = None if weight is None else layer.scale(weight).reshape(-1)
             residual = None if through is None else through.reshape(dy.shape)
-            args = dy, packed, columns, rstd, layer.centers, residual
+            args = dy, columns, rstd, layer.centers, residual
             if int8:
-                dx, dw, db, *copy = ctx.rule.norm_grad_int8(*args)
+                dx, dw, db, *copy = packed.norm_grad_int8(*args)
                 dx = shaped(dx, ctx.shape)
                 layer.gradients.offer(dx, Int8(*copy))
             else:
-                dx, dw, db = ctx.rule.norm_grad(*args)
+                dx, dw, db = packed.norm_grad(*args)
                 dx = shaped(dx, ctx.shape)
         elif needed[2]:
             db = dy.sum(0)
@@ -167,12 +166,11 @@ class Norm(RazorLayer):
         one_axis = self.plain and len(self.normalized_shape) == 1
         if not (self.saving and one_axis and self._needs_grad(x)):
             return False
-        rule = self._rule(x)
-        return isinstance(rule, Shareable) and rule.fuses
+        return self._rule(x).fuses
 
     def _fused(self, x: Tensor, dtype: torch.dtype, through: bool) -> tuple[Tensor, Tensor | None]:
         """The norm of x in `dtype`, and x if it is to be passed through."""
-        rule: Any = self._rule(x)
+        rule = self._rule(x)
         parameters = self.weight, getattr(self, "bias", None)
         known = self.gradients.statistics(x, self.epsilon(x), self.centers)
         y, out, *tensors = FusedNormFunction.apply(
@@ -180,7 +178,7 @@ class Norm(RazorLayer):
         )
         if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
             y = y.view_as(y)
-        self.offer(y, Copy(rule, rule.copy(flat_shape(x), _computed(x), *tensors)))
+        self.offer(y, rule.packed(flat_shape(x), _computed(x), *tensors))
         return y, out
 
     @property
@@ -205,27 +203,23 @@ class Norm(RazorLayer):
         return torch.finfo(_computed(x)).eps if eps is None else eps
 
     @torch.no_grad()
-    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor, Copy]:
+    def pack(self, x: Tensor, rule: Rule) -> tuple[Tensor, Packed]:
         """1 / std [rows, 1] and the copy of x_hat."""
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
         x_hat = (rows if mean is None else rows - mean) * rstd
         # The dense rule packs what stock autocast saves: norms run in single precision.
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
-        return rstd, Copy(rule, rule.pack(x_hat))
+        return rstd, rule.pack(x_hat)
 
-    def offer(self, y: Tensor, copy: Copy) -> None:
+    def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers the codes of x_hat, with w and b, to the linear layers that y feeds."""
-        rule = copy.rule
-        if (
-            self.memo is not None
-            and isinstance(rule, Shareable)
-            and len(self.normalized_shape) == 1
-        ):
+        if self.memo is not None and len(self.normalized_shape) == 1:
             dtype = compute_dtype(y)
             scale = None if self.weight is None else self.scale(self.weight.detach())
-            of_y = rule.of_affine(copy.packed, scale, getattr(self, "bias", None), dtype)
-            self.memo.offer(y, ("linear", dtype), Copy(rule, of_y))
+            of_y = copy.of_affine(scale, getattr(self, "bias", None), dtype)
+            if of_y is not None:
+                self.memo.offer(y, ("linear", dtype), of_y)
 
     def stock(self, x: Tensor) -> Tensor:
         """The stock class's own forward."""

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.sharing import copy_of
 from razorctl.rules.base import Rule
 from razorctl.spans import packing
 
@@ -20,8 +21,7 @@ class ScaleFunction(torch.autograd.Function):
         packed = None
         if ctx.needs_input_grad[1]:
             with packing():
-                ctx.rule = layer.rules.of(x.dtype)
-                packed = ctx.rule.pack(flat(x))
+                packed = copy_of(flat(x), layer.rules)
         save(ctx, gamma, packed)
         return layer.stock(x)
 
@@ -32,7 +32,7 @@ class ScaleFunction(torch.autograd.Function):
         dx = dgamma = None
         with no_autocast(dy.device):
             if ctx.needs_input_grad[1]:
-                dgamma = (flat(dy) * ctx.rule.unpack(packed)).sum(0)
+                dgamma = (flat(dy) * packed.values()).sum(0)
             if ctx.needs_input_grad[0]:
                 dx = dy * gamma
         return dx, dgamma, None

@@ -12,34 +12,25 @@ int8 copy of y that GEMMs of the forward pass take
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from razorctl.layers.gradients import Gradients, Int8
 from razorctl.ops.int8 import int8_rows
-from razorctl.rules.base import Rule, Rules
+from razorctl.rules.base import Rules
 from razorctl.rules.packed import Packed
 
 
-class Copy(NamedTuple):
-    """What was packed of an activation, and the rule that packed it."""
-
-    rule: Rule
-    packed: Packed
-
-
-def copy_of(activation: Tensor, rules: Rules) -> Copy:
+def copy_of(activation: Tensor, rules: Rules) -> Packed:
     """A copy of an activation, by the rule for its width."""
-    rule = rules.of(activation.dtype)
-    return Copy(rule, rule.pack(activation))
+    return rules.of(activation.dtype).pack(activation)
 
 
-def copy_of_images(x: Tensor, rules: Rules) -> Copy:
+def copy_of_images(x: Tensor, rules: Rules) -> Packed:
     """A copy of the pixels of `x` [batch, channels, ...], as rows."""
-    rule = rules.of(x.dtype)
-    return Copy(rule, rule.pack_images(x, x.dtype))
+    return rules.of(x.dtype).pack_images(x, x.dtype)
 
 
 T = TypeVar("T")
@@ -98,13 +89,13 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._copies = Made[Copy]()
+        self._copies = Made[Packed]()
         self._int8 = Made[Int8](last=True)  # nobody else holds it
         self.gradients = Gradients()
 
     def pack(
-        self, x: Tensor, layout: Hashable, make: Callable[[], Copy], by: object
-    ) -> tuple[Copy, bool]:
+        self, x: Tensor, layout: Hashable, make: Callable[[], Packed], by: object
+    ) -> tuple[Packed, bool]:
         """Returns the copy of `x`, and whether there was one already; if not, makes it.
 
         x: the activation as the layer `by` received it; after a change in place its copy is not
@@ -118,7 +109,7 @@ class Memo:
         self.offer(x, layout, copy, by)
         return copy, False
 
-    def offer(self, x: Tensor, layout: Hashable, copy: Copy, by: object = None) -> None:
+    def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> None:
         """Makes `copy` the copy of `x` in that layout; `by` is the layer that has it already."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
@@ -127,14 +118,14 @@ class Memo:
         else:
             self._copies.put(x, (layout, _place()), copy, by)
 
-    def find(self, x: Tensor, layout: Hashable, by: object) -> Copy | None:
+    def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
         """The copy of `x` in that layout for the layer `by`, if there is one."""
         if torch.compiler.is_compiling():
             from razorctl.layers import traced
 
             return traced.find(x, layout)
         copy = self._copies.get(x, (layout, _place()), by)
-        return copy if copy is not None and copy.packed.alive else None
+        return copy if copy is not None and copy.alive else None
 
     def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
         """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.comptime import comptime
 
 if TYPE_CHECKING:
-    from razorctl.layers.sharing import Copy
+    from razorctl.rules.packed import Packed
 
 
 class _Tracer:
@@ -24,13 +24,13 @@ class _Tracer:
     unchanged = False
 
 
-def offer(x: Tensor, layout: Hashable, copy: "Copy") -> None:
+def offer(x: Tensor, layout: Hashable, copy: "Packed") -> None:
     """See `sharing.Memo.offer`."""
     x.razor_copy = layout, copy  # type: ignore[attr-defined]
     comptime(_note)
 
 
-def find(x: Tensor, layout: Hashable) -> "Copy | None":
+def find(x: Tensor, layout: Hashable) -> "Packed | None":
     """The copy of `x` in that layout, if there is one and x has not changed since."""
     comptime(_look)
     if not _unchanged():

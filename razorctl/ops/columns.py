@@ -1,4 +1,4 @@
-"""Column gather: the part of an activation that a column-pruned layer keeps."""
+"""Columns of an activation: those that a layer keeps, and their norms."""
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
 @gather_columns.register_fake
 def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[0])
+
+
+def column_norms(x: Tensor) -> Tensor:
+    """The L2 norm of each column of `x` [n, d], accumulated in single precision at least."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=0, dtype=dtype)
+    return norms
 
 
 kernels.describe(gather_columns)

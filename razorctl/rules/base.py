@@ -7,70 +7,36 @@ rules; a method in `methods.py` says which rule each kind of layer gets.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from razorctl.errors import UsageError
-from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.images import normalized, pixels, unrolled
-from razorctl.ops.norm import norm_grad_reference
+from razorctl.ops.images import normalized, pixels
 from razorctl.rules.allocation import largest
-from razorctl.rules.packed import Packed, PackedCodes
+from razorctl.rules.packed import Packed
 from razorctl.sampling.samplers import Sampler
-
-
-class Product:
-    """Maps columns of an activation to their columns of the weight gradient.
-
-    [rows, c] becomes [anything, c]. The map is linear, and takes each column by itself. For a
-    linear layer it is x -> dy^T x. bias_grad, image_grad: the gradients of the bias and of images,
-    where one call makes them too.
-    """
-
-    bias_grad: Tensor | None = None
-    image_grad: Tensor | None = None
-
-    def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:
-        self.multiply = multiply
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.multiply(x)
-
-    def of_ones(self, like: Tensor, rows: int) -> Tensor:
-        """The product of one column of ones, [anything, 1]; ones are of the dtype of `like`."""
-        return self(like.new_ones(rows, 1))
-
-    def of_codes(self, packed: PackedCodes) -> Tensor | None:
-        """The product of what `packed` stands for; None if it needs an unpacked activation."""
-        return None
-
-    def of_images(self, rule: "Rule", packed: Any) -> Tensor | None:
-        """The product [..., c] of what `rule` packed of images; None if it takes rows of pixels."""
-        return None
 
 
 class Rule(ABC):
     """How one activation is packed for backward. The kept bytes never depend on its values.
 
     prunes: whether elements are left out. elementwise: whether the rule packs elements, so that the
-    number of columns may vary. sampler: what draws columns, and learns which; None without draws.
+    number of columns may vary. tiled: whether it packs each column by itself, so that activations
+    side by side may be packed as one. fuses: whether one operation can compute a norm or an
+    activation function and pack its input. sampler: what draws columns; None without draws.
     """
 
     prunes: bool = True
     elementwise: bool = True
+    tiled: bool = False
+    fuses: bool = False
     sampler: Sampler | None = None
 
     @abstractmethod
     def pack(self, x: Tensor) -> Packed:
         """Packs `x` [rows, columns] or, if elementwise, of any shape that the layer shows it."""
-
-    @abstractmethod
-    def unpack(self, packed: Any) -> Tensor:
-        """The stand-in for x, of its shape and dtype, that the gradient is computed from."""
 
     def pack_images(
         self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
@@ -81,44 +47,6 @@ class Rule(ABC):
         """
         return self.pack(pixels(normalized(x, mean, rstd)).to(dtype))
 
-    def unpack_images(
-        self, packed: Any, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format
-    ) -> Tensor:
-        """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
-        x = unrolled(self.unpack(packed).to(dtype), shape)
-        return x.contiguous(memory_format=form)
-
-    def weight_grad(self, product: Product, packed: Any) -> Tensor:
-        """dW = product(unpack(packed)), [anything, columns], or [..., columns] of images."""
-        grad = product.of_images(self, packed)
-        return product(self.unpack(packed)) if grad is None else grad
-
-    def function_grad(self, function: str, dy: Tensor, packed: Any) -> Tensor:
-        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""
-        return FUNCTIONS[function].backward(dy, self.unpack(packed).to(dy.dtype))
-
-    def norm_grad(
-        self,
-        dy: Tensor,
-        packed: Any,
-        weight: Tensor | None,
-        rstd: Tensor,
-        centers: bool,
-        residual: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`ops.norm.norm_grad_reference` with the x_hat that was packed."""
-        return norm_grad_reference(dy, self.unpack(packed), weight, rstd, centers, residual)
-
-
-class Shareable(ABC):
-    """A rule whose copy of x also serves the linear layers that a function of x feeds.
-
-    fuses: whether one operation can compute the function and make the copy.
-    """
-
-    fuses: bool
-
-    @abstractmethod
     def pack_norm(
         self,
         x: Tensor,
@@ -132,55 +60,21 @@ class Shareable(ABC):
     ) -> tuple[Tensor, ...]:
         """The norm of `x` [..., columns] in `dtype`, 1 / std [rows, 1], and x_hat as packed.
 
-        See `ops.norm.norm_quantize`. The last tensors are those that `copy` takes. mean, rstd: the
-        statistics of x, if they are known.
+        See `ops.norm.norm_quantize`. The last tensors are those that `packed` takes. mean, rstd:
+        the statistics of x, if they are known. Of a rule that `fuses` alone.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
-        """f(x), of the shape of x [..., columns], and the tensors of the copy of x.
+        """f(x), of the shape of x [..., columns], and the tensors that `packed` takes.
 
-        function: as in `Rule.function_grad`.
+        function: a name in `ops.activation.FUNCTIONS`. Of a rule that `fuses` alone.
         """
+        raise NotImplementedError
 
-    @abstractmethod
-    def function_grad_int8(
-        self, function: str, dy: Tensor, packed: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `ops.int8.int8_rows` makes of `Rule.function_grad`."""
-
-    @abstractmethod
-    def norm_grad_int8(
-        self,
-        dy: Tensor,
-        packed: Any,
-        weight: Tensor | None,
-        rstd: Tensor,
-        centers: bool,
-        residual: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        """`Rule.norm_grad`, and the int8 copy of its dx; see `ops.norm.norm_grad_int8`."""
-
-    @abstractmethod
-    def copy(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
-        """What was packed of an activation [rows, columns]."""
-
-    @abstractmethod
-    def of_affine(
-        self, packed: Any, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
-    ) -> Packed:
-        """The copy of x as a copy of x weight + bias, both [columns], in a dtype."""
-
-    @abstractmethod
-    def of_function(self, packed: Any, function: str) -> Packed | None:
-        """The copy of x as a copy of f(x); `function` names f in `ops.activation.FUNCTIONS`.
-
-        None if the copy is one of a function already.
-        """
-
-    @abstractmethod
-    def of_gated(self, gate: Any, up: Any, function: str) -> Packed:
-        """The copies of two activations as a copy of f(gate) * up; `function` as above."""
+    def packed(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
+        """What one of the two above packed of an activation [rows, columns]."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,6 @@ class Dense(Rule):
     def pack(self, x: Tensor) -> PackedValues:
         return PackedValues(x.shape, x.dtype, x)
 
-    def unpack(self, packed: PackedValues) -> Tensor:
-        return packed.values
-
 
 class Half(Rule):
     """All elements in half precision; values beyond the range of float16 become its largest.
@@ -34,6 +31,3 @@ class Half(Rule):
             limit = torch.finfo(torch.float16).max
             values = x.clamp(-limit, limit).half()
         return PackedValues(x.shape, x.dtype, values)
-
-    def unpack(self, packed: PackedValues) -> Tensor:
-        return packed.values.to(packed.dtype)

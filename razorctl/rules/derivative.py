@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from razorctl.ops.buckets import from_buckets, to_buckets
+from razorctl.ops.buckets import to_buckets
 from razorctl.rules.base import Rule
 from razorctl.rules.packed import PackedIntervals
 
@@ -10,8 +10,7 @@ from razorctl.rules.packed import PackedIntervals
 class Buckets(Rule):
     """The interval that each element lies in, which tells the derivative (Novikov et al., 2023).
 
-    It unpacks to a stand-in with about that derivative; see `ops.buckets`. The stand-in serves
-    nothing else. The next layer packs the output of the activation function for itself.
+    The next layer packs the output of the activation function for itself.
     """
 
     prunes = False
@@ -22,8 +21,3 @@ class Buckets(Rule):
     def pack(self, x: Tensor) -> PackedIntervals:
         packed = to_buckets(x, self.function, self.bits)
         return PackedIntervals(x.shape, x.dtype, packed, self.bits, self.function)
-
-    def unpack(self, packed: PackedIntervals) -> Tensor:
-        shape = list(packed.shape)
-        x: Tensor = from_buckets(packed.packed, shape, packed.function, packed.bits, packed.dtype)
-        return x

@@ -1,16 +1,29 @@
 """What is kept of one activation between forward and backward: a small dataclass for each form.
 
-Each has the shape and the dtype of the activation that it stands for. It names the fields that are
-tensors; autograd keeps those alone.
+Each has the shape and the dtype of the activation that it stands for, and knows what can be had
+from it. It names the fields that are tensors; autograd keeps those alone.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Union
 
 import torch
 from torch import Tensor
+
+from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
+from razorctl.ops.buckets import from_buckets
+from razorctl.ops.columns import column_norms
+from razorctl.ops.images import as_they_lie, dequantize_images, unrolled
+from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_grad_reference
+from razorctl.ops.quantize import dequantize
+from razorctl.ops.topk import topk_unpack
+from razorctl.sampling.samplers import Sampler
+
+# Maps columns of an activation, [rows, c] or all that was packed, to their columns of the weight
+# gradient, [anything, c]. It is linear; for a linear layer it is x -> dy^T x.
+Product = Callable[[Union[Tensor, "Packed"]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -18,11 +31,63 @@ class Packed:
     """The base of all forms.
 
     TENSORS: the names of the fields that are tensors or None. shape, dtype: of the activation.
+    elementwise: as of the rule that packed it. shareable: whether layers of other kinds take it in
+    place of a copy by their own rule.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
+    elementwise: ClassVar[bool] = True
+    shareable: ClassVar[bool] = False
     shape: torch.Size
     dtype: torch.dtype
+
+    def values(self) -> Tensor:
+        """The stand-in for the activation that gradients are computed from."""
+        raise NotImplementedError
+
+    def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
+        """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
+        return unrolled(self.values().to(dtype), shape).contiguous(memory_format=form)
+
+    def operand(self) -> "Tensor | Packed":
+        """What a layer multiplies for the weight gradient: some columns, or a copy of all."""
+        return self
+
+    def spread(self, grad: Tensor, product: Product) -> Tensor:
+        """dW [anything, columns] from `grad`, the product of the `operand`."""
+        return grad
+
+    def function_grad(self, function: str, dy: Tensor) -> Tensor:
+        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""
+        return FUNCTIONS[function].backward(dy, self.values().to(dy.dtype))
+
+    def norm_grad(
+        self,
+        dy: Tensor,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`ops.norm.norm_grad_reference` with the x_hat that was packed."""
+        return norm_grad_reference(dy, self.values(), weight, rstd, centers, residual)
+
+    def of_affine(
+        self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> "Packed | None":
+        """x weight + bias in a dtype, as told by the copy of x; None if it cannot.
+
+        weight, bias: [columns], or None.
+        """
+        return None
+
+    def of_function(self, function: str) -> "Packed | None":
+        """f(x) as told by the copy of x, for f as in `function_grad`; None if it cannot."""
+        return None
+
+    def of_gated(self, up: "Packed", function: str) -> "Packed | None":
+        """f(x) * up as told by both copies, for f as in `function_grad`; None if they cannot."""
+        return None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -64,38 +129,71 @@ class Packed:
 
 @dataclass(frozen=True)
 class PackedValues(Packed):
-    """All elements, in the dtype of `values`."""
+    """All elements, in the dtype of `kept`."""
 
-    TENSORS = ("values",)
-    values: Tensor
+    TENSORS = ("kept",)
+    kept: Tensor
+
+    def values(self) -> Tensor:
+        return self.kept.to(self.dtype)
 
 
 @dataclass(frozen=True)
 class PackedElements(Packed):
-    """Some elements: `values` [k] in order of position, and `bitmap`, uint8, a bit per element."""
+    """Some elements: `kept` [k] in order of position, and `bitmap`, uint8, a bit per element."""
 
-    TENSORS = ("values", "bitmap")
-    values: Tensor
+    TENSORS = ("kept", "bitmap")
+    kept: Tensor
     bitmap: Tensor
+
+    def values(self) -> Tensor:
+        x: Tensor = topk_unpack(self.kept, self.bitmap, self.shape)
+        return x
 
 
 @dataclass(frozen=True)
 class PackedColumns(Packed):
     """Some columns [rows, s] and their numbers, `index` [s].
 
-    probability: of each to be drawn, [s]; None if the columns were not drawn.
+    probability: of each to be drawn, [s]; None if the columns were not drawn. sampler: what drew
+    them, and learns from their gradient. unbiased: whether each is scaled by 1 / probability.
     """
 
     TENSORS = ("columns", "index", "probability")
+    elementwise = False
     columns: Tensor
     index: Tensor
     probability: Tensor | None
+    sampler: Sampler | None = None
+    unbiased: bool = False
+
+    def values(self) -> Tensor:
+        columns = self._scaled(self.columns)
+        return columns.new_zeros(self.shape).index_copy_(1, self.index, columns)
+
+    def operand(self) -> Tensor:
+        return self.columns
+
+    def spread(self, grad: Tensor, product: Product) -> Tensor:
+        if self.sampler is not None and self.probability is not None:
+            self.sampler.update(self.index, self.probability, column_norms(grad))
+        zeros = grad.new_zeros(grad.shape[0], self.shape[1])
+        return zeros.index_copy_(1, self.index, self._scaled(grad))
+
+    def _scaled(self, columns: Tensor) -> Tensor:
+        if self.probability is None or not self.unbiased:
+            return columns
+        return (columns / self.probability).to(columns.dtype)
 
 
 @dataclass(frozen=True)
 class PackedCentered(Packed):
-    """`mean` [..., 1, columns] over rows; `rest` is what another rule packed of x - mean."""
+    """`mean` [..., 1, columns] over rows; `rest` is what another rule packed of x - mean.
 
+    dW = product(1) mean^T + product(x - mean), of which only the second part is approximate.
+    """
+
+    elementwise = False
     mean: Tensor
     rest: Packed
 
@@ -105,6 +203,17 @@ class PackedCentered(Packed):
 
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
         return self.replaced(mean=tensors[0], rest=self.rest.holding(tensors[1:]))
+
+    def values(self) -> Tensor:
+        return self.rest.values() + self.mean
+
+    def operand(self) -> Tensor | Packed:
+        return self.rest.operand()
+
+    def spread(self, grad: Tensor, product: Product) -> Tensor:
+        grad = self.rest.spread(grad, product)
+        ones = product(self.mean.new_ones(self.shape[0], 1))
+        return grad.addcmul(ones.view(*grad.shape[:-1], 1), self.mean)
 
 
 @dataclass(frozen=True)
@@ -117,6 +226,7 @@ class PackedCodes(Packed):
     """
 
     TENSORS = ("packed", "zero_point", "scale", "bias")
+    shareable = True
     packed: Tensor
     zero_point: Tensor
     scale: Tensor
@@ -125,11 +235,77 @@ class PackedCodes(Packed):
     bias: Tensor | None = None
     function: str | None = None
 
+    @property
+    def codes(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
+        """What ops take of codes that have neither bias nor function."""
+        return self.packed, self.zero_point, self.scale, self.bits, self.tile_rows
+
+    def values(self) -> Tensor:
+        copy = self.packed, self.zero_point, self.scale, self.bias, self.bits
+        rows = self.shape[:-1].numel()
+        x: Tensor = dequantize(*copy, rows, self.tile_rows, self.dtype).view(self.shape)
+        return x if self.function is None else FUNCTIONS[self.function].forward(x)
+
+    def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
+        if not as_they_lie(self.packed.device, shape, form):
+            return super().images(shape, dtype, form)
+        copy = self.packed, self.zero_point, self.scale, self.bias, self.bits
+        way = self.tile_rows, dtype, self.function, list(shape)
+        images: Tensor = dequantize_images(*copy, *way)
+        return images
+
+    def function_grad(self, function: str, dy: Tensor) -> Tensor:
+        if self.bias is not None or self.function is not None:  # a copy that a norm offered
+            return super().function_grad(function, dy)
+        dx: Tensor = activation_grad(dy, *self.codes, function)
+        return dx
+
+    def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `ops.int8.int8_rows` makes of `function_grad`."""
+        codes, scale, total = activation_grad_int8(dy, *self.codes, function)
+        return codes, scale, total
+
+    def norm_grad(
+        self,
+        dy: Tensor,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dweight, dbias = norm_grad(dy, *self.codes, weight, rstd, centers, residual)
+        return dx, dweight, dbias
+
+    def norm_grad_int8(
+        self,
+        dy: Tensor,
+        weight: Tensor | None,
+        rstd: Tensor,
+        centers: bool,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """`norm_grad`, and the int8 copy of its dx; see `ops.norm.norm_grad_int8`."""
+        made: tuple[Tensor, ...] = norm_grad_int8(dy, *self.codes, weight, rstd, centers, residual)
+        return made
+
+    def of_affine(
+        self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> "PackedCodes":
+        scale = self.scale if weight is None else self.scale * weight.float()
+        return self.replaced(dtype=dtype, scale=scale, bias=bias)
+
+    def of_function(self, function: str) -> "PackedCodes | None":
+        return self.replaced(function=function) if self.function is None else None
+
+    def of_gated(self, up: Packed, function: str) -> "PackedGated":
+        return PackedGated(self.shape, self.dtype, self, up, function)
+
 
 @dataclass(frozen=True)
 class PackedGated(Packed):
     """function(gate) * up of two copies; `function` names one in `ops.activation.FUNCTIONS`."""
 
+    shareable = True
     gate: Packed
     up: Packed
     function: str
@@ -143,12 +319,23 @@ class PackedGated(Packed):
         gate, up = self.gate.holding(tensors[:first]), self.up.holding(tensors[first:])
         return self.replaced(gate=gate, up=up)
 
+    def values(self) -> Tensor:
+        return FUNCTIONS[self.function].forward(self.gate.values()).mul_(self.up.values())
+
 
 @dataclass(frozen=True)
 class PackedIntervals(Packed):
-    """The numbers of the intervals of `ops.buckets` for `function`, `bits` each, uint8."""
+    """The numbers of the intervals of `ops.buckets` for `function`, `bits` each, uint8.
+
+    The values are a stand-in with about the derivative of `function`, and serve nothing else.
+    """
 
     TENSORS = ("packed",)
     packed: Tensor
     bits: int
     function: str
+
+    def values(self) -> Tensor:
+        shape = list(self.shape)
+        x: Tensor = from_buckets(self.packed, shape, self.function, self.bits, self.dtype)
+        return x

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from razorctl.ops.columns import gather_columns
-from razorctl.ops.topk import topk_pack, topk_unpack
-from razorctl.rules.base import Product, Rule, survivors
+from razorctl.ops.columns import column_norms, gather_columns
+from razorctl.ops.topk import topk_pack
+from razorctl.rules.base import Rule, survivors
 from razorctl.rules.packed import PackedCentered, PackedColumns, PackedElements
 from razorctl.sampling.samplers import Sampler
 
@@ -22,10 +22,6 @@ class TopK(Rule):
     def pack(self, x: Tensor) -> PackedElements:
         values, bitmap = topk_pack(x, survivors(x.numel(), self.density))
         return PackedElements(x.shape, x.dtype, values, bitmap)
-
-    def unpack(self, packed: PackedElements) -> Tensor:
-        x: Tensor = topk_unpack(packed.values, packed.bitmap, packed.shape)
-        return x
 
 
 class Columns(Rule):
@@ -50,30 +46,16 @@ class Columns(Rule):
         if self.sampler is not None:
             index, p = self.sampler.draw(x.device)
         else:
-            norms = _column_norms(x)
+            norms = column_norms(x)
             index = norms.topk(survivors(len(norms), self.density)).indices.sort().values
-        return PackedColumns(x.shape, x.dtype, gather_columns(x, index), index, p)
-
-    def unpack(self, packed: PackedColumns) -> Tensor:
-        columns = self._scaled(packed.columns, packed.probability)
-        return columns.new_zeros(packed.shape).index_copy_(1, packed.index, columns)
-
-    def weight_grad(self, product: Product, packed: PackedColumns) -> Tensor:
-        grad, index, p = product(packed.columns), packed.index, packed.probability
-        if self.sampler is not None and p is not None:
-            self.sampler.update(index, p, _column_norms(grad))
-        grad = self._scaled(grad, p)
-        return grad.new_zeros(grad.shape[0], packed.shape[1]).index_copy_(1, index, grad)
-
-    def _scaled(self, columns: Tensor, p: Tensor | None) -> Tensor:
-        return (columns / p).to(columns.dtype) if self.unbiased and p is not None else columns
+        columns = gather_columns(x, index)
+        return PackedColumns(x.shape, x.dtype, columns, index, p, self.sampler, self.unbiased)
 
 
 class Centered(Rule):
     """Another rule for the activation minus the mean of each column; the means are kept exactly.
 
-    X = 1 m^T + (X - 1 m^T), so dW = product(1) m^T + product(X - 1 m^T): the first part is exact,
-    only the second is pruned.
+    X = 1 m^T + (X - 1 m^T), of which only the second part is pruned.
     """
 
     elementwise = False
@@ -87,18 +69,3 @@ class Centered(Rule):
         mean = x.mean(-2, keepdim=True, dtype=torch.float64).to(x.dtype)
         mean = torch.where(mean.isfinite(), mean, 0)
         return PackedCentered(x.shape, x.dtype, mean, self.rule.pack(x - mean))
-
-    def unpack(self, packed: PackedCentered) -> Tensor:
-        return self.rule.unpack(packed.rest) + packed.mean
-
-    def weight_grad(self, product: Product, packed: PackedCentered) -> Tensor:
-        grad = self.rule.weight_grad(product, packed.rest)
-        ones = product.of_ones(packed.mean, packed.shape[0])
-        return grad.addcmul(ones.view(*grad.shape[:-1], 1), packed.mean)
-
-
-def _column_norms(x: Tensor) -> Tensor:
-    """L2 norm of each column, accumulated in single precision at least."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(x, dim=0, dtype=dtype)
-    return norms

@@ -51,7 +51,7 @@ def stand_ins(attention: RazorLayer, tensors: list[Tensor]) -> list[Tensor]:
     for i, t in enumerate(tensors):
         of_t = rule.rule if i == 3 and isinstance(rule, Centered) else rule
         heads = t.detach().flatten(0, -3)
-        unpacked.append(of_t.unpack(of_t.pack(heads)).view(t.shape))
+        unpacked.append(of_t.pack(heads).values().view(t.shape))
     return unpacked
 
 

@@ -42,7 +42,7 @@ def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     rows = x_hat.movedim(1, -1).reshape(-1, channels)
     rule = layer.rules.wide
     torch.manual_seed(7)
-    restored = rule.unpack(rule.pack(rows)).view(batch, *x.shape[2:], channels).movedim(-1, 1)
+    restored = rule.pack(rows).values().view(batch, *x.shape[2:], channels).movedim(-1, 1)
     shape = 1, -1, *[1] * (x.dim() - 2)
     weight = torch.ones(channels) if layer.weight is None else layer.weight.detach()
     g, at = together(dy * weight.view(shape)), together(restored)

@@ -31,7 +31,7 @@ def test_gradients_equal_the_oracle(rule, batch):
     assert torch.equal(y, x * gate)
     assert torch.equal(x.grad, dy * gate)
     rows = x.detach().movedim(1, -1).reshape(-1, 5)
-    restored = rule.unpack(rule.pack(rows)).view(4, 3, 7, 5).movedim(-1, 1)
+    restored = rule.pack(rows).values().view(4, 3, 7, 5).movedim(-1, 1)
     want = (dy * restored).sum((2, 3), keepdim=True)
     torch.testing.assert_close(gate.grad, want.sum(0, keepdim=True) if batch == 1 else want)
 

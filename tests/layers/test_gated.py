@@ -11,7 +11,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from razorctl import Recipe, sparsify
 from razorctl.layers.gated import Gated
 from razorctl.memory.saved import saved_bytes
-from razorctl.rules.base import Rule, Shareable
+from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, Wanted
 from tests.cases import CASES, razor
@@ -41,7 +41,7 @@ def oracle(model: nn.Module, x: Tensor, rule: Rule, dy: Tensor, function: str) -
     layers = model.gate_proj, model.up_proj, model.down_proj
     with torch.no_grad():
         parts = [layer(x) for layer in layers[:2]]
-        near, gate = [rule.unpack(rule.pack(part)).requires_grad_() for part in parts], None
+        near, gate = [rule.pack(part).values().requires_grad_() for part in parts], None
     restored = FUNCTIONS[function](near[0]) * near[1]
     dw = dy.T @ restored
     gate, up = torch.autograd.grad(restored, near, dy @ layers[2].weight.data)
@@ -67,7 +67,7 @@ def test_gradients_equal_the_oracle(function, rule):
     got = model(a)
     assert torch.equal(got, y)
     got.backward(dy)
-    if not isinstance(built, Shareable):  # then the last layer has packed its own input
+    if not built.tiled:  # then the last layer has packed its own input
         want[5] = dy.T @ (FUNCTIONS[function](model.gate_proj(x)) * model.up_proj(x)).detach()
     # As autograd has the parameters: gate, up, down, each with its bias.
     torch.testing.assert_close([a.grad, *(p.grad for p in model.parameters())], want)

@@ -34,7 +34,7 @@ def oracle(x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor
     """Exact output, with the weight's gradient from what `rule` restores."""
     y = F.linear(x, weight.detach(), bias)
     rows = x.detach().reshape(-1, x.shape[-1])
-    stand_in = rule.unpack(rule.pack(rows)).view(x.shape)
+    stand_in = rule.pack(rows).values().view(x.shape)
     g = F.linear(stand_in, weight)
     return y + (g - g.detach())
 
@@ -182,7 +182,7 @@ class TestMemo:
         model, x = self.three(method), torch.randn(6, 33)
         rule = copy.deepcopy(model.parts[0].rules.wide)
         model(x).sum().backward()
-        stand_in = rule.unpack(rule.pack(x))
+        stand_in = rule.pack(x).values()
         outputs = [part(x).detach() for part in model.parts]
         want = [torch.ones(6, 17), outputs[2], outputs[1]]
         for part, dy in zip(model.parts, want, strict=True):
@@ -193,9 +193,9 @@ class TestMemo:
         dense = x.clone()
         model(x, change=True).sum().backward()
         rule = model.parts[0].rules.wide
-        first = rule.unpack(rule.pack(dense))
+        first = rule.pack(dense).values()
         torch.testing.assert_close(model.parts[0].weight.grad, torch.ones(17, 6) @ first)
-        later = rule.unpack(rule.pack(2 * dense))
+        later = rule.pack(2 * dense).values()
         dy = model.parts[2](2 * dense).detach()
         torch.testing.assert_close(model.parts[1].weight.grad, dy.T @ later)
 
@@ -270,7 +270,7 @@ class TestInt8:
         _, dx, dw, db = run(layer, x, layer, precision)
         torch.manual_seed(7)
         dtype = precision or torch.float32
-        stand_in = rule.unpack(rule.pack(x.to(dtype))).float()
+        stand_in = rule.pack(x.to(dtype)).values().float()
         dy = torch.linspace(-1, 1, 40 * 17, device=device).view(40, 17).to(dtype).float()
         w = layer.weight.detach().to(dtype).float()
         copied = int8(dy, 1)
@@ -287,11 +287,11 @@ class TestInt8:
     @pytest.mark.parametrize("weight", [False, True])
     def test_the_product_with_what_a_norm_and_a_function_make_of_codes(self, weight, device):
         rule, x = Quantized(8), torch.randn(40, 33, device=device)
-        of_y = rule.of_affine(rule.pack(x), *torch.randn(2, 33, device=device), x.dtype)
-        packed = rule.of_function(of_y, "silu")
+        of_y = rule.pack(x).of_affine(*torch.randn(2, 33, device=device), x.dtype)
+        packed = of_y.of_function("silu")
         dy = torch.randn(40, 17, device=device)
-        got = Gemms(dy, weight, False).of_codes(packed)
-        assert distance(got, dy.T @ rule.unpack(packed)) < (2e-2 if weight else 1e-5)
+        got = Gemms(dy, weight, False)(packed)
+        assert distance(got, dy.T @ packed.values()) < (2e-2 if weight else 1e-5)
 
     def test_rows_with_small_gradients_are_not_lost(self, device):
         """A class token gets a gradient a hundred times that of the others, which are many."""

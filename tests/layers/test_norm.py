@@ -26,7 +26,7 @@ def oracle(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     std = (centered.square().mean(1, keepdim=True) + eps).sqrt()
     stand_in = centered / std
     torch.manual_seed(7)
-    stand_in = layer.rules.wide.unpack(layer.rules.wide.pack(stand_in.to(x.dtype))).double()
+    stand_in = layer.rules.wide.pack(stand_in.to(x.dtype)).values().double()
     g = dy.double().reshape(-1, columns)
     weight = None if layer.weight is None else layer.weight.double().reshape(-1)
     if "Gemma" in type(layer).__name__:

@@ -10,7 +10,7 @@ from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules import registry
-from razorctl.rules.base import Product, Rule, Rules, survivors
+from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.packed import Packed
 from razorctl.rules.prune import Centered, Columns, TopK
 from razorctl.rules.quantized import Quantized
@@ -28,6 +28,15 @@ scaled_or_not = pytest.mark.parametrize(
     ("name", "unbiased"),
     [*((name, False) for name in NAMES), *((name, True) for name in NAMES if "bandit" in name)],
 )
+
+
+def weight_grad(dy, packed):
+    """dW of a linear layer, in the dtype of dy."""
+
+    def product(x):
+        return dy.T @ (x.values() if isinstance(x, Packed) else x).to(dy.dtype)
+
+    return packed.spread(product(packed.operand()), product)
 
 
 def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:
@@ -48,7 +57,7 @@ def nbytes(packed: Packed) -> int:
 def test_round_trip(name, shape, dtype, unbiased, device):
     x = torch.randn(shape, device=device).to(dtype)
     rule = build(name, shape[1], 0.3, unbiased)
-    back = rule.unpack(rule.pack(x))
+    back = rule.pack(x).values()
     assert back.shape == x.shape
     assert back.dtype == x.dtype
     assert back.isfinite().all()
@@ -69,7 +78,7 @@ def test_density_one_restores_everything(name, shape, device):
     if "bit" in name:  # half a step of what spans up to 8, or by chance a whole one
         step = 8 / (2 ** int(name[0]) - 1)
         tolerance = {"rtol": 2**-12, "atol": step if "stochastic" in name else 0.6 * step}
-    assert torch.allclose(rule.unpack(rule.pack(x)), x, **tolerance)
+    assert torch.allclose(rule.pack(x).values(), x, **tolerance)
 
 
 @every_rule
@@ -89,8 +98,8 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
     dy = torch.randn(33, 17, device=device).to(dtype)
     rule = build(name, 96, 0.2, unbiased)
     packed = rule.pack(x)
-    want = dy.double().T @ rule.unpack(packed).double()
-    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), packed)
+    want = dy.double().T @ packed.values().double()
+    got = weight_grad(dy, packed)
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     error = (got.double() - want).norm() / want.norm()
@@ -102,7 +111,7 @@ def test_weight_grad_is_the_product_with_what_is_restored(name, dtype, unbiased,
 def test_constant_and_huge_inputs_are_kept_as_they_are(name, value, device):
     x = torch.full((6, 20), value, device=device)
     rule = build(name, 20, 0.3, False)
-    back = rule.unpack(rule.pack(x))
+    back = rule.pack(x).values()
     assert not back.isnan().any()
     if name == "half":
         assert torch.equal(back, x.clamp(-65504, 65504))
@@ -122,10 +131,10 @@ def test_copies_and_pickles(name):
     for twin in (copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))):
         first = copy.deepcopy(rule)
         torch.manual_seed(1)
-        a = first.unpack(first.pack(x))
+        a = first.pack(x).values()
         torch.manual_seed(1)
-        assert torch.equal(a, twin.unpack(twin.pack(x)))
-        again = twin.unpack(twin.pack(x))
+        assert torch.equal(a, twin.pack(x).values())
+        again = twin.pack(x).values()
         assert torch.equal(a, again) == (name == "topk")  # which alone draws nothing
 
 
@@ -160,14 +169,14 @@ def test_unbiased_columns_have_the_exact_gradient_as_mean(monkeypatch):
     x, dy = torch.randn(16, 20), torch.randn(16, 5)
     rule = build("columns-bandit", 20, 0.25, True)
     for _ in range(50):  # away from uniform probabilities
-        rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
+        weight_grad(dy, rule.pack(x))
     p = rule.sampler.p.clone()
     assert p.max() > 1.2 * p.min()
     monkeypatch.setattr(rule.sampler, "update", lambda *args: None)  # one p for all draws
     exact = dy.T @ x
     total, draws = torch.zeros_like(exact), 4000
     for _ in range(draws):
-        total += rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
+        total += weight_grad(dy, rule.pack(x))
     # Each entry is exact / p with probability p: five standard errors of its mean.
     spread = exact.abs() * ((1 - p) / p / draws).sqrt()
     assert ((total / draws - exact).abs() < 5 * spread + 1e-5).all()
@@ -180,7 +189,7 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
         torch.manual_seed(1)
         rule = RULES["columns-bandit"](Wanted(20, 0.25, unbiased))
         for _ in range(10):
-            rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
+            weight_grad(dy, rule.pack(x))
         ps.append(rule.sampler.p)
     assert torch.equal(*ps)
     assert ps[0].max() > ps[0].min()
@@ -201,7 +210,7 @@ def test_the_mean_correction_keeps_means_and_their_gradient_exactly(name):
     assert torch.equal(rule.pack(x).mean, x.double().mean(0, keepdim=True).float())
     # Rows that are all equal to the mean have nothing but the exact part.
     constant = x.mean(0).expand(40, 20)
-    got = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(constant))
+    got = weight_grad(dy, rule.pack(constant))
     assert torch.allclose(got, dy.T @ constant, rtol=1e-4, atol=1e-4)
 
 
@@ -211,7 +220,7 @@ def test_the_mean_correction_comes_closer():
     for name in ("topk", "columns-norm", "columns-uniform"):
         errors = []
         for rule in (build(name, 30, 0.2, False), build(f"{name}, centered", 30, 0.2, False)):
-            grad = rule.weight_grad(Product(lambda columns: dy.T @ columns), rule.pack(x))
+            grad = weight_grad(dy, rule.pack(x))
             errors.append((grad - exact).norm())
         assert errors[1] < errors[0]
 
@@ -224,7 +233,7 @@ def test_half_costs_two_bytes_an_element():
 def test_heads_have_steps_of_their_own():
     x = torch.randn(3, 50, 4) * torch.tensor([1.0, 100.0, 1e4]).view(3, 1, 1)
     rule = Quantized(4)
-    back = rule.unpack(rule.pack(x))
+    back = rule.pack(x).values()
     for got, want in zip(back, x, strict=True):
         assert (got - want).norm() < 0.15 * want.norm()
 
@@ -240,17 +249,17 @@ def test_blocks_and_what_is_shared_of_them(function, device):
     assert packed.scale.shape == (2, 5)
     if function is None:
         weight, bias = torch.randn(2, 5, device=device)
-        shared, want = rule.of_affine(packed, weight, bias, torch.bfloat16), x * weight + bias
+        shared, want = packed.of_affine(weight, bias, torch.bfloat16), x * weight + bias
         assert shared.dtype == torch.bfloat16
     else:
-        shared, want = rule.of_function(packed, function), FUNCTIONS[function].forward(x)
-    back = rule.unpack(shared).float()
+        shared, want = packed.of_function(function), FUNCTIONS[function].forward(x)
+    back = shared.values().float()
     assert (back - want).norm() < 0.01 * want.norm()
     assert (back[:4] - want[:4]).norm() < 0.01 * want[:4].norm()
-    got = rule.weight_grad(Product(lambda columns: dy.T @ columns.float()), shared)
+    got = weight_grad(dy, shared)
     torch.testing.assert_close(got, dy.T @ back)
-    dx = rule.function_grad("silu", dy[:, :1].expand(8, 5), packed)
-    torch.testing.assert_close(dx, FUNCTIONS["silu"].backward(dy[:, :1], rule.unpack(packed)))
+    dx = packed.function_grad("silu", dy[:, :1].expand(8, 5))
+    torch.testing.assert_close(dx, FUNCTIONS["silu"].backward(dy[:, :1], packed.values()))
 
 
 def test_the_rule_for_a_width():
