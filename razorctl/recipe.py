@@ -8,14 +8,14 @@ from razorctl.config.registry import find, unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.errors import UsageError
 from razorctl.methods import CLOSE, DEFAULT_METHOD, EXACT, HEAD, METHODS, WEIGHTS, Attention, Part
-from razorctl.rules.allocation import allocate, width
+from razorctl.rules.allocation import Names, allocate, width
 
 Joint = Literal["weights", "branches"]
 
 
-def _within(ratio: float) -> Mapping[str, str]:
-    """The rules of `allocate`, and those of layer kinds that are exact."""
-    return allocate(ratio) | EXACT
+def _named(rules: Mapping[str, str]) -> dict[str, Names]:
+    """The rules of a method, for activations of every width."""
+    return {kind: Names(name, name) for kind, name in rules.items()}
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,17 @@ class Recipe:
         return cosine is not None and cosine >= CLOSE
 
     @property
-    def rules(self) -> Mapping[str, str]:
-        """Layer kind -> name of its rule, without the kinds that stay stock."""
+    def rules(self) -> Mapping[str, Names]:
+        """Layer kind -> names of its rules, without the kinds that stay stock."""
         method = METHODS[self.method]
-        rules: Mapping[str, str] = HEAD if self.lora or self.activation_checkpointing else {}
+        rules = _named(HEAD if self.lora or self.activation_checkpointing else {})
         if self.has_effect:
-            chosen = _within(self.ratio) if method.ratio == "bytes" else {}
-            rules = {**rules, **chosen, **method.rules}
+            if method.ratio == "bytes":
+                rules |= allocate(self.ratio) | _named(EXACT)
+            rules |= _named(method.rules)
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):
-            rules = {**dict.fromkeys(WEIGHTS, "dense"), **rules}
+            rules = _named(dict.fromkeys(WEIGHTS, "dense")) | rules
         return rules
 
     @property

@@ -183,4 +183,4 @@ def test_what_was_not_measured_has_no_cosine(recipe):
 
 def test_a_joint_budget_draws_the_weights_of_methods_that_prune_nothing():
     for recipe in (Recipe("full", joint_budget=0.5), Recipe("backrazor", 0, joint_budget=0.5)):
-        assert recipe.rules == dict.fromkeys(WEIGHTS, "dense")
+        assert recipe.rules == dict.fromkeys(WEIGHTS, ("dense", "dense"))

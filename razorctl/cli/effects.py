@@ -59,7 +59,7 @@ def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    rules = recipe.rules.values()
+    rules = [names.wide for names in recipe.rules.values()]
     way = f"method {recipe.method}" + ("" if recipe.has_effect else f" at ratio {recipe.ratio:g}")
     if not METHODS[recipe.method].has_ratio:
         yield "ratio", f"the ratio does nothing: method {recipe.method} has none."

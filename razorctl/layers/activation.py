@@ -27,7 +27,7 @@ from razorctl.spans import packing
 
 
 class ActivationFunction(torch.autograd.Function):
-    """y = f(x), dx = f'(x') dy, with x' what the rule unpacks; f is the stock forward."""
+    """y = f(x), dx = f'(x') dy, with x' the packed values; f is the stock forward."""
 
     @staticmethod
     def forward(

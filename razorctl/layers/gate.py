@@ -21,7 +21,7 @@ from razorctl.spans import packing
 
 
 class GateFunction(torch.autograd.Function):
-    """dx = dy g, exact; dg = the sum of dy x' over what shares g, with x' what the rule unpacks."""
+    """dx = dy g, exact; dg = the sum of dy x' over what shares g, with x' the packed values."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, packed: Packed | None) -> Tensor:

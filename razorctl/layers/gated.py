@@ -23,7 +23,7 @@ from razorctl.spans import packing
 
 
 class GatedFunction(torch.autograd.Function):
-    """y = f(gate) * up, the stock forward, with both gradients from what the rule unpacks."""
+    """y = f(gate) * up, the stock forward, with both gradients from the packed values."""
 
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ from razorctl.spans import packing
 
 
 class ScaleFunction(torch.autograd.Function):
-    """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' what the rule unpacks."""
+    """dx = dy gamma, exact; dgamma = sum over rows of dy x', with x' the packed values."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, layer: "LayerScale") -> Tensor:

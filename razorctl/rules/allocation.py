@@ -10,13 +10,23 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from razorctl.errors import UsageError
 
 # The share of the byte budget that is left free, for models unlike those measured. In single
 # precision it costs a hundredth of error at ratio 0.9, in 16 bits it would cost more.
 RESERVE = {"wide": 0.1, "narrow": 0.0}
+
+
+class Names(NamedTuple):
+    """The names in `rules.registry.RULES` of the rules for wide activations and for narrow ones.
+
+    narrow is None if no rule meets the ratio with activations of 16 bits.
+    """
+
+    wide: str
+    narrow: str | None
 
 
 def width(precision: str) -> str:
@@ -39,20 +49,15 @@ def largest(width: str) -> float:
     return math.floor(1000 * (1 - saved / (1 - RESERVE[width]))) / 1000
 
 
-def allocate(ratio: float) -> dict[str, str]:
-    """Returns layer kind -> "WIDE/NARROW", two names of rules in `rules.registry.RULES`.
-
-    NARROW is "unmet" if only wide activations can meet the ratio. Raises UsageError if neither can.
-    """
+def allocate(ratio: float) -> dict[str, Names]:
+    """The names of the rules of each layer kind; raises UsageError if none meet the ratio."""
     if ratio > largest("wide"):
         raise UsageError(
             f"ratio {ratio:g} cannot be met; the largest that can is {largest('wide'):g}."
         )
     wide, narrow = (_best(width, ratio) for width in RESERVE)
     assert wide is not None
-    return {
-        kind: f"{rule}/{'unmet' if narrow is None else narrow[kind]}" for kind, rule in wide.items()
-    }
+    return {kind: Names(rule, narrow[kind] if narrow else None) for kind, rule in wide.items()}
 
 
 def _best(width: str, ratio: float) -> dict[str, str] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from razorctl.ops import buckets
 from razorctl.ops.packing import BITS
+from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.dense import Dense, Half
 from razorctl.rules.derivative import Buckets
@@ -59,13 +60,9 @@ RULES: dict[str, Callable[[Wanted], Rule]] = {
 }
 
 
-def build(name: str, wanted: Wanted) -> Rules:
-    """The rules of a layer, by a name in RULES, or by two as "WIDE/NARROW".
-
-    One name is for activations of every width. NARROW may be "unmet": there is no rule for 16 bits.
-    """
-    wide, _, narrow = name.partition("/")
-    rule = RULES[wide](wanted)
-    if narrow == "unmet":
-        return Rules(rule, None)
-    return Rules(rule, rule if narrow in ("", wide) else RULES[narrow](wanted))
+def build(names: Names, wanted: Wanted) -> Rules:
+    """The rules of a layer by their names; rules of one name are one."""
+    wide = RULES[names.wide](wanted)
+    if names.narrow is None:
+        return Rules(wide, None)
+    return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow](wanted))

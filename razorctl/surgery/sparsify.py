@@ -210,8 +210,8 @@ def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
     """The rules of a recipe for a module that `razor` is to take over."""
     function = razor.function_of(module)
     wanted = Wanted(razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu")
-    name = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
-    rules = build(name, wanted)
+    names = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
+    rules = build(names, wanted)
     if recipe.mean_correction and rules.wide.prunes:
         centered = Centered(rules.wide)
         return Rules(centered, centered)

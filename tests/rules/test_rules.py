@@ -10,6 +10,7 @@ from razorctl.errors import UsageError
 from razorctl.ops.activation import FUNCTIONS
 from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules import registry
+from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.packed import Packed
 from razorctl.rules.prune import Centered, Columns, TopK
@@ -268,7 +269,7 @@ def test_the_rule_for_a_width():
     assert rules.of(torch.float32) is one
     with pytest.raises(UsageError, match=r"16 bits; the largest that can is 0\.9"):
         rules.of(torch.bfloat16)
-    other = registry.build("8-bit/4-bit", Wanted(7, 0.5))
+    other = registry.build(Names("8-bit", "4-bit"), Wanted(7, 0.5))
     assert [other.of(d).bits for d in DTYPES] == [8, 4, 4]
-    assert registry.build("topk", Wanted(7, 0.5)).narrow is not None
-    assert registry.build("8-bit/unmet", Wanted(7, 0.5)).narrow is None
+    assert registry.build(Names("topk", "topk"), Wanted(7, 0.5)).narrow is not None
+    assert registry.build(Names("8-bit", None), Wanted(7, 0.5)).narrow is None

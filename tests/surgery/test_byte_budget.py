@@ -47,9 +47,7 @@ class TestAllocations:
         errors = []
         for ratio in (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, largest(width)):
             names = allocate(ratio)
-            part = {
-                kind: rule.split("/")[list(RESERVE).index(width)] for kind, rule in names.items()
-            }
+            part = {kind: getattr(rules, width) for kind, rules in names.items()}
             (chosen,) = (c for c in _choices()[width] if c["rules"] == part)
             assert 1 - chosen["ratio"] <= (1 - ratio) * (1 - RESERVE[width]) + 1e-9
             errors.append(chosen["error"])
