@@ -1,16 +1,15 @@
 """What the default jobs launch on cards, recorded from their steps."""
 
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 
 from razorctl.job import Job
-from razorctl.models import transformers
-from razorctl.models.transformers.known import DECODER, KNOWN
+from razorctl.ops.triton.gemm import scaled_gemm_kernel
 from razorctl.ops.triton.recorded import Card, Launch, distinct
 from razorctl.ops.triton.variants import DTYPES, Variant
 from razorctl.planning import job_trace
 from razorctl.recipe import Recipe
-from tests.models import registered
+from tests.models import registered, two_blocks
 
 CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capabilities of the presets
 JOBS = {  # model, rows, recipe
@@ -18,22 +17,19 @@ JOBS = {  # model, rows, recipe
     "vit in int8": ("vit-b16", 32, Recipe("razor", 0.5, int8_forward=True)),
     "vit of the papers": ("vit-b16", 32, Recipe("prebackrazor++", 0.9)),
     "bert": ("bert-base", 32, Recipe("razor", 0.9)),
-    "decoder": ("decoder", 4, Recipe("razor", 0.9)),
+    "decoder": ("smollm2-135m", 4, Recipe("razor", 0.9)),
     "cnn": ("timm:resnet18", 32, Recipe("razor", 0.5)),
 }
-# SmolLM2, cut to four of its layers.
-SMOL = KNOWN["smollm2-135m"]["config"] | {"num_hidden_layers": 4}
 
 
 @cache
 def launched(name: str) -> dict[int, list[Launch]]:
     """By card, what a step of the job of that name launches: in bf16, on Turing in fp16."""
     model, rows, recipe = JOBS[name]
-    decoder = transformers.from_hub("decoder", "four layers", "nobody/decoder", SMOL, DECODER)
     found: dict[int, list[Launch]] = {}
-    with registered(decoder) if model == "decoder" else nullcontext():
+    with registered(*map(two_blocks, ("vit-b16", "bert-base", "smollm2-135m"))):
         for cards, precision in (((75,), "fp16"), (CARDS[1:], "bf16")):
-            task = "causal-lm" if model == "decoder" else None
+            task = "causal-lm" if name == "decoder" else None
             job = Job(model, "random", batch_size=rows, precision=precision, task=task)
             job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 100)
             launches = job_trace.launches(job, recipe, 100, *map(Card, cards))
@@ -41,23 +37,44 @@ def launched(name: str) -> dict[int, list[Launch]]:
     return found
 
 
-def compilations(card: int) -> list[Variant]:
+def compilations(card: int, every_kernel: bool) -> list[Variant]:
+    """What a card's part is so that the cards together compile all that JOBS compile for any.
+
+    Products have tiles and instructions of the card, so they are part of each; other variants take
+    turns. With `every_kernel` of each kernel the variant that takes most is part of it too.
+    """
+    found = demanding(card)
+    products = [variant for variant in found if variant.kernel is scaled_gemm_kernel]
+    others = [variant for variant in found if variant.kernel is not scaled_gemm_kernel]
+    most = {variant.kernel.__name__: variant for variant in others} if every_kernel else {}
+    parts = *products, *others[CARDS.index(card) :: len(CARDS)], *most.values()
+    return list({variant.key: variant for variant in parts}.values())
+
+
+def demanding(card: int) -> list[Variant]:
     """What all of JOBS compile for a card, without what is sure to take less than another.
 
     That is, of launches that differ only in which numbers are multiples of 16, all but one with
-    least multiples; and of products in the same tiles all but one of most operands and bytes.
+    least multiples; and of products in the same tiles all but one of most operands and bytes. Those
+    that take most come last.
     """
     every = distinct(launch for name in JOBS for launch in launched(name)[card])
     most: dict[object, Variant] = {}
-    for variant in sorted(every, key=_demand):
+    for variant in sorted(every, key=lambda variant: (_demand(variant), alike(variant))):
         key: tuple[object, ...] = variant.key[0], variant.key[2], variant.key[4]
-        if variant.kernel.__name__ == "scaled_gemm_kernel":
+        if variant.kernel is scaled_gemm_kernel:
             sizes = (variant.constexprs[name] for name in ("BM", "BN", "BK"))
             key = key[0], *sizes, "terms_each" in variant.signature, key[2]
         else:
             key = *key, variant.key[1]
         most[key] = variant
-    return list(most.values())
+    return sorted(most.values(), key=lambda variant: (_demand(variant), alike(variant)))
+
+
+def alike(variant: Variant) -> str:
+    """The same for a variant of Turing's 16 bits and of those of other cards."""
+    constexprs = {name: value for name, value in variant.constexprs.items() if name != "LIMIT"}
+    return str(replace(variant, constexprs=constexprs).key).replace("fp16", "bf16")
 
 
 def _demand(variant: Variant) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from transformers import (
 from razorctl import models
 from razorctl.models import Named, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
-from razorctl.models.transformers.known import BERT_BASE
+from razorctl.models.transformers.known import BERT_BASE, KNOWN
 from razorctl.planning import job_trace
 
 
@@ -108,6 +109,17 @@ def entry(name: str, **changes: Any) -> Named:
         return Named.single(replace(found.of("classification"), bare=_vit))
     config = {**BERT_BASE, **TEXT, **changes}
     return transformers.from_hub("bert", "small", "nobody/small", config)
+
+
+def two_blocks(name: str) -> Named:
+    """vit-b16 or a registered model of transformers, with two blocks of the same widths."""
+    if name == "vit-b16":
+        vit = models.find(name)
+        build = partial(create_model, "vit_base_patch16_224", depth=2)
+        return Named.single(replace(vit, bare=lambda classes, _=None: build(num_classes=classes)))
+    known = KNOWN[name]
+    config = {**known["config"], "num_hidden_layers": 2}
+    return transformers.from_hub(name, "two layers", known["repo"], config, known["possible"])
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     python -m tests.ops.triton.releases RELEASE CARD <VARIANTS
 
 The path must lead to that Triton first. VARIANTS is a pickled list of what `named` returns; each
-that does not compile, or spills, is a line of the output.
+that does not compile, or of which something is wrong, is a line of the output.
 """
 
 import importlib
@@ -17,6 +17,9 @@ import triton
 
 from razorctl.ops.triton.compiled import compiled
 from razorctl.ops.triton.variants import Variant
+
+SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have
+INT8_DOT = r"mma\.sync[\w.]*\.s32\.s8\.s8|wgmma\.mma_async[\w.]*\.s32\.s8\.s8|tcgen05\.mma[\w.:]*i8"
 
 
 def named(variant: Variant) -> dict[str, Any]:
@@ -34,10 +37,20 @@ def found(values: dict[str, Any]) -> Variant:
 def wrong(variant: Variant, card: int) -> str | None:
     """What is wrong with a variant, in a line."""
     try:
-        stack = compiled(variant, card).stack
+        found = compiled(variant, card)
     except Exception as error:
         return f"{variant.label} fails: {type(error).__name__}: {error}".replace("\n", " ")
-    return f"{variant.label} spills {stack} bytes" if stack else None
+    # Before sm_80 tl.dot on int8 does not compile, on fp16 it is scalar and spills.
+    dot, product = "tt.dot " in found.ttir, bool(found.instructions(INT8_DOT))
+    for why, is_so in (
+        (f"spills {found.stack} bytes", found.stack),
+        (f"asks for {found.shared} bytes of shared memory", found.shared > 1024 * SHARED[card]),
+        (f"has a product: {dot}, its instructions: {product}", dot != product),
+        ("has a product", dot and card < 80),
+    ):
+        if is_so:
+            return f"{variant.label} {variant.constexprs} {why}"
+    return None
 
 
 def main() -> None:
