@@ -183,7 +183,7 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 def compare(grid: "Grid") -> None:
     """Runs a whole grid under a live bar, or with a line when each run begins and ends."""
     seeds = count(len(grid.seeds), "seed")
-    views.say(f"{grid.job.model} on {grid.job.dataset}: {', '.join(grid.methods)}; {seeds}")
+    views.say(f"{views.pair(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}; {seeds}")
     views.say(f"directory: {grid.out}")
     try:
         if grid.seconds is not None:

@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
+from razorctl.cli.views import common as views
 from tests.cli.commands import razorctl
 from tests.own import CLASSES, floats, photos, picture, table, texts
 
@@ -517,6 +518,12 @@ def test_a_run_directory_is_named_by_the_last_part_of_a_path():
     )
     (run,) = Path("runs").iterdir()
     assert run.name.startswith("vit-micro-where-razor-")
+
+
+def test_paths_in_titles_are_relative_inside_the_working_directory():
+    below, beside = Path.cwd() / "d" / "e", Path.cwd().parent / "f"
+    shown = [views.pair("vit-micro", str(name)) for name in (below, beside, "digits")]
+    assert shown == ["vit-micro on ./d/e", f"vit-micro on {beside}", "vit-micro on digits"]
 
 
 def test_registered_names_win_unless_a_separator_is_typed():

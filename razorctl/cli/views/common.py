@@ -91,6 +91,15 @@ def length(job: Mapping[str, Any], per_epoch: int | None) -> str:
     return ", ".join(words) or "epochs by the tokens of the texts"
 
 
+def pair(model: str, dataset: str) -> str:
+    """A model and a data set, whose path is a relative one inside the working directory."""
+    with suppress(OSError):
+        place, here = Path(dataset), Path.cwd()
+        if place.is_absolute() and place != here and place.is_relative_to(here):
+            dataset = f"./{place.relative_to(here)}"
+    return f"{model} on {dataset}"
+
+
 def summary(recipe: dict[str, Any]) -> str:
     """Method, ratio and joint budget, as far as they say something."""
     from razorctl.methods import METHODS  # imported here, as documents below: --help needs none

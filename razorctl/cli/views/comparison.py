@@ -97,7 +97,7 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
 
 def task(document: dict[str, Any]) -> str:
     """The model and the data set."""
-    return f"{document['model']} on {document['dataset']}"
+    return views.pair(document["model"], document["dataset"])
 
 
 def common(document: dict[str, Any]) -> str:

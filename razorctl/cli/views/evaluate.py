@@ -28,8 +28,9 @@ def skipped(lines: Sequence[str], more: str = "") -> None:
 def show(result: dict[str, Any]) -> None:
     """The table of `evaluate`."""
     split = f", {result['split']} split" if result["split"] else ""
-    title = f"{result['model']} on {result['dataset']}{split}: {units.count(result['rows'], 'row')}"
-    views.out.print(title, soft_wrap=True, highlight=False, markup=False)
+    title = views.pair(result["model"], result["dataset"])
+    rows = units.count(result["rows"], "row")
+    views.out.print(f"{title}{split}: {rows}", soft_wrap=True, highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()

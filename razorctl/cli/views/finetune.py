@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
     """Two lines of what is known before anything is loaded."""
-    title = f"{job.model} on {job.dataset}: {summary(asdict(recipe))}"
+    title = f"{views.pair(job.model, job.dataset)}: {summary(asdict(recipe))}"
     views.say(", ".join([title, *_settings(job, device)]))
     views.say(f"run directory: {out}")
 
@@ -92,7 +92,7 @@ def kept(run: "Run") -> str:
 
 def show(result: dict[str, Any]) -> None:
     """The closing table of `finetune`."""
-    title = f"{result['model']} on {result['dataset']}: {summary(result['recipe'])}"
+    title = f"{views.pair(result['model'], result['dataset'])}: {summary(result['recipe'])}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()

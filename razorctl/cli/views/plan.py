@@ -46,8 +46,9 @@ def show_ways(document: Mapping[str, Any]) -> None:
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
-        f"{job['model']} on {job['dataset']}: batch {job['batch_size']}, {job['precision']}, "
-        f"{job['optimizer']}, {length(job, document.get('steps_per_epoch'))}\n"
+        f"{views.pair(job['model'], job['dataset'])}: "
+        f"batch {job['batch_size']}, {job['precision']}, {job['optimizer']}, "
+        f"{length(job, document.get('steps_per_epoch'))}\n"
         f"{gpu['name']}, {size(budget)}{cards}"
     )
     table = Table(

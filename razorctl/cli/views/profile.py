@@ -32,9 +32,11 @@ def show(result: dict[str, Any]) -> None:
     if "phases" not in result:
         _show_own(result)
         return
-    data = f" on {result['dataset']}" if result["dataset"] else ""
+    title = result["model"]
+    if result["dataset"]:
+        title = views.pair(title, result["dataset"])
     views.out.print(
-        f"{result['model']}{data}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"{title}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
         f"{result['precision']}, {result['optimizer']}{', compiled' * result['compiled']}, "
         f"on {result['device']}",
         highlight=False,
