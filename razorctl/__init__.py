@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from razorctl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from razorctl.cli.calls import compare, finetune, plan, profile
     from razorctl.cli.results import Result
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from razorctl.training.callback import RazorCallback
     from razorctl.training.metrics import Step
     from razorctl.training.profiler import Profile
-
-__version__ = "0.1.0"
 
 # Loaded on first use, so that `razorctl --help` imports no torch.
 _HOMES = {

@@ -173,7 +173,7 @@ def runs_here(monkeypatch):
     """The runs of a comparison are taken in this process; one of test_grid.py starts its own."""
     from tests.comparing import call_here
 
-    monkeypatch.setattr("razorctl.training.grid._call", call_here)
+    monkeypatch.setattr("razorctl.training.comparing.grid._call", call_here)
 
 
 @pytest.fixture

@@ -25,8 +25,10 @@ from razorctl.planning import gpus
 from razorctl.planning.plan import plan
 from razorctl.planning.plan import read as read_plan
 from razorctl.recipe import Recipe
-from razorctl.training import checkpoints, comparison, inference, rundir, trackers
+from razorctl.training import checkpoints, rundir, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints
+from razorctl.training.comparing import comparison
+from razorctl.training.predicting import inference
 from razorctl.training.run import finetune
 from razorctl.training.written import Payoff
 from tests.comparing import write as write_run

@@ -16,7 +16,7 @@ from razorctl.models.transformers.checkpoint import NO_CODE
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
-    ("errors", "folders", "hush", "units"),
+    ("errors", "folders", "hush", "units", "version"),
     ("documents",),
     ("methods", "ops", "spans"),
     ("config", "defaults", "hub", "processes", "sampling"),
@@ -40,6 +40,7 @@ def imported(file: Path) -> set[str]:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+            assert "razorctl" not in names, f"{file}: the root imports from every floor"
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from razorctl import __version__, processes
+from razorctl import processes
 from razorctl.cli.command import PREFIX, Command, option, unchecked
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import clean, shown
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.hush import hush
 from razorctl.training.signals import termination_raises
+from razorctl.version import __version__
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4

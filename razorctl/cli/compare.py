@@ -15,8 +15,8 @@ from razorctl.errors import UsageError
 
 # Imported here is what --help needs, and the rest in the functions below.
 if TYPE_CHECKING:
-    from razorctl.training.comparison import Comparison
-    from razorctl.training.grid import Grid
+    from razorctl.training.comparing.comparison import Comparison
+    from razorctl.training.comparing.grid import Grid
 
 OF_JOB = (
     "steps",
@@ -161,9 +161,9 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
 
 def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
     """The document of a comparison; raises UsageError for a target that no figure has."""
-    from razorctl.training import rows
+    from razorctl.training.comparing import figures
 
-    document = rows.document(found, target)
+    document = figures.document(found, target)
     if target is not None and target > 1 and document["metric"] != "perplexity":
         raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
     return document
@@ -183,7 +183,7 @@ def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
 def write_report(html: Path, found: Compared, target: float | None) -> None:
     """Writes the report of what is in the directories; raises UsageError if it cannot be."""
     from razorctl.cli.views import report
-    from razorctl.training import comparison
+    from razorctl.training.comparing import comparison
 
     grids = [comparison.repeating(each) for each in found.directories if comparison.is_grid(each)]
     words = ["razorctl", "compare", *map(str, found.directories)]
@@ -205,7 +205,7 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
 
     Raises UsageError if `what` is neither, or if an option does not apply to finished runs.
     """
-    from razorctl.training import comparison
+    from razorctl.training.comparing import comparison
 
     there = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
     if all(there):
@@ -238,7 +238,7 @@ def _run(
     from razorctl.cli import effects, planning
     from razorctl.ops.cpu import build
     from razorctl.recipe import Recipe
-    from razorctl.training.budget import seconds
+    from razorctl.training.comparing.budget import seconds
 
     settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
     options["seconds"] = None if budget is None else seconds(budget)
@@ -247,7 +247,7 @@ def _run(
     build.start(options["device"])
     with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress
-        from razorctl.training.grid import Grid
+        from razorctl.training.comparing.grid import Grid
 
         grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)
     effects.note_settings(ctx, *grid.recipes.values())

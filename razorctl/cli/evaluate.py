@@ -70,7 +70,7 @@ def evaluate(
         else:
             rows = labeled.labeled(run, wanted, given.get("split"), at)
         at(f"loading {run}")
-        from razorctl.training import inference
+        from razorctl.training.predicting import inference
 
         found = inference.load(
             run, weights=weights, device=device, batch_size=given.get("batch_size")

@@ -23,7 +23,7 @@ from razorctl.errors import DataError, UsageError
 if TYPE_CHECKING:
     from razorctl.data.own.whole import Part
     from razorctl.job import Job
-    from razorctl.training.inference import Trained
+    from razorctl.training.predicting.inference import Trained
 
 Done = Callable[[int], None]  # is told how many rows are done
 Made = tuple[view.Kind, Iterable[Any]]
@@ -139,7 +139,7 @@ def predict(
         lines = _stdin(files)
         parts, skipped = whole.unlabeled(files, job, modality, lines, at, white, trained)
         at(f"loading {run}")
-        from razorctl.training import inference
+        from razorctl.training.predicting import inference
 
         found = inference.load(
             run, weights=weights, device=device, batch_size=given.get("batch_size")

@@ -34,8 +34,8 @@ from razorctl.units import count, duration, size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from razorctl.training.grid import Grid
-    from razorctl.training.grid import Progress as Standing
+    from razorctl.training.comparing.grid import Grid
+    from razorctl.training.comparing.grid import Progress as Standing
     from razorctl.training.metrics import Step
     from razorctl.training.run import Run
 

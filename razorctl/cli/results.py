@@ -56,7 +56,7 @@ class Result(Mapping[str, Any]):
 
         def plots() -> Sequence[str]:
             from razorctl.cli.views import report
-            from razorctl.training import comparison
+            from razorctl.training.comparing import comparison
 
             with suppress(RazorError):  # the directory may have gone
                 return report.of_run(comparison.read(Path(document["run_dir"])))

@@ -14,10 +14,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from razorctl import __version__, units
+from razorctl import units
 from razorctl.errors import DataError, UsageError
 from razorctl.job import NO_LABEL
 from razorctl.models import Progress, Rows
+from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import razorctl
 from razorctl import documents
 from razorctl.config.registry import unknown
 from razorctl.errors import NoFitError, UsageError
@@ -17,6 +16,7 @@ from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Prefer, Search
 from razorctl.processes import program
 from razorctl.recipe import Recipe
+from razorctl.version import __version__
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """The plan under the stable keys of `plan --json`."""
         body = {
-            "razorctl": razorctl.__version__,
+            "razorctl": __version__,
             "fits": True,
             "prefer": self.prefer,
             "context_bytes": CONTEXT,
@@ -210,7 +210,7 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
         content = file.read_bytes()
         document: dict[str, Any] = documents.parse(content)
         known = document.get("razorctl") if isinstance(document, dict) else None
-        if isinstance(known, str) and known != razorctl.__version__:
+        if isinstance(known, str) and known != __version__:
             raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
         documents.check(content, Document)
     except OSError as error:

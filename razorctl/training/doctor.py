@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import razorctl
 from razorctl import folders, hub, units
 from razorctl.job import Job, settle_precision
 from razorctl.ops import kernels
@@ -35,6 +34,7 @@ from razorctl.recipe import Recipe
 from razorctl.step import Passes, by_logits, passes
 from razorctl.surgery.sparsify import sparsify
 from razorctl.training.captured import WARM_UPS, Captured
+from razorctl.version import __version__
 
 State = Literal["ok", "note", "problem"]
 PACKAGES = ("torch", "triton", "timm", "transformers", "datasets", "peft", "accelerate", "torchao")
@@ -93,7 +93,7 @@ def _places() -> list[torch.device]:
 
 
 def _software() -> Iterator[Check]:
-    yield Check("software", "razorctl", "ok", razorctl.__version__)
+    yield Check("software", "razorctl", "ok", __version__)
     yield Check("software", "python", "ok", platform.python_version())
     for name in PACKAGES:
         if find_spec(name) is not None:

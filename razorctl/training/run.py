@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-import razorctl
 from razorctl import data, devices, models, processes, units
 from razorctl.data.own.stream import count
 from razorctl.defaults import ByRows
@@ -37,6 +36,7 @@ from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step, waited
 from razorctl.training.precompiled import precompile
 from razorctl.training.recovery import Recovery
+from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -350,7 +350,7 @@ class Run(Iterator[Step]):
         done, newest = len(self.history), self.checkpoints.newest
         if newest is None or newest.step != done:
             marker = {
-                "razorctl": razorctl.__version__,
+                "razorctl": __version__,
                 "step": done,
                 "score": self.history[-1].score(self.metric) if done else None,
                 "diverged": diverged,

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import razorctl
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import UsageError
@@ -21,6 +20,7 @@ from razorctl.folders import exists, spelled
 from razorctl.job import Job
 from razorctl.processes import program
 from razorctl.recipe import Recipe
+from razorctl.version import __version__
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -262,7 +262,7 @@ def write_settings(
         "device": device,
         "threads": threads,
         "python": platform.python_version(),
-        "razorctl": razorctl.__version__,
+        "razorctl": __version__,
         **{name: version(name) for name in ("torch", "timm", "datasets")},
     }
     tables = {"recipe": asdict(recipe), "job": asdict(job), ENVIRONMENT: environment}

@@ -44,8 +44,8 @@ from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
 from razorctl.job import LEAST, Precision
 from razorctl.surgery.of_job import OfJob
+from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, Training
-from razorctl.training.rows import TARGET
 
 RATIO = 0.9
 CORE = {

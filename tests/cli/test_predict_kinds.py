@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 from razorctl.cli.app import app
 from razorctl.data import own
 from razorctl.job import Job
-from razorctl.training import inference
-from razorctl.training.predicting import masks
+from razorctl.training.predicting import inference, masks
 from tests.cli.commands import assert_ends_with_an_error, razorctl
 from tests.own import picture, table
 

@@ -284,7 +284,7 @@ def test_the_files_beside_json_and_csv(no_plots):
 
 
 def test_resuming_replaces_the_report(monkeypatch, no_plots):
-    from razorctl.training import grid as grids
+    from razorctl.training.comparing import grid as grids
 
     def call(command: list[str], wait: Callable[[], object]) -> None:
         write(command[-1], command[command.index("--method") + 1])

@@ -17,8 +17,8 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, train_step
+from razorctl.training.comparing.grid import Grid
 from razorctl.training.compiled import EAGER, JUDGED, Compiled, Payoff, Trial, payoff
-from razorctl.training.grid import Grid
 from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
 from tests.models import bert

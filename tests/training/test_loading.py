@@ -11,9 +11,9 @@ from razorctl.data.own import whole
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError
 from razorctl.job import Job
-from razorctl.training import inference, loading
+from razorctl.training import loading
 from razorctl.training.loading import Kept, Loader
-from razorctl.training.predicting import labels
+from razorctl.training.predicting import inference, labels
 from razorctl.training.run import finetune
 from tests.own import CLASSES, picture, table
 

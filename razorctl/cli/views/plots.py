@@ -11,7 +11,7 @@ from html import escape
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from razorctl.training.curves import Curve, mean
+from razorctl.training.comparing.curves import Curve, mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

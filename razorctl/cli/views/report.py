@@ -8,9 +8,9 @@ from typing import Any
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views import plots
 from razorctl.cli.views.terminal import clean
-from razorctl.training.advice import sentence
-from razorctl.training.comparison import Comparison, FinishedRun
-from razorctl.training.curves import losses, scores
+from razorctl.training.comparing.advice import sentence
+from razorctl.training.comparing.comparison import Comparison, FinishedRun
+from razorctl.training.comparing.curves import losses, scores
 from razorctl.training.rundir import CONFIG, whole
 
 TEMPLATE = "report.html.jinja"

@@ -10,13 +10,13 @@ from torch import Tensor
 from razorctl import models, units
 from razorctl.errors import DataError
 from razorctl.step import autocast
-from razorctl.training.inference import check_finite
 from razorctl.training.loading import PRIME
+from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
     from razorctl.data.own.whole import Part
     from razorctl.models.transformers.writing import Writer
-    from razorctl.training.inference import Trained
+    from razorctl.training.predicting.inference import Trained
 
 
 @dataclass(frozen=True)

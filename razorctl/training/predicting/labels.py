@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from razorctl.step import autocast
-from razorctl.training.inference import check_finite
+from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from razorctl.data.own.whole import Part
-    from razorctl.training.inference import Trained
+    from razorctl.training.predicting.inference import Trained
 
 
 @dataclass(frozen=True)

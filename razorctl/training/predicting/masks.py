@@ -16,11 +16,11 @@ from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
 from razorctl.training import rundir
-from razorctl.training.inference import check_finite
+from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
     from razorctl.data.own.whole import Part
-    from razorctl.training.inference import Trained
+    from razorctl.training.predicting.inference import Trained
 
 ROOM = 256 << 20  # bytes of logits that have the size of an image at once
 BYTE = 256  # classes that a pixel of 8 bits tells apart

@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import razorctl
 from razorctl import data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
@@ -29,8 +28,9 @@ from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import budget, rundir
-from razorctl.training.comparison import (
+from razorctl.training import rundir
+from razorctl.training.comparing import budget
+from razorctl.training.comparing.comparison import (
     BASELINES,
     NAMES,
     SETTINGS,
@@ -43,6 +43,7 @@ from razorctl.training.comparison import (
     settings_of,
 )
 from razorctl.training.signals import termination_waits
+from razorctl.version import __version__
 
 POLL = 0.25  # seconds between two reports of a run's progress
 KILLED = -getattr(signal, "SIGKILL", 9)
@@ -121,7 +122,7 @@ class Grid:
     def _prepare(self, resume: bool) -> None:
         """Makes the directory, or with `resume` checks that it has the same settings."""
         job = {k: v for k, v in asdict(self.job).items() if v is not None and k != "seed"}
-        environment = {"razorctl": razorctl.__version__, "device": self.device}
+        environment = {"razorctl": __version__, "device": self.device}
         settings = {
             "job": job,
             "recipe": {"ratio": self.ratio},

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from razorctl.training.advice import sentence, take
+from razorctl.training.comparing.advice import sentence, take
 
 FULL: dict[str, Any] = {
     "label": "full",

@@ -18,9 +18,9 @@ from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import grid, rows
-from razorctl.training.comparison import repeating
-from razorctl.training.grid import Grid
+from razorctl.training.comparing import figures, grid
+from razorctl.training.comparing.comparison import repeating
+from razorctl.training.comparing.grid import Grid
 from tests.comparing import NAMED, assert_refused, call_here, compare, write
 from tests.models import registered
 
@@ -139,7 +139,7 @@ class TestGrid:
         assert [at.run for at in heard] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert [at.end for at in heard[:3]] == [None, None, "accuracy 0.9000"]
         assert grid.comparison.exit_code == 0
-        assert [row["seeds"] for row in rows.document(grid.comparison)["rows"]] == [[0, 1]] * 2
+        assert [row["seeds"] for row in figures.document(grid.comparison)["rows"]] == [[0, 1]] * 2
 
     def test_one_that_fails_is_a_row_with_its_reason(self, commands):
         self.failing = ("full",)

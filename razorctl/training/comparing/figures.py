@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-import razorctl
 from razorctl.job import LEAST
 from razorctl.methods import METHODS
-from razorctl.training import advice
-from razorctl.training.comparison import Comparison, Entry
+from razorctl.training.comparing import advice
+from razorctl.training.comparing.comparison import Comparison, Entry
+from razorctl.version import __version__
 
 TARGET = 0.99  # of full's best score
 # Columns of a row beside its memory: less is better in COSTS, more is better in GAINS.
@@ -39,7 +39,7 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     _mark(rows, memory, metric in LEAST)
     alike = all(entry.settings == done[0].settings for entry in done)
     return {
-        "razorctl": razorctl.__version__,
+        "razorctl": __version__,
         "model": comparison.model,
         "dataset": comparison.dataset,
         "metric": metric,

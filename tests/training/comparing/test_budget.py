@@ -5,8 +5,8 @@ import json
 import pytest
 
 from razorctl.errors import UsageError
-from razorctl.training import budget
-from razorctl.training.budget import Cost
+from razorctl.training.comparing import budget
+from razorctl.training.comparing.budget import Cost
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from razorctl.errors import RazorError, Terminated
-from razorctl.training import grid, signals
+from razorctl.training import signals
+from razorctl.training.comparing import grid
 from razorctl.training.threads import CHOSEN
 from tests.comparing import NAMED
 

@@ -15,10 +15,10 @@ from razorctl.cli.views import common as views
 from razorctl.errors import DataError, UsageError
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
-from razorctl.training import comparison
-from razorctl.training.comparison import read
-from razorctl.training.rows import document as document_of
-from razorctl.training.rows import pareto
+from razorctl.training.comparing import comparison
+from razorctl.training.comparing.comparison import read
+from razorctl.training.comparing.figures import document as document_of
+from razorctl.training.comparing.figures import pareto
 from tests.comparing import assert_refused, compare, write
 
 CONTRACT = [

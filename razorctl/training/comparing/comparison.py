@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import razorctl
 from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
@@ -19,6 +18,7 @@ from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.rundir import CONFIG, ENVIRONMENT, METRICS, RESULT
 from razorctl.training.written import Environment, Failure, Line, OfGrid, Result
+from razorctl.version import __version__
 
 # What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
 # method is `full` if none is named, and the micro-batches of `accumulate` depend on the model.
@@ -175,9 +175,9 @@ def read(directory: Path) -> FinishedRun:
     environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
     documents.given({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
     known = environment.get("razorctl")
-    if known != razorctl.__version__:
+    if known != __version__:
         raise UsageError(
-            f"{directory} was run by razorctl {known}, not {razorctl.__version__}; run it again."
+            f"{directory} was run by razorctl {known}, not {__version__}; run it again."
         )
     try:
         result = documents.read(directory / RESULT, Result, LEAVE)

@@ -20,9 +20,8 @@ from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training import inference
 from razorctl.training.labeled import labeled, own_rows
-from razorctl.training.predicting import labels
+from razorctl.training.predicting import inference, labels
 from razorctl.training.run import Run, finetune
 from tests import local_hub
 from tests.cli.commands import razorctl
