@@ -74,3 +74,9 @@ def razorctl_command(*args: str) -> None:
     """The console script."""
     sys.argv[1:] = args
     razorctl.cli.app.run()
+
+
+def program(code: str, *args: str) -> None:
+    """What `python -c` runs."""
+    sys.argv[1:] = args
+    exec(code, {"__name__": "__main__"})

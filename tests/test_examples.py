@@ -67,12 +67,22 @@ class Watched(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
+# The model that the notebook plans for has two blocks.
+SMALLER = """
+from tests.models import registered, two_blocks
+
+smaller = registered(two_blocks("vit-b16"))
+smaller.__enter__()
+"""
+
+
 def test_notebook(tmp_path, monkeypatch, traces):
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parents[1]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", nbformat.NO_CONVERT)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)  # stripped
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
     client = Watched(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
     client.bars = []
     client.execute()

@@ -1,10 +1,9 @@
 """RazorConv2d against the oracle: the stock weight gradient of what the rule restores."""
 
 import copy
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from razorctl.layers.libraries import swaps
 from razorctl.ops.images import pixels
 from tests.cases import CASES, stock
+from tests.forked import Forked
 from tests.layers.test_every_layer import TOLERANCE, assert_close, run
 
 CONVS = ("patches", "pointwise", "conv", "same conv", "grouped conv")
@@ -86,10 +86,10 @@ def test_a_given_output_size_is_left_to_stock():
     assert torch.equal(y, stock(layer)(x, output_size=[9, 7]))
 
 
-def test_no_geometry_crashes_or_differs_from_stock():
-    script = Path(__file__).with_name("conv_geometries.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert done.returncode == 0, [*done.stdout.splitlines()[-1:], done.stderr]
+def test_no_geometry_crashes_or_differs_from_stock(tmp_path):
+    script = str(Path(__file__).with_name("conv_geometries.py"))
+    code, out, errors = Forked(run_path, script, None, "__main__", folder=tmp_path).ended()
+    assert code == 0, [*out.splitlines()[-1:], errors]
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

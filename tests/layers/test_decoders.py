@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -41,6 +39,7 @@ from razorctl.layers.head import RazorHead
 from razorctl.layers.libraries import razor_of
 from razorctl.memory.saved import saved_by_module, saved_bytes
 from razorctl.recipe import METHODS
+from tests.forked import Forked, program
 
 TOKENS, VOCABULARY = 13, 61
 SIZES = {
@@ -194,10 +193,8 @@ def test_a_fresh_process_loads_a_pickle(tmp_path):
         "model(input_ids=ids, labels=ids).loss.backward()\n"
         "print(type(model.model.norm).__name__)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "model.pt"], capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "RazorLlamaRMSNorm", done.stderr
+    _, out, errors = Forked(program, code, "model.pt", folder=tmp_path).ended()
+    assert out.strip() == "RazorLlamaRMSNorm", errors
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

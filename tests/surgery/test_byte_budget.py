@@ -79,7 +79,7 @@ def test_the_byte_budget_is_met(name, width, request):
     model, inputs = request.getfixturevalue(name)
     full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
 
-    @settings(max_examples=4, deadline=None, database=None)
+    @settings(max_examples=2, deadline=None, database=None)
     @given(ratio=st.floats(0.5, 0.95))
     def kept(ratio: float) -> None:
         if ratio > largest(width):

@@ -1,8 +1,6 @@
 """What trackers get of a run; TensorBoard's files are read back by its own reader."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from razorctl.job import Job
 from razorctl.training import trackers
 from razorctl.training.run import Run
 from razorctl.training.trackers import check, tracked
+from tests.forked import Forked, razorctl_command
 from tests.own import photos
 from tests.training import runs
 
@@ -153,15 +152,14 @@ def test_names_are_checked_before_anything_is_loaded(monkeypatch):
 
 
 def test_the_command_line_writes_lines_to_stderr_alone(tmp_path):
-    """Through pipes, as in a job of a cluster."""
+    """Into files, as in a job of a cluster."""
     pytest.importorskip("tensorboard")
     words = "finetune vit-micro digits --steps 4 --batch-size 8 --evaluate-every 2 --device cpu"
-    more = ["--method", "full", "--out", "run", "--json", "--tracker", "tensorboard"]
-    command = [sys.executable, "-m", "razorctl", *words.split(), *more]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps"] == 4
-    lines = dict(line.split(": ", 1) for line in done.stderr.splitlines() if ": loss" in line)
+    more = ("--method", "full", "--out", "run", "--json", "--tracker", "tensorboard")
+    code, out, errors = Forked(razorctl_command, *words.split(), *more, folder=tmp_path).ended()
+    assert code == 0, errors
+    assert json.loads(out)["steps"] == 4
+    lines = dict(line.split(": ", 1) for line in errors.splitlines() if ": loss" in line)
     for evaluated in ("step 2 of 4", "step 4 of 4"):  # others are told if they take long
         assert ", accuracy 0." in lines[evaluated]
         assert "/s" in lines[evaluated]

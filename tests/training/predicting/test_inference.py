@@ -4,16 +4,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from datasets import Dataset
 from huggingface_hub import constants
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm.data import create_transform, resolve_model_data_config
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from razorctl import data
 from razorctl.data.own import whole
@@ -317,36 +319,19 @@ def test_a_batch_that_does_not_fit_is_said(runs):
             use()
 
 
-# Run where razorctl cannot be imported: what each library alone makes of the same inputs.
-STOCK = """
-import json, sys
-sys.modules["razorctl"] = None
-import timm, torch
-from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-images, picture, texts, text = sys.argv[1:]
-model = timm.create_model(f"local-dir:{images}", pretrained=True).eval()
-transform = create_transform(**resolve_model_data_config(model))
-inputs = transform(Image.open(picture).convert("L"))[None]
-names = model.pretrained_cfg["label_names"]
-found = {"image": dict(zip(names, model(inputs).softmax(-1)[0].tolist()))}
-model = AutoModelForSequenceClassification.from_pretrained(texts).eval()
-tokens = AutoTokenizer.from_pretrained(texts)(text, return_tensors="pt")
-values = model(**tokens).logits.softmax(-1)[0].tolist()
-found["text"] = {model.config.id2label[i]: p for i, p in enumerate(values)}
-print(json.dumps(found))
-"""
-
-
+@torch.no_grad()
 def test_stock_libraries_predict_the_same(runs, tmp_path):
     image = str(picture(tmp_path / "a.png", 40))
-    words = [str(runs["photos"].out), image, str(runs["texts"].out), "a cat sat"]
-    command = [sys.executable, "-c", STOCK, *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    stock = json.loads(done.stdout)
+    model = timm.create_model(f"local-dir:{runs['photos'].out}", pretrained=True).eval()
+    transform = create_transform(**resolve_model_data_config(model))
+    inputs = transform(Image.open(image).convert("L"))[None]
+    names = model.pretrained_cfg["label_names"]
+    stock = {"image": dict(zip(names, model(inputs).softmax(-1)[0].tolist(), strict=True))}
+    folder = runs["texts"].out
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)("a cat sat", return_tensors="pt")
+    values = model(**tokens).logits.softmax(-1)[0].tolist()
+    stock["text"] = {model.config.id2label[i]: p for i, p in enumerate(values)}
     (tmp_path / "a.txt").write_text("a cat sat\n")
     for name, file, modality in (
         ("photos", image, "image"),
