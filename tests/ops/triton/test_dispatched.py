@@ -178,8 +178,8 @@ RECIPES = {
     "backrazor": Recipe("backrazor", 0.9),
     "prebackrazor++": Recipe("prebackrazor++", 0.9),
 }
-# Every recipe with the linear layers of a ViT and with the images of a CNN, of which int8_forward is
-# not. The other models have other norms and activations, for which razor has rules.
+# Every recipe for linear layers and for images, which int8_forward is not for. The other models
+# have other norms and activations, which only razor has rules for.
 PAIRS = [
     *(("vit", name) for name in RECIPES),
     *((kind, name) for kind in ("bert", "llama") for name in ("razor", "razor, half")),
