@@ -24,7 +24,7 @@ from razorctl.cli import profile as profiling
 from razorctl.cli.options import Command
 from razorctl.cli.results import Result
 from razorctl.cli.settings import GIVEN
-from razorctl.cli.views.notebook import quiet
+from razorctl.cli.views.common import quiet
 from razorctl.config.registry import unknown
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job

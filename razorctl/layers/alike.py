@@ -1,4 +1,4 @@
-"""Classes that are known by the code of their forward, and razor classes made for them on demand.
+"""Classes that are known by the code of their forward.
 
 transformers copies code between models: `LlamaRMSNorm.forward` and `Qwen2RMSNorm.forward` are the
 same instructions. What is known of one such class holds for all.
@@ -10,8 +10,6 @@ from types import CodeType
 from typing import Any
 
 from torch import nn
-
-from razorctl.layers.base import RazorLayer
 
 
 def alike(stock: type[nn.Module], reference: type[nn.Module]) -> bool:
@@ -37,29 +35,9 @@ def constants(stock: type[nn.Module], name: str) -> frozenset[str]:
     return frozenset(part for part in parts if isinstance(part, str))
 
 
-def made(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
-    """A class of both; its instances can be pickled, though it is in no module."""
-    own = {"__module__": razor.__module__, "__reduce_ex__": _reduce, "__doc__": razor.__doc__}
-    return type(f"Razor{stock.__name__}", (razor, stock), own)
-
-
-def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-    """The stock class in place of the razor class, which no import finds."""
-    reduced: Any = object.__reduce_ex__(self, protocol)
-    stock = next(c for c in type(self).__mro__ if not issubclass(c, RazorLayer))
-    return _blank, (stock,), *reduced[2:]
-
-
-def _blank(stock: type[nn.Module]) -> nn.Module:
-    from razorctl.layers.libraries import razor_of  # which may have to load a library's file
-
-    razor = razor_of(stock)
-    assert razor is not None
-    return razor.__new__(razor)
-
-
 def _code(stock: type[nn.Module], name: str) -> CodeType | None:
-    return getattr(inspect.unwrap(getattr(stock, name, _blank)), "__code__", None)
+    function: Any = getattr(stock, name, None)
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def _instructions(code: CodeType | None) -> Hashable:

@@ -53,6 +53,25 @@ def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     return razor
 
 
+def made(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
+    """A class of both; its instances can be pickled, though it is in no module."""
+    own = {"__module__": razor.__module__, "__reduce_ex__": _reduce, "__doc__": razor.__doc__}
+    return type(f"Razor{stock.__name__}", (razor, stock), own)
+
+
+def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """The stock class in place of the razor class, which no import finds."""
+    reduced: Any = object.__reduce_ex__(self, protocol)
+    stock = next(c for c in type(self).__mro__ if not issubclass(c, RazorLayer))
+    return _blank, (stock,), *reduced[2:]
+
+
+def _blank(stock: type[nn.Module]) -> nn.Module:
+    razor = razor_of(stock)
+    assert razor is not None
+    return razor.__new__(razor)
+
+
 def linear_types() -> frozenset[type[nn.Module]]:
     """The stock types of linear layers."""
     return frozenset(stock for stock, razor in swaps().items() if razor.kind == "linear")

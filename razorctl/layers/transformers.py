@@ -31,10 +31,11 @@ from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers import activation
-from razorctl.layers.alike import alike, constants, made, names
+from razorctl.layers.alike import alike, constants, names
 from razorctl.layers.attention import Attention, masked
 from razorctl.layers.base import RazorLayer, Settings
 from razorctl.layers.gated import Gated
+from razorctl.layers.libraries import made
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.rules.base import Rules

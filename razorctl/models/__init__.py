@@ -15,15 +15,15 @@ from razorctl import documents, folders
 from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Task
+from razorctl.models.rows import Progress as Progress
+from razorctl.models.rows import Rows as Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from razorctl.models.transformers.writing import Writer
 
-Rows = dict[str, list[Any]]
 Modality = Literal["image", "text"]
-Progress = Callable[[str], None]  # is called with what is being done
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from zlib import crc32
 from razorctl import units
 from razorctl.errors import DataError, UsageError
 from razorctl.job import NO_LABEL
-from razorctl.models import Progress, Rows
+from razorctl.models.rows import Progress, Rows
 from razorctl.version import __version__
 
 if TYPE_CHECKING:

@@ -196,6 +196,16 @@ class Pulse:
         self._thread.join()
 
 
+@contextmanager
+def quiet(wanted: bool = True) -> Iterator[None]:
+    """Inside the block nothing is said on stderr."""
+    before, err.quiet = err.quiet, wanted or err.quiet
+    try:
+        yield
+    finally:
+        err.quiet = before
+
+
 def live() -> bool:
     """Whether bars are shown: on a terminal and in a notebook, unless nothing is to be said."""
     return (err.is_interactive or err.is_jupyter) and not err.quiet
@@ -208,7 +218,7 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     It says so at once on a terminal, and where nothing was said before; else where it takes long.
     """
     if err.is_jupyter and live():
-        from razorctl.cli.views import notebook  # which needs `err` above
+        from razorctl.cli.views import notebook  # whose bars few commands need
 
         with notebook.waiting(text) as change:
             yield change

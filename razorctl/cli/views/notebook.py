@@ -10,20 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
-from razorctl.cli.views import common as views
-
 OFTEN = 0.2  # seconds between two pictures of a bar
 LINE = "<pre style='margin:0;background:none;white-space:pre;line-height:1.3'>{code}</pre>"
-
-
-@contextmanager
-def quiet(wanted: bool = True) -> Iterator[None]:
-    """Inside the block nothing is said on stderr."""
-    before, views.err.quiet = views.err.quiet, wanted or views.err.quiet
-    try:
-        yield
-    finally:
-        views.err.quiet = before
 
 
 def html(*shown: RenderableType) -> str:
