@@ -18,6 +18,7 @@ from razorctl import data, models
 from razorctl import hub as razor_hub
 from razorctl.cli.app import app
 from razorctl.data.own import read
+from razorctl.data.own.ask import Ask
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import Job
 from tests import hub_server, local_hub, own
@@ -179,7 +180,7 @@ def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
 
     local_hub.cache(server, "dataset", "films/columns", write)
     job = Job("bert-base", "hf:films/columns")
-    raw = read(job, replace(job, text_column="two", label_column="kind"))
+    raw = read(Ask.of(job, replace(job, text_column="two", label_column="kind")))
     assert raw.splits["train"][0] == {"text": "a dog sat", "label": "x"}
 
 

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
 from razorctl.data.own import folder, hub, masks, recognition, streaming, tables, tasks, texts
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw
@@ -36,53 +36,54 @@ def find(job: Job, trained: Job | None = None) -> Source:
     UsageError if there is none or it is not clear how to use it, DataError if it cannot be used,
     and MissingError if it is not on the hub.
     """
-    of_hub = job.dataset.startswith(hub.PREFIX)
-    if job.streaming:
-        if "classification" not in (wanted := tasks.wanted(job)):
-            streaming.of_classes(job.dataset, wanted[0])
-        return _streamed(job, *(streaming.of_hub(job) if of_hub else _read(job, _streams)))
-    card = hub.card(job) if of_hub and trained is None else None
+    ask = Ask.of(job, trained)
+    of_hub = ask.name.startswith(hub.PREFIX)
+    if ask.streaming:
+        if "classification" not in ask.tasks:
+            streaming.of_classes(ask.name, ask.tasks[0])
+        return _streamed(ask, *(streaming.of_hub(ask) if of_hub else _read(ask, _streams)))
+    card = hub.card(ask) if of_hub and trained is None else None
     if card is not None:
-        return _of_card(job, card)
-    return _source(job, _checked(read(job, trained), job))
+        return _of_card(ask, card)
+    return _source(_checked(ask, read(ask)))
 
 
-def _source(job: Job, checked: Checked) -> Source:
-    raw = checked.raw
+def _source(checked: Checked) -> Source:
+    ask, raw = checked.ask, checked.raw
     counts = checked.counts()
-    found = _described(job, raw.modality, raw.told, checked.classes, counts, checked.load, raw.task)
+    found = _described(ask, raw.modality, raw.told, checked.classes, counts, checked.load, raw.task)
     return _of_blocks(found) if "text" in raw.splits["train"].column_names else found
 
 
-def _of_card(job: Job, card: hub.Card) -> Source:
+def _of_card(ask: Ask, card: hub.Card) -> Source:
     """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
     counts = {**card.counts}
-    counts["aside"] = held(counts["train"], share(job.dataset, counts, job))
+    counts["aside"] = held(counts["train"], share(ask, counts))
     counts["train"] -= counts["aside"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return _checked(hub.read(job), job).load(progress)
+        return _checked(ask, hub.read(ask)).load(progress)
 
     used = card.columns
     told = f"{used.told}, as its card says"
-    found = _described(job, used.modality, told, card.classes, counts, load, used.task)
+    found = _described(ask, used.modality, told, card.classes, counts, load, used.task)
     return _of_blocks(found) if used.texts else found
 
 
-def _streamed(job: Job, splits: Splits, used: Columns) -> Source:
+def _streamed(ask: Ask, splits: Splits, used: Columns) -> Source:
     """Streams, whose rows are checked when they are read."""
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     counts = {split: count(rows) for split, rows in parts.items() if rows is not None}
 
     def load(_: Progress | None = None) -> Splits:
-        return streaming.labeled(splits, job)
+        return streaming.labeled(splits, ask)
 
     told = f"{used.told}, streamed"
-    return _described(job, used.modality, told, splits.classes, counts, load)
+    return _described(ask, used.modality, told, splits.classes, counts, load)
 
 
 def _described(
-    job: Job,
+    ask: Ask,
     modality: Modality,
     told: str,
     classes: Sequence[str],
@@ -92,14 +93,14 @@ def _described(
 ) -> Source:
     evaluated = "test" if "test" in counts else "validation"
     return Source(
-        job.dataset,
+        ask.name,
         told,
         modality,
         len(classes),
         counts["train"],
         counts.get(evaluated) or counts.get("aside"),
         load,
-        _told(job.dataset, told, task, classes, counts),
+        _told(ask.name, told, task, classes, counts),
         task=task,
         validated="validation" in counts or bool(counts.get("aside")),
         evaluated_examples=counts.get("validation") or counts.get("aside") or counts.get("test"),
@@ -113,32 +114,30 @@ def _of_blocks(source: Source) -> Source:
     return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
-def read(job: Job, trained: Job | None = None) -> Raw:
-    """The rows of the data set that a job names by a path or by `hf:`; as `find` takes them."""
-    if job.dataset.startswith(hub.PREFIX):
-        return hub.read(job, trained)
-    return _read(job, partial(_raw, trained=trained))
+def read(ask: Ask) -> Raw:
+    """The rows of the data set that is named by a path or by `hf:`; as `find` takes them."""
+    return hub.read(ask) if ask.name.startswith(hub.PREFIX) else _read(ask, _raw)
 
 
-def _checked(raw: Raw, job: Job) -> Checked:
+def _checked(ask: Ask, raw: Raw) -> Checked:
     """The rows with all that is wrong with them; refuses them at once if that is known by now."""
     for split, own in raw.names.items():
         if not len(raw.splits[split]):
             raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
     if raw.task in LANGUAGE:
-        raw = texts.divided(raw, job)
+        raw = texts.divided(ask, raw)
     elif raw.task == "segmentation":
         raw = masks.named(raw)
     classes, numbers = numbered(raw)
-    checked = Checked(raw, job, classes, numbers, faults(raw, numbers))
-    if not job.skip_bad and (any(checked.faults.values()) or raw.nowhere):
+    checked = Checked(ask, raw, classes, numbers, faults(raw, numbers))
+    if not ask.skip_bad and (any(checked.faults.values()) or raw.nowhere):
         checked.looked(lambda _: None)
     return checked
 
 
-def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
-    """What `found` makes of the file or the folder that a job names."""
-    name, path = job.dataset, Path(job.dataset).expanduser()
+def _read(ask: Ask, found: Callable[[Ask, Path], T]) -> T:
+    """What `found` makes of the file or the folder that is named."""
+    name, path = ask.name, Path(ask.name).expanduser()
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
             hub = f", or write hf:{name} for a set of the hub" * bool(OF_HUB.fullmatch(name))
@@ -149,7 +148,7 @@ def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
     if spelled(whole) != whole:
         raise DataError(f"{spelled(whole)}: {NOT_UTF8}.")
     try:
-        return found(path, job)
+        return found(ask, path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(
@@ -157,51 +156,51 @@ def _read(job: Job, found: Callable[[Path, Job], T]) -> T:
         ) from None
 
 
-def _raw(path: Path, job: Job, trained: Job | None = None) -> Raw:
-    name, wanted, language = job.dataset, tasks.wanted(job), tasks.language(job)
+def _raw(ask: Ask, path: Path) -> Raw:
+    language = ask.language
     if language is not None and texts.is_text(path):
-        return texts.read(name, path, {path.stem: [path]}, job, language)
-    found = _tables(path, job, trained)
+        return texts.read(ask, path, {path.stem: [path]}, language)
+    found = _tables(ask, path)
     if found is not None:
-        return tables.read(name, found)
-    recognition.refuse_folder(name, path, job, wanted)
-    if "segmentation" in wanted and (parts := masks.layout(path)) is not None:
-        return masks.read(name, path, parts, job)
+        return tables.read(ask, found)
+    recognition.refuse_folder(ask, path)
+    if "segmentation" in ask.tasks and (parts := masks.layout(path)) is not None:
+        return masks.read(ask, path, parts)
     if language is not None and (files := texts.in_folder(path)):
-        return texts.read(name, path, files, job, language)
-    if "classification" not in wanted:
-        raise tasks.unserved(name, wanted)
-    return folder.read(name, path, job)
+        return texts.read(ask, path, files, language)
+    if "classification" not in ask.tasks:
+        raise tasks.unserved(ask)
+    return folder.read(ask, path)
 
 
-def _streams(path: Path, job: Job) -> tuple[Splits, Columns]:
-    language = tasks.language(job) is not None
-    found = None if language and texts.is_text(path) else _tables(path, job)
+def _streams(ask: Ask, path: Path) -> tuple[Splits, Columns]:
+    language = ask.language is not None
+    found = None if language and texts.is_text(path) else _tables(ask, path)
     if found is None:
         raise UsageError(
-            f"{job.dataset} is no table, so it is read whole; leave --streaming out."
+            f"{ask.name} is no table, so it is read whole; leave --streaming out."
             if language
-            else f"{job.dataset} is a folder of images, which are read as they come anyway; leave "
+            else f"{ask.name} is a folder of images, which are read as they come anyway; leave "
             "--streaming out."
         )
-    return streaming.of_tables(job, found)
+    return streaming.of_tables(ask, found)
 
 
-def _tables(path: Path, job: Job, trained: Job | None = None) -> tables.Tables | None:
+def _tables(ask: Ask, path: Path) -> tables.Tables | None:
     """The tables at a path; None if it is a folder without tables."""
-    name = job.dataset
+    name = ask.name
     if path.is_dir():
         found = tables.in_folder(path)
-        return tables.find(name, found, job, trained) if found else None
+        return tables.find(ask, found) if found else None
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if path.suffix.casefold() == ".json":
-        raise recognition.refuse_document(name, path, job, tasks.wanted(job)[0])
+        raise recognition.refuse_document(ask, path)
     if not tables.is_table(path):
-        plain = texts.SUFFIXES if tasks.language(job) is not None else ()
+        plain = texts.SUFFIXES if ask.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*plain, *tables.SUFFIXES))
         raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
-    return tables.find(name, {path.stem: [path]}, job, trained, single=True)
+    return tables.find(ask, {path.stem: [path]}, single=True)
 
 
 def _told(

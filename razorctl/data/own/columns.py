@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from razorctl.data.own.ask import Ask
 from razorctl.errors import UsageError
-from razorctl.job import LANGUAGE, Job, Task
+from razorctl.job import LANGUAGE, Task
 from razorctl.models import Modality
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
@@ -48,11 +49,13 @@ class Sample:
     """The first rows of a table: column -> values, and the columns whose type says what they are.
 
     images: columns of images, whose values may be left out. classes: columns of numbered classes.
+    root: the folder that paths of images are relative to, None if they are no files.
     """
 
     values: Mapping[str, Sequence[Any]]
     images: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
+    root: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,50 +99,50 @@ class Columns:
         return ", ".join(f"{what} in {column}" for what, column in parts.items() if column)
 
 
-def detect(name: str, sample: Sample, job: Job, root: Path | None = None) -> Columns:
+def detect(ask: Ask, sample: Sample) -> Columns:
     """The columns of a table that a classifier uses.
 
-    root: the folder that image paths are relative to. Raises UsageError, which lists the columns,
-    for a given column that is not there, and if it is not clear which one to use.
+    Raises UsageError, which lists the columns, for a given column that is not there, and if it is
+    not clear which one to use.
     """
-    image = _given(name, sample, job.image_column, "image")
-    texts = _given_texts(name, sample, job.text_column)
-    label = _given(name, sample, job.label_column, "label")
+    image = _given(ask, sample, ask.image_column, "image")
+    texts = _given_texts(ask, sample, ask.text_column)
+    label = _given(ask, sample, ask.label_column, "label")
     taken = {column for column in (image, label, *texts) if column is not None}
     if image is None and not texts:
-        image = _image(name, sample, taken, root)
-        texts = _texts(name, sample, taken, image)
+        image = _image(ask, sample, taken)
+        texts = _texts(ask, sample, taken, image)
         if image is not None and texts:
             raise UsageError(
-                f"{name} has images in column {image} and text in {' and '.join(texts)}, of "
+                f"{ask.name} has images in column {image} and text in {' and '.join(texts)}, of "
                 f"{_listed(sample.values)}; choose with --image-column or --text-column."
             )
     if image is None and not texts:
         images, prose = "--image-column", "--text-column"
         raise UsageError(
-            f"none of the columns of {name} is clearly an image or a text: "
+            f"none of the columns of {ask.name} is clearly an image or a text: "
             f"{_listed(sample.values)}; name one with {images} or {prose}."
         )
     used = [column for column in (image, *texts) if column is not None]
-    label = label or _label(name, sample, used, job)
+    label = label or _label(ask, sample, used)
     if len({*used, label}) <= len(used):
         raise UsageError(
-            f"column {label} of {name} cannot be used twice; name others of "
+            f"column {label} of {ask.name} cannot be used twice; name others of "
             f"{_listed(sample.values)}."
         )
     return Columns(label, image, texts)
 
 
-def text(name: str, sample: Sample, job: Job) -> str | None:
+def text(ask: Ask, sample: Sample) -> str | None:
     """The column of texts that are used alone; None if there is none, or only pairs of texts.
 
     One called text is preferred. Raises UsageError for a given column that is not there, and if
     several may be it.
     """
-    texts = _given_texts(name, sample, job.text_column)
+    texts = _given_texts(ask, sample, ask.text_column)
     if not texts:
         called = [c for c in sample.values if plain(c) == "text" and text_values(sample, c)]
-        texts = tuple(called) if len(called) == 1 else _texts(name, sample, set(), None)
+        texts = tuple(called) if len(called) == 1 else _texts(ask, sample, set(), None)
     return texts[0] if len(texts) == 1 else None
 
 
@@ -151,36 +154,34 @@ def conversations(sample: Sample) -> str | None:
     return None
 
 
-def masked(
-    name: str, sample: Sample, job: Job, root: Path | None = None
-) -> tuple[str | None, str | None]:
+def masked(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
     """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
 
-    Arguments and errors are those of `detect`.
+    Errors are those of `detect`.
     """
-    image = _given(name, sample, job.image_column, "image")
-    mask = _given(name, sample, job.label_column, "label")
+    image = _given(ask, sample, ask.image_column, "image")
+    mask = _given(ask, sample, ask.label_column, "label")
     if mask is None:
         found = [
             column
             for column in sample.values
-            if column != image and plain(column) in MASKS and of_images(sample, column, root, MASKS)
+            if column != image and plain(column) in MASKS and of_images(sample, column, MASKS)
         ]
-        mask = _one(name, sample, found, "mask", "label-column")
-    elif not of_images(sample, mask, root, {plain(mask)}):
+        mask = _one(ask, sample, found, "mask", "label-column")
+    elif not of_images(sample, mask, {plain(mask)}):
         mask = None
     if image is None and mask is not None:
-        image = _image(name, sample, {mask}, root)
+        image = _image(ask, sample, {mask})
     return image, mask
 
 
-def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False) -> Sequence[str]:
+def labels(ask: Ask, sample: Sample, used: Sequence[str], *, named: bool = False) -> Sequence[str]:
     """The columns beside those in `used` that may be the label; more than one is not clear.
 
     named: whether only those count whose name or type says so, not those of few values.
     """
-    if job.label_column is not None:
-        return [job.label_column]
+    if ask.label_column is not None:
+        return [ask.label_column]
 
     def few(column: str) -> bool:
         values = [value for value in sample.values[column] if value not in (None, "")]
@@ -198,55 +199,54 @@ def labels(sample: Sample, used: Sequence[str], job: Job, *, named: bool = False
     return next(filter(None, found), [])
 
 
-def as_trained(sample: Sample, job: Job, trained: Job | None) -> Job:
-    """A job with the columns of the one that a model was trained by, if the table has them.
+def as_trained(ask: Ask, sample: Sample) -> Ask:
+    """What is asked, with the columns that the run was trained on, if the table has them.
 
-    Those that the job names stay; if that is one of images or of texts, neither is taken.
+    Those that are given stay; if that is one of images or of texts, neither is taken.
     """
+    trained = ask.trained
     if trained is None:
-        return job
-    label = job.label_column
+        return ask
+    label = ask.label_column
     if label is None and trained.label_column in sample.values:
         label = trained.label_column
-    if job.image_column is not None or job.text_column is not None:
-        return replace(job, label_column=label)
+    if ask.image_column is not None or ask.text_column is not None:
+        return replace(ask, label_column=label)
     image, text = trained.image_column, trained.text_column
     there = text is not None and {*_parts(sample, text)} <= sample.values.keys()
     return replace(
-        job,
+        ask,
         image_column=image if image in sample.values else None,
         text_column=text if there else None,
         label_column=label,
     )
 
 
-def unlabeled(
-    name: str, sample: Sample, job: Job, modality: Modality, root: Path | None = None
-) -> Columns:
-    """The columns of a table whose labels are not read; the arguments and errors are of `detect`.
+def unlabeled(ask: Ask, sample: Sample, modality: Modality) -> Columns:
+    """The columns of a table whose labels are not read; the errors are of `detect`.
 
     modality: what the model takes. A language model takes one text, and a causal one conversations.
     """
-    messages = conversations(sample) if job.task == "causal-lm" else None
-    if messages is not None and job.text_column in (None, messages):
+    messages = conversations(sample) if ask.task == "causal-lm" else None
+    if messages is not None and ask.text_column in (None, messages):
         return Columns("", messages=messages)
-    image = _given(name, sample, job.image_column, "image")
-    texts = _given_texts(name, sample, job.text_column)
-    taken = {column for column in (job.label_column,) if column is not None}
+    image = _given(ask, sample, ask.image_column, "image")
+    texts = _given_texts(ask, sample, ask.text_column)
+    taken = {column for column in (ask.label_column,) if column is not None}
     if modality == "image":
-        if image is None and job.task == "segmentation":
-            image, mask = masked(name, sample, job, root)
+        if image is None and ask.task == "segmentation":
+            image, mask = masked(ask, sample)
             image = None if mask is None else image
-        image = image or _image(name, sample, taken, root)
-    elif job.task in LANGUAGE:
-        single = text(name, sample, job)
+        image = image or _image(ask, sample, taken)
+    elif ask.task in LANGUAGE:
+        single = text(ask, sample)
         texts = () if single is None else (single,)
     else:
-        texts = texts or _texts(name, sample, taken, None)
+        texts = texts or _texts(ask, sample, taken, None)
     if image is None and not texts:
         raise UsageError(
-            f"none of the columns of {name} clearly holds {modality}s: {_listed(sample.values)}; "
-            f"name one with --{modality}-column."
+            f"none of the columns of {ask.name} clearly holds {modality}s: {_listed(sample.values)}"
+            f"; name one with --{modality}-column."
         )
     return Columns("", image, texts)
 
@@ -255,23 +255,23 @@ def _listed(columns: Iterable[str]) -> str:
     return ", ".join(map(str, columns))
 
 
-def _given(name: str, sample: Sample, column: str | None, what: str) -> str | None:
+def _given(ask: Ask, sample: Sample, column: str | None, what: str) -> str | None:
     if column is not None and column not in sample.values:
         raise UsageError(
-            f"{name} has no column {column}, only {_listed(sample.values)}; name one of them with "
-            f"--{what}-column."
+            f"{ask.name} has no column {column}, only {_listed(sample.values)}; name one of them "
+            f"with --{what}-column."
         )
     return column
 
 
-def _given_texts(name: str, sample: Sample, given: str | None) -> tuple[str, ...]:
+def _given_texts(ask: Ask, sample: Sample, given: str | None) -> tuple[str, ...]:
     if given is None:
         return ()
     parts = _parts(sample, given)
     if len(parts) > 2 or len(set(parts)) < len(parts):
         raise UsageError(f"text column {given!r} does not name one or two columns; give a or a,b.")
     for part in parts:
-        _given(name, sample, part, "text")
+        _given(ask, sample, part, "text")
     return tuple(parts)
 
 
@@ -285,11 +285,11 @@ def plain(column: str) -> str:
     return column.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
-def _one(name: str, sample: Sample, found: Sequence[str], role: str, flag: str) -> str | None:
+def _one(ask: Ask, sample: Sample, found: Sequence[str], role: str, flag: str) -> str | None:
     """The only one of the found columns; None if there is none."""
     if len(found) > 1:
         raise UsageError(
-            f"{name} has several columns that may be the {role}, {_listed(found)}, of "
+            f"{ask.name} has several columns that may be the {role}, {_listed(found)}, of "
             f"{_listed(sample.values)}; choose with --{flag}."
         )
     return found[0] if found else None
@@ -302,35 +302,33 @@ def text_values(sample: Sample, column: str) -> list[str]:
     return texts if 2 * len(texts) > len(values) else []
 
 
-def of_images(
-    sample: Sample, column: str, root: Path | None, called: Collection[str] = IMAGES
-) -> bool:
-    """Whether a column has images, or most of its values are paths of images below `root`.
+def of_images(sample: Sample, column: str, called: Collection[str] = IMAGES) -> bool:
+    """Whether a column has images, or most of its values are paths of images.
 
     called: names of columns whose images may all be missing.
     """
     values = text_values(sample, column)[:LOOKED_UP]
-    if column in sample.images or root is None or not values:
+    if column in sample.images or sample.root is None or not values:
         return column in sample.images
     named = [Path(value).suffix.casefold() in SUFFIXES for value in values]
     if plain(column) in called and all(named):
         return True
     there = [
-        known and os.path.isfile(root / value)  # noqa: PTH113
+        known and os.path.isfile(sample.root / value)  # noqa: PTH113
         for known, value in zip(named, values, strict=True)
     ]
     return 2 * sum(there) >= len(values)
 
 
-def _image(name: str, sample: Sample, taken: set[str], root: Path | None) -> str | None:
+def _image(ask: Ask, sample: Sample, taken: set[str]) -> str | None:
     free = [column for column in sample.values if column not in taken]
     typed = [column for column in free if column in sample.images]
-    found = typed or [column for column in free if of_images(sample, column, root)]
+    found = typed or [column for column in free if of_images(sample, column)]
     called = [column for column in found if plain(column) == "image"]
-    return _one(name, sample, called or found, "image", "image-column")
+    return _one(ask, sample, called or found, "image", "image-column")
 
 
-def _texts(name: str, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
+def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
     def prose(column: str) -> bool:
         values = text_values(sample, column)
         return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
@@ -345,15 +343,15 @@ def _texts(name: str, sample: Sample, taken: set[str], image: str | None) -> tup
     if not found and image is None:
         labels = [column for called, column in free.items() if called in LABELS]
         found = [column for column in free.values() if column not in labels and prose(column)]
-    one = _one(name, sample, list(dict.fromkeys(found)), "text", "text-column")
+    one = _one(ask, sample, list(dict.fromkeys(found)), "text", "text-column")
     return () if one is None else (one,)
 
 
-def _label(name: str, sample: Sample, used: Sequence[str], job: Job) -> str:
-    one = _one(name, sample, labels(sample, used, job), "label", "label-column")
+def _label(ask: Ask, sample: Sample, used: Sequence[str]) -> str:
+    one = _one(ask, sample, labels(ask, sample, used), "label", "label-column")
     if one is None:
         raise UsageError(
-            f"none of the columns of {name} is clearly the label: {_listed(sample.values)}; name "
-            "one with --label-column."
+            f"none of the columns of {ask.name} is clearly the label: {_listed(sample.values)}; "
+            "name one with --label-column."
         )
     return one

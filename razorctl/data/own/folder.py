@@ -4,19 +4,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from razorctl.data.own import names
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.bad import line
 from razorctl.data.own.columns import SUFFIXES
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
 from razorctl.folders import spelled
-from razorctl.job import Job
 
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
 
 
-def read(name: str, folder: Path, job: Job) -> Raw:
+def read(ask: Ask, folder: Path) -> Raw:
     """The images of a folder; a class is called as its folder, and may have folders inside.
 
     Files that are no images by their names are left out, but an archive is bad. Raises UsageError
@@ -25,7 +24,7 @@ def read(name: str, folder: Path, job: Job) -> Raw:
     import pyarrow as pa
     from datasets import Dataset
 
-    chosen = _splits(name, folder, job)
+    chosen = _splits(ask, folder)
     schema = pa.schema([(column, pa.string()) for column in ("image", "label", "place", "fault")])
     nowhere: list[str] = []
     others: set[str] = set()
@@ -35,25 +34,25 @@ def read(name: str, folder: Path, job: Job) -> Raw:
         splits[split] = Dataset(pa.Table.from_batches(packed(rows, schema), schema))
     if not any(map(len, splits.values())) and not nowhere:
         raise DataError(
-            f"{name} has no folders with images; give a folder for each class, or a table."
+            f"{ask.name} has no folders with images; give a folder for each class, or a table."
         )
     told = "a folder for each class"
     if others:
         told += f", without its {', '.join(sorted(others))}"
     called = {split: folder.resolve().name if own == "." else own for split, own in chosen.items()}
-    return Raw(name, "image", splits, called, told, nowhere=tuple(nowhere))
+    return Raw(ask.name, "image", splits, called, told, nowhere=tuple(nowhere))
 
 
-def _splits(name: str, folder: Path, job: Job) -> dict[str, str]:
+def _splits(ask: Ask, folder: Path) -> dict[str, str]:
     """Split -> its folder, which is the whole folder if there are no splits."""
     folders = _folders(folder)
     # A folder called train with images in it is a class.
-    parts = [part.name for part in folders if names.role(part.name) and _folders(part)]
-    if job.split is not None:
+    parts = [part.name for part in folders if role(part.name) and _folders(part)]
+    if ask.split is not None:
         parts = [part.name for part in folders]
-    elif "train" not in map(names.role, parts):
+    elif "train" not in map(role, parts):
         return {"train": "."}
-    return names.chosen(name, parts, job)
+    return ask.splits(parts)
 
 
 def _folders(folder: Path) -> list[Path]:

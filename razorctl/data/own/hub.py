@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data.own import chats, columns, names, parquet, recognition, tasks
+from razorctl.data.own import chats, columns, parquet, recognition, tasks
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
-from razorctl.job import LANGUAGE, Job
+from razorctl.job import LANGUAGE
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -56,26 +57,26 @@ class Card:
     counts: Mapping[str, int]
 
 
-def card(job: Job) -> Card | None:
+def card(ask: Ask) -> Card | None:
     """What the card of a data set says, by which no data are fetched; None if it is not enough.
 
     It is if it has the number of rows of all splits that are used, and the types of columns among
     which these are clear, with names of the classes. Raises what `read` raises.
     """
-    origin = origin_of(job)
-    chosen = names.chosen(job.dataset, list(origin.files), job)
+    origin = origin_of(ask)
+    chosen = ask.splits(list(origin.files))
     if origin.features is None or not {*chosen.values()} <= origin.counts.keys():
         return None
     images, classes, _ = parquet.typed(origin.features)
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     sample = columns.Sample(values, images, classes)
-    recognition.refuse(job.dataset, sample, job, tasks.wanted(job)[0])
+    recognition.refuse(ask, sample)
     try:
-        used = tasks.detect(job.dataset, sample, job)
+        used = tasks.detect(ask, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
-    if used.task in LANGUAGE and "classification" not in tasks.wanted(job)[:1]:
+    if used.task in LANGUAGE and "classification" not in ask.tasks[:1]:
         found: tuple[str, ...] = ()
     elif used.label in classes and {used.image} <= {None, *images}:
         found = tuple(origin.features[used.label].names)
@@ -96,15 +97,14 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def read(job: Job, trained: Job | None = None) -> Raw:
+def read(ask: Ask) -> Raw:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
-    Only the files of the splits that are used are fetched. trained: as of `columns.as_trained`.
-    Raises MissingError if these cannot be
+    Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
     found, UsageError if it is not clear what to use, and DataError if it cannot be read.
     """
-    name, origin = job.dataset, origin_of(job)
-    chosen = names.chosen(name, list(origin.files), job)
+    name, origin = ask.name, origin_of(ask)
+    chosen = ask.splits(list(origin.files))
     files = {split: origin.files[own] for split, own in chosen.items()}
     wanted = hub.literally([file for split in files.values() for file in split])
     folder = hub.fetch(name, origin.repo, wanted, "dataset")
@@ -113,31 +113,25 @@ def read(job: Job, trained: Job | None = None) -> Raw:
 
         local = {split: [str(folder / file) for file in part] for split, part in files.items()}
         found = load_dataset(origin.builder, data_files=local, **origin.settings)
-    return _raw(name, job, trained, found, chosen, folder)
+    return _raw(ask, found, chosen, folder)
 
 
-def origin_of(job: Job) -> Origin:
+def origin_of(ask: Ask) -> Origin:
     """Where a data set of the hub comes from, without its data; raises what `read` raises."""
-    name = job.dataset
+    name = ask.name
     parts = NAME.fullmatch(name)
     if parts is None:
         raise UsageError(f"{name} is not the name of a data set; write hf:ORG/NAME:CONFIG.")
     return _origin(name, parts[1], parts[2])
 
 
-def _raw(
-    name: str,
-    job: Job,
-    trained: Job | None,
-    found: Mapping[str, "Dataset"],
-    chosen: dict[str, str],
-    folder: Path,
-) -> Raw:
+def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path) -> Raw:
+    name = ask.name
     kinds = found["train"].features
     images, classes, plain = parquet.typed(kinds)
     first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
     sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
-    used = tasks.detect(name, sample, columns.as_trained(sample, job, trained))
+    used = tasks.detect(columns.as_trained(ask, sample), sample)
     check_image(name, used, kinds, images)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):
@@ -145,7 +139,7 @@ def _raw(
     told = used.told
     others = [split for split in chosen if split != "train" and used.label]
     hidden = [split for split in others if _hidden(found[split], used.label)]
-    if job.split is None:
+    if ask.split is None:
         for split in hidden:
             told += f", without {chosen.pop(split)}, which has no labels"
     classes_of = kinds[used.label].names if used.label in classes else None

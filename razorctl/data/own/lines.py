@@ -117,7 +117,8 @@ def sample(file: Path) -> Sample:
     names = list(dict.fromkeys(name for row in rows for name in row.values if name))
     if not names:
         raise DataError(f"{file} has no rows that can be read; give a file with rows.")
-    return Sample({name: [row.values.get(name) for row in rows] for name in names})
+    values = {name: [row.values.get(name) for row in rows] for name in names}
+    return Sample(values, root=file.parent)
 
 
 def schema(columns: Columns) -> "pa.Schema":

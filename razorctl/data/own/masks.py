@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from razorctl import units
-from razorctl.data.own import contents, images, names, rows
+from razorctl.data.own import contents, images, rows
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.folder import files_below
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import numbered
@@ -18,7 +19,6 @@ from razorctl.data.own.rows import Faults
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
 from razorctl.folders import spelled
-from razorctl.job import Job
 from razorctl.models import masks
 
 IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
@@ -37,7 +37,7 @@ def layout(folder: Path) -> Parts | None:
     both = _both(folder)
     if both is not None:
         inside = [{part.name for part in where.iterdir() if part.is_dir()} for where in both]
-        splits = sorted(part for part in inside[0] & inside[1] if names.role(part))
+        splits = sorted(part for part in inside[0] & inside[1] if role(part))
         if splits:
             return {split: (both[0] / split, both[1] / split) for split in splits}
         return {folder.resolve().name: both}
@@ -52,7 +52,7 @@ def _both(folder: Path) -> tuple[Path, Path] | None:
     return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
 
 
-def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
+def read(ask: Ask, folder: Path, parts: Parts) -> Raw:
     """The images and masks of a folder, which are pairs if they are named alike but for the ending.
 
     The names of the classes are in it, or else among the training masks.
@@ -61,8 +61,8 @@ def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
     import pyarrow as pa
     from datasets import Dataset
 
-    whole = len(parts) == 1 and job.split is None
-    chosen = {"train": next(iter(parts))} if whole else names.chosen(name, list(parts), job)
+    whole = len(parts) == 1 and ask.split is None
+    chosen = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
     schema = pa.schema([(column, pa.string()) for column in ("image", "mask", "place", "fault")])
     splits = {
         split: Dataset(pa.Table.from_batches(packed(_pairs(folder, *parts[own]), schema), schema))
@@ -70,7 +70,7 @@ def read(name: str, folder: Path, parts: Parts, job: Job) -> Raw:
     }
     told = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
     return Raw(
-        name,
+        ask.name,
         "image",
         splits,
         chosen,

@@ -52,7 +52,7 @@ def sample(file: Path) -> Sample:
     batches = _open(file).iter_batches(SAMPLE, columns=plain)
     first = next(batches, None)
     rows = {} if first is None else first.to_pydict()
-    return Sample({name: rows.get(name, []) for name in kinds}, images, classes)
+    return Sample({name: rows.get(name, []) for name in kinds}, images, classes, file.parent)
 
 
 def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl import documents, models
-from razorctl.data.own import columns, masks, names
+from razorctl.data.own import columns, masks
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.columns import LABELS, SUFFIXES, TEXTS, Sample
 from razorctl.data.own.labels import DECIMAL
 from razorctl.errors import UsageError
-from razorctl.job import Job, Task
+from razorctl.job import Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
@@ -39,12 +40,10 @@ CLASSES = "name columns with --image-column and --label-column"
 
 @dataclass(frozen=True)
 class Table:
-    """The first rows of a table. root: the folder that image paths are relative to."""
+    """The first rows of a table."""
 
+    ask: Ask
     sample: Sample
-    job: Job
-    usual: Task
-    root: Path | None
 
     def called(self, *roles: str) -> list[str]:
         """The columns that are called as each of the roles, such as `a|b`; none if one lacks."""
@@ -71,15 +70,13 @@ class Table:
         """Whether a column beside those may be the label of a classifier, as far as is known."""
         free = {*self.sample.values} - {*used} - self.sample.images
         unknown = any(len(self.sample.values[column]) < 2 for column in free)
-        return unknown or bool(columns.labels(self.sample, used, self.job))
+        return unknown or bool(columns.labels(self.ask, self.sample, used))
 
     @cached_property
     def image(self) -> list[str]:
         """The columns of images."""
         typed = [c for c in self.sample.values if c in self.sample.images]
-        return typed or [
-            c for c in self.sample.values if columns.of_images(self.sample, c, self.root)
-        ]
+        return typed or [c for c in self.sample.values if columns.of_images(self.sample, c)]
 
     @property
     def clear(self) -> bool:
@@ -139,7 +136,7 @@ def _numbers(table: Table) -> Sequence[str]:
         whole = isinstance(value, float) and value.is_integer()
         return (isinstance(value, float) and not whole) or bool(DECIMAL.fullmatch(str(value)))
 
-    if table.usual != "classification" or not found or not table.most(found[0], decimal):
+    if table.ask.tasks[0] != "classification" or not found or not table.most(found[0], decimal):
         return ()
     texts = [c for c in table.sample.values if columns.text_values(table.sample, c)]
     return found if texts and not table.labeled(*texts, *found) else ()
@@ -209,48 +206,39 @@ KINDS = (
 )  # fmt: skip
 
 
-def refuse(name: str, sample: Sample, job: Job, usual: Task, root: Path | None = None) -> None:
-    """Raises UsageError for a table of one of KINDS, unless its columns are given or clear.
-
-    usual: the first task that the table may be for. root: as of `columns.detect`.
-    """
-    if _given(job):
-        return
-    table = Table(sample, job, usual, root)
-    if table.clear:
+def refuse(ask: Ask, sample: Sample) -> None:
+    """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
+    table = Table(ask, sample)
+    if ask.columns or table.clear:
         return
     for kind in KINDS:
         if found := kind.looks(table):
             many = "s" if len(found) > 1 else ""
-            raise _refused(name, kind.what, f"its column{many} {', '.join(found)}", kind.mend)
-
-
-def _given(job: Job) -> bool:
-    return any((job.image_column, job.text_column, job.label_column))
+            raise _refused(ask.name, kind.what, f"its column{many} {', '.join(found)}", kind.mend)
 
 
 def _refused(name: str, what: str, sign: str, mend: str) -> UsageError:
     return UsageError(f"{name} has {what}, by {sign}, which razorctl has no task for; {mend}.")
 
 
-def of_others(name: str, what: str, task: Task, job: Job, override: str) -> UsageError:
+def of_others(ask: Ask, what: str, task: Task, override: str) -> UsageError:
     """The error for data of a task that is not wanted; names the models that are for it.
 
     what: the data have, in words. override: the option that settles otherwise what they are for.
     """
-    if job.task is not None:
+    if ask.task is not None:
         return UsageError(
-            f"{name} has {what}, which are for {task}, not for {job.task}; leave --task out, or "
-            f"{override}."
+            f"{ask.name} has {what}, which are for {task}, not for {ask.task}; leave --task out, "
+            f"or {override}."
         )
     able = [model.name for model in models.models().values() if task in model.tasks]
     return UsageError(
-        f"{name} has {what}, which are for {task}, and {job.model} is not; choose one of "
+        f"{ask.name} has {what}, which are for {task}, and {ask.model} is not; choose one of "
         f"{', '.join(able)}, or {override}."
     )
 
 
-def refuse_document(name: str, file: Path, job: Job, usual: Task) -> UsageError:
+def refuse_document(ask: Ask, file: Path) -> UsageError:
     """Raises UsageError for a JSON document of one of KINDS; returns that for any other."""
     found: Any = None
     if _coco(file):
@@ -265,10 +253,11 @@ def refuse_document(name: str, file: Path, job: Job, usual: Task) -> UsageError:
     listed = found[: columns.SAMPLE] if isinstance(found, list) else []
     rows = [row for row in listed if isinstance(row, dict)]
     called = dict.fromkeys(column for row in rows for column in row)
-    refuse(name, Sample({c: [row.get(c) for row in rows] for c in called}), job, usual, file.parent)
+    values = {column: [row.get(column) for row in rows] for column in called}
+    refuse(ask, Sample(values, root=file.parent))
     return UsageError(
-        f"{name} is one JSON document; write JSONL, with an object on each line, as "
-        f"`jq -c .[] {name}` does of a list."
+        f"{ask.name} is one JSON document; write JSONL, with an object on each line, as "
+        f"`jq -c .[] {ask.name}` does of a list."
     )
 
 
@@ -341,7 +330,7 @@ def _lines(folder: Folder) -> Path | None:
     """A file with a class and a box on each line, beside its image or in `labels` for `images`."""
     for file in islice(folder.files(".txt"), SEEN):
         own = file.parent.relative_to(folder.top).parts
-        if own and "labels" not in own and not names.role(own[-1]):
+        if own and "labels" not in own and not role(own[-1]):
             continue  # a folder of a class, say
         beside = folder.top.joinpath(*("images" if part == "labels" else part for part in own))
         if file.stem in folder.stems(beside) and YOLO.match(_begins(file)):
@@ -366,13 +355,13 @@ def _captioned(folder: Folder) -> Path | None:
 def _unsorted(folder: Folder) -> Path | None:
     """The first of folders that are called as splits and have images, but no folders of classes."""
     inside = [folder.top / name for name in folder.inside[folder.top][0]]
-    split = inside and all(names.role(here.name) and not folder.inside[here][0] for here in inside)
+    split = inside and all(role(here.name) and not folder.inside[here][0] for here in inside)
     return inside[0] if split and folder.images else None
 
 
 def _sorted_texts(folder: Folder) -> Path | None:
     """The first of the folders of classes of texts in those of splits."""
-    splits = [folder.top / name for name in folder.inside[folder.top][0] if names.role(name)]
+    splits = [folder.top / name for name in folder.inside[folder.top][0] if role(name)]
     if not splits or folder.images:
         return None
     classes = [folder.inside[here][0] for here in splits]
@@ -404,14 +393,14 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def refuse_folder(name: str, top: Path, job: Job, wanted: Sequence[Task]) -> None:
+def refuse_folder(ask: Ask, top: Path) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
     folder = Folder.walked(top)
     if folder.drawn:
-        if "segmentation" not in wanted and job.task is None:
+        if "segmentation" not in ask.tasks and ask.task is None:
             override = "give --task classification if its folders are classes"
-            raise of_others(name, "images with masks", "segmentation", job, override)
+            raise of_others(ask, "images with masks", "segmentation", override)
         return
     for kind in FOLDERS:
-        if kind.usual in (None, wanted[0]) and (found := kind.looks(folder)) is not None:
-            raise _refused(name, kind.what, str(found.relative_to(top)), kind.mend)
+        if kind.usual in (None, ask.tasks[0]) and (found := kind.looks(folder)) is not None:
+            raise _refused(ask.name, kind.what, str(found.relative_to(top)), kind.mend)

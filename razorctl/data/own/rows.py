@@ -7,7 +7,6 @@ from razorctl import units
 from razorctl.data.own import chats
 from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.labels import Numbers
-from razorctl.data.own.names import empty
 from razorctl.data.own.raw import NEVER_SKIPPED, Raw
 from razorctl.errors import DataError
 
@@ -96,6 +95,11 @@ def good(numbers: Numbers, found: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
         split: np.setdiff1d(np.arange(len(of)), list(found.get(split, ())))
         for split, of in numbers.items()
     }
+
+
+def empty(name: str, split: str) -> DataError:
+    """The error for a split without rows."""
+    return DataError(f"{name} has no rows in its {split} split; add some, or leave the split out.")
 
 
 def sound(

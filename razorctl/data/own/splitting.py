@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, Splits, place
-from razorctl.data.own import contents, images, masks, names, notes, rows
+from razorctl.data.own import contents, images, masks, notes, rows
+from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Job
 from razorctl.models.images import white
 
 if TYPE_CHECKING:
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
 
 
-def share(name: str, splits: Collection[str], job: Job) -> float:
+def share(ask: Ask, splits: Collection[str]) -> float:
     """The share of the training rows that is put aside of data that have these splits.
 
     Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
     """
     if "validation" in splits:
-        if job.validation is not None:
+        if ask.validation is not None:
             raise UsageError(
-                f"{name} has a validation split, so nothing is put aside; leave --validation out."
+                f"{ask.name} has a validation split, so nothing is put aside; leave "
+                "--validation out."
             )
         return 0.0
-    if job.validation == 0 and "test" not in splits:
+    if ask.validation == 0 and "test" not in splits:
         raise UsageError(
-            f"{name} has no validation or test split; give --validation a share such as {SHARE}."
+            f"{ask.name} has no validation or test split; give --validation a share such "
+            f"as {SHARE}."
         )
-    return SHARE if job.validation is None else job.validation
+    return SHARE if ask.validation is None else ask.validation
 
 
 def held(rows: int, share: float) -> int:
@@ -102,7 +104,7 @@ class Looked:
     @property
     def white(self) -> int | None:
         """The level of white in the training rows, or else in others; None if no image needs it."""
-        tops = [images.highest(self.images[split]) for split in names.KNOWN if split in self.images]
+        tops = [images.highest(self.images[split]) for split in KNOWN if split in self.images]
         return next((white(top) for top in tops if top is not None), None)
 
     def contents(self, split: str, rows: Any) -> "np.ndarray[Any, Any]":
@@ -121,18 +123,18 @@ class Looked:
 class Checked:
     """Rows with numbered labels, and what is wrong with them as far as it is known."""
 
+    ask: Ask
     raw: Raw
-    job: Job
     classes: tuple[str, ...]
     numbers: Numbers
     faults: rows.Faults
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
-        part = share(self.raw.name, self.raw.splits, self.job)
+        part = share(self.ask, self.raw.splits)
         if self.raw.cut:
             return kept[-1:]
-        found = aside(self.numbers["train"][kept], part, self.job.seed)
+        found = aside(self.numbers["train"][kept], part, self.ask.seed)
         if part and not len(found):
             rows = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
@@ -164,7 +166,7 @@ class Checked:
             of_masks = masks.looked(self.raw, self.faults, progress)
             for split, bad in masks.faults(of_masks, len(self.classes)).items():
                 found[split] = dict(sorted({**bad, **found[split]}.items()))
-        skipped = rows.refuse(self.raw, found, self.job.skip_bad)
+        skipped = rows.refuse(self.raw, found, self.ask.skip_bad)
         return Looked(found, skipped, of_images, of_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -216,8 +218,8 @@ class Checked:
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
-            "validation": share(self.raw.name, self.raw.splits, self.job),
-            "seed": self.job.seed,
+            "validation": share(self.ask, self.raw.splits),
+            "seed": self.ask.seed,
             "rows": away.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in found.items() if bad},
         }

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub as cache
 from razorctl.data import Splits
-from razorctl.data.own import columns, hub, lines, names, parquet, rows, tasks
+from razorctl.data.own import columns, hub, lines, parquet, rows, tasks
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
@@ -18,7 +19,7 @@ from razorctl.data.own.store import BATCH, stamp
 from razorctl.data.own.stream import Stream, reason
 from razorctl.data.own.tables import Tables
 from razorctl.errors import DataError, MissingError, RazorError, UsageError
-from razorctl.job import Job, Task
+from razorctl.job import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 SAMPLE = 100  # rows of the hub that columns are detected from
 
 
-def check(name: str, splits: Mapping[str, Any], job: Job) -> None:
+def check(ask: Ask, splits: Mapping[str, Any]) -> None:
     """Raises UsageError if nothing is there to evaluate on: rows of a stream are not put aside."""
     if not {"validation", "test"} & splits.keys():
         raise UsageError(
-            f"{name} has no validation or test split, and none is put aside of rows that are "
+            f"{ask.name} has no validation or test split, and none is put aside of rows that are "
             "streamed; give it one, or leave --streaming out."
         )
-    if job.validation is not None:
+    if ask.validation is not None:
         raise UsageError(
-            f"no rows are put aside of {name}, which is streamed; leave --validation or "
+            f"no rows are put aside of {ask.name}, which is streamed; leave --validation or "
             "--streaming out."
         )
 
@@ -47,7 +48,7 @@ def of_classes(name: str, task: Task) -> None:
         raise UsageError(f"{name} is for {task}, which reads it whole; leave --streaming out.")
 
 
-def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
+def of_tables(ask: Ask, tables: Tables) -> tuple[Splits, Columns]:
     """The streams of tables, whose labels are read once before all else.
 
     Raises DataError if these are no classes, or those of the training rows are not enough.
@@ -56,8 +57,8 @@ def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
     from datasets import Dataset, IterableDataset
     from pyarrow import Table
 
-    name, used = job.dataset, tables.columns
-    check(name, tables.files, job)
+    name, used = ask.name, tables.columns
+    check(ask, tables.files)
     of_classes(name, used.task)
     found = {
         split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
@@ -85,7 +86,7 @@ def of_tables(job: Job, tables: Tables) -> tuple[Splits, Columns]:
             tables.class_names is not None,
             tables.root,
             len(found[split]),
-            job.skip_bad,
+            ask.skip_bad,
             skipped,
         )
 
@@ -113,24 +114,24 @@ def _records(files: Sequence[Path], used: Columns) -> Iterator[dict[str, Any]]:
             yield from lines.rows(file, used, file.parent)
 
 
-def of_hub(job: Job) -> tuple[Splits, Columns]:
+def of_hub(ask: Ask) -> tuple[Splits, Columns]:
     """The streams of a data set of the hub, by its card or else by its first rows.
 
     Raises UsageError if it is not clear what to use or labels have no names, and DataError if it
     cannot be streamed.
     """
-    name, origin = job.dataset, hub.origin_of(job)
+    name, origin = ask.name, hub.origin_of(ask)
     if origin.builder == "imagefolder":
         raise DataError(
             f"{name} has a file for each image, which cannot be streamed; choose a data set of "
             "Parquet files, or leave --streaming out."
         )
-    chosen = names.chosen(name, list(origin.files), job)
-    check(name, chosen, job)
-    card = hub.card(job)
+    chosen = ask.splits(list(origin.files))
+    check(ask, chosen)
+    card = hub.card(ask)
     if card is None:
         with _from_hub(name):
-            used, classes = _detected(job, _opened(origin, chosen["train"]))
+            used, classes = _detected(ask, _opened(origin, chosen["train"]))
     else:
         used, classes = card.columns, card.classes
     of_classes(name, used.task)
@@ -149,7 +150,7 @@ def of_hub(job: Job) -> tuple[Splits, Columns]:
             True,
             None,
             origin.counts.get(chosen[split]),
-            job.skip_bad,
+            ask.skip_bad,
             skipped,
             used.renamed,
         )
@@ -195,14 +196,14 @@ def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
     return found.select_columns(list(used.renamed))
 
 
-def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, ...]]:
+def _detected(ask: Ask, found: "IterableDataset") -> tuple[Columns, tuple[str, ...]]:
     """The columns and the names of the classes, by the types and the first rows."""
-    name = job.dataset
+    name = ask.name
     kinds: Features = found._resolve_features().features
     images, classes, plain = parquet.typed(kinds)
     first = list(islice(found.select_columns(plain), SAMPLE)) if plain else []
     values = {column: [row.get(column) for row in first] for column in kinds}
-    used = tasks.detect(name, columns.Sample(values, images, classes), job)
+    used = tasks.detect(ask, columns.Sample(values, images, classes))
     of_classes(name, used.task)
     hub.check_image(name, used, kinds, images)
     if used.label not in classes:
@@ -213,13 +214,13 @@ def _detected(job: Job, found: "IterableDataset") -> tuple[Columns, tuple[str, .
     return used, tuple(kinds[used.label].names)
 
 
-def labeled(splits: Splits, job: Job) -> Splits:
+def labeled(splits: Splits, ask: Ask) -> Splits:
     """The splits without a test split that has no labels, as in a contest, unless it is asked for.
 
     Reads its first row. Raises DataError if that cannot be read.
     """
     test = splits.test
-    if job.split is not None or splits.validation is None or not isinstance(test, Stream):
+    if ask.split is not None or splits.validation is None or not isinstance(test, Stream):
         return splits
     return splits if test.labeled else replace(splits, test=None)
 

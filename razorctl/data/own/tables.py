@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.data.own import columns, lines, masks, names, notes, parquet, tasks
+from razorctl.data.own import columns, lines, masks, notes, parquet, tasks
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
-from razorctl.job import Job
 from razorctl.models import Modality
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def is_table(file: Path) -> bool:
 def split_of(file: Path) -> str:
     """The split that a file is of: its name, without the number of a part, as in train-00000."""
     word = file.stem.replace("_", "-").split("-")[0].split(".")[0]
-    return word if names.role(word) else file.stem
+    return word if role(word) else file.stem
 
 
 def in_folder(folder: Path) -> dict[str, list[Path]]:
@@ -38,7 +38,7 @@ def in_folder(folder: Path) -> dict[str, list[Path]]:
         if spelled(file.name) != file.name:
             raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
         found.setdefault(split_of(file), []).append(file)
-    return found if any(map(names.role, found)) else {}
+    return found if any(map(role, found)) else {}
 
 
 @dataclass(frozen=True)
@@ -65,33 +65,25 @@ class Tables:
         return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
 
 
-def find(
-    name: str,
-    found: Mapping[str, Sequence[Path]],
-    job: Job,
-    trained: Job | None = None,
-    *,
-    single: bool = False,
-) -> Tables:
-    """The tables that a job uses; `found` has the tables of each split, in one folder.
+def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
+    """The tables that are used; `found` has the tables of each split, in one folder.
 
-    trained: as of `columns.as_trained`. single: whether it is one file, which is to be split
-    whatever its name.
-    Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
-    cannot be read.
+    single: whether it is one file, which is to be split whatever its name. Raises UsageError if it
+    is not clear which columns or splits to use, and DataError if a table cannot be read.
     """
     if single:
-        names.no_splits(name, job)
+        if ask.split is not None:
+            raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
         chosen = {"train": next(iter(found))}
     else:
-        chosen = names.chosen(name, list(found), job)
+        chosen = ask.splits(list(found))
     files = {split: found[own] for split, own in chosen.items()}
     every = [file for split in files.values() for file in split]
     kinds = {file.suffix.casefold() for file in every}
     if len(kinds) > 1:
         raise UsageError(
-            f"{name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, or "
-            "choose with --split."
+            f"{ask.name} has tables of several kinds, {', '.join(sorted(kinds))}; name one file, "
+            "or choose with --split."
         )
     root = every[0].parent
     of_parquet = kinds == {".parquet"}
@@ -99,7 +91,7 @@ def find(
     first = sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = tasks.detect(name, first, columns.as_trained(first, job, trained), root)
+    used = tasks.detect(columns.as_trained(ask, first), first)
     for file in every[1:]:
         _check(file, sample(file), used)
     if used.task == "segmentation":
@@ -107,18 +99,20 @@ def find(
     else:
         class_names = [_class_names(file, used) if of_parquet else None for file in every]
     if len(set(class_names)) > 1:
-        raise DataError(f"the tables of {name} number their classes otherwise; write them anew.")
+        raise DataError(
+            f"the tables of {ask.name} number their classes otherwise; write them anew."
+        )
     called = {split: part[0].name for split, part in files.items()}
     told = notes.header(every[0], first, used) if kinds <= {".csv", ".tsv"} else ()
     return Tables(files, called, used, class_names[0], root, told)
 
 
-def read(name: str, tables: Tables) -> Raw:
+def read(ask: Ask, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
     used = tables.columns
     rows = parquet.rows if tables.of_parquet else _of_lines
     return Raw(
-        name,
+        ask.name,
         used.modality,
         {split: rows(part, used) for split, part in tables.files.items()},
         tables.splits,
@@ -131,18 +125,14 @@ def read(name: str, tables: Tables) -> Raw:
     )
 
 
-def unlabeled(name: str, file: Path, job: Job, modality: Modality, trained: Job) -> Raw:
-    """The rows of one table without labels, for a model of that modality; raises as `read`.
-
-    trained: as of `columns.as_trained`.
-    """
+def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
+    """The rows of one table without labels, for a model of that modality; raises as `read`."""
     of_parquet = file.suffix.casefold() == ".parquet"
     first = (parquet.sample if of_parquet else lines.sample)(file)
-    job = columns.as_trained(first, job, trained)
-    used = columns.unlabeled(name, first, job, modality, file.parent)
+    used = columns.unlabeled(columns.as_trained(ask, first), first, modality)
     rows = parquet.rows if of_parquet else _of_lines
     own = {"rows": rows([file], used)}
-    return Raw(name, modality, own, {"rows": file.name}, used.told, root=file.parent)
+    return Raw(ask.name, modality, own, {"rows": file.name}, used.told, root=file.parent)
 
 
 def _check(file: Path, sample: Sample, used: Columns) -> None:

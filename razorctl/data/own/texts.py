@@ -7,14 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import lines, names, tables
+from razorctl.data.own import lines, tables
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.columns import SUFFIXES as IMAGES
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.splitting import share
 from razorctl.data.own.store import packed, stored
 from razorctl.errors import DataError
 from razorctl.folders import spelled
-from razorctl.job import Job, Task
+from razorctl.job import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,8 +44,8 @@ def in_folder(folder: Path) -> Files:
     known = [file for file in every if is_text(file)]
     for file in known:
         found.setdefault(_split(folder, file), []).append(file)
-    if "train" in map(names.role, found):
-        return {split: files for split, files in found.items() if names.role(split)}
+    if "train" in map(role, found):
+        return {split: files for split, files in found.items() if role(split)}
     return {folder.resolve().name: known} if known else {}
 
 
@@ -53,7 +54,7 @@ def _split(folder: Path, file: Path) -> str:
     return spelled(inside[0] if len(inside) > 1 else tables.split_of(file))
 
 
-def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
+def read(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     """The documents of files.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
@@ -62,8 +63,8 @@ def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
     """
     import pyarrow as pa
 
-    whole = len(files) == 1 and job.split is None
-    chosen = {"train": next(iter(files))} if whole else names.chosen(name, list(files), job)
+    whole = len(files) == 1 and ask.split is None
+    chosen = {"train": next(iter(files))} if whole else ask.splits(list(files))
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
 
@@ -82,7 +83,7 @@ def read(name: str, path: Path, files: Files, job: Job, task: Task) -> Raw:
         split: spelled(of[0].name) if len(of) == 1 else chosen[split]
         for split, of in files_of.items()
     }
-    return Raw(name, "text", splits, called, told, task=task)
+    return Raw(ask.name, "text", splits, called, told, task=task)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
@@ -109,7 +110,7 @@ def _joined(document: list[str]) -> str:
     return "".join(document).replace("\r\n", "\n").replace("\r", "\n").rstrip()
 
 
-def divided(raw: Raw, job: Job) -> Raw:
+def divided(ask: Ask, raw: Raw) -> Raw:
     """The rows with a single training text as two, if its end is to be put aside.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
@@ -118,7 +119,7 @@ def divided(raw: Raw, job: Job) -> Raw:
     from datasets import Dataset
 
     train = raw.splits["train"]
-    part = share(raw.name, raw.splits, job)
+    part = share(ask, raw.splits)
     if "text" not in train.column_names or len(train) != 1 or not part:
         return raw
     text = train[0]["text"] or ""

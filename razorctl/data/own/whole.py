@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, own
-from razorctl.data.own import bad, columns, folder, images, masks, names, rows, tables, texts
+from razorctl.data.own import bad, columns, folder, images, masks, rows, tables, texts
+from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw, content
 from razorctl.data.own.splitting import Checked, chosen
@@ -42,7 +43,8 @@ def labeled(
     Returns the rows, the split's name in the data, which is None if there are none, and a line for
     each bad row that is left out. Raises DataError for labels without a class too.
     """
-    raw = own.read(replace(job, task="classification"), trained)
+    ask = Ask.of(replace(job, task="classification"), trained)
+    raw = own.read(ask)
     if raw.modality != modality:
         raise UsageError(
             f"{job.model} takes {modality}s, and {raw.name} has {raw.modality}s; name other data, "
@@ -51,13 +53,13 @@ def labeled(
     split = next(split for split in ("test", "validation", "train") if split in raw.splits)
     called = raw.names[split] if len(raw.splits) > 1 or job.split else None
     if not len(raw.splits[split]):
-        raise names.empty(raw.name, raw.names[split])
+        raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
     known, numbers = numbered(raw)
     known_bad = rows.faults(raw, numbers)
     kept = rows.good(numbers, known_bad)[split]
     renumbered(raw.name, numbers[split][kept], known, classes)  # before images are read
-    looked = Checked(raw, job, tuple(classes), numbers, known_bad).looked(progress)
+    looked = Checked(ask, raw, tuple(classes), numbers, known_bad).looked(progress)
     kept = rows.good(numbers, looked.faults)[split]
     if not len(kept):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
@@ -177,7 +179,7 @@ def unlabeled(
     parts: list[Part] = []
     skipped: list[str] = []
     tops: list[float] = []
-    for raw, of_images in _raws(files, job, modality, stdin, trained or job):
+    for raw, of_images in _raws(files, Ask.of(job, trained), modality, stdin):
         numbers = {"rows": np.zeros(len(raw.splits["rows"]), np.int64)}
         known = rows.faults(raw, numbers, answered=False)
         empty = _empty_lines(raw)
@@ -208,16 +210,16 @@ def _empty_lines(raw: Raw) -> set[int]:
 
 
 def _raws(
-    files: Sequence[str], job: Job, modality: Modality, stdin: Iterable[str], trained: Job
+    files: Sequence[str], ask: Ask, modality: Modality, stdin: Iterable[str]
 ) -> Iterator[tuple[Raw, bool]]:
     """The rows of each table and text file, and of image files that follow each other."""
     every = [file for name in files for file in _inside(name, modality)]
     for is_table, group in groupby(every, key=lambda name: tables.is_table(Path(name))):
         if is_table:
             for name in group:
-                yield tables.unlabeled(name, Path(name), job, modality, trained), False
+                yield tables.unlabeled(replace(ask, name=name), Path(name), modality), False
         elif modality == "image":
-            pairs = [pair for name in group for pair in _images(name, stdin, job)]
+            pairs = [pair for name in group for pair in _images(name, stdin, ask)]
             paths = [path for path, _ in pairs]
             yield _listed("images", "image", paths, paths, [name for _, name in pairs]), True
         else:
@@ -234,13 +236,13 @@ def _inside(name: str, modality: Modality) -> list[str]:
     if name == STDIN or not top.is_dir():
         return [name]
     every: texts.Files = tables.in_folder(top)
-    found = {split: files for split, files in every.items() if names.role(split)}
+    found = {split: files for split, files in every.items() if role(split)}
     if not found and modality == "text":
         found = {**texts.in_folder(top)}
     return [str(file) for files in found.values() for file in files] or [name]
 
 
-def _images(name: str, stdin: Iterable[str], job: Job) -> list[tuple[str, str]]:
+def _images(name: str, stdin: Iterable[str], ask: Ask) -> list[tuple[str, str]]:
     """The path of each image and its name in the folder, or else that of its file.
 
     Of folders of images and of masks those of images are taken for segmentation.
@@ -248,7 +250,7 @@ def _images(name: str, stdin: Iterable[str], job: Job) -> list[tuple[str, str]]:
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
-    parts = masks.layout(top) if job.task == "segmentation" else None
+    parts = masks.layout(top) if ask.task == "segmentation" else None
     folders = {"": top}
     if parts is not None:
         folders = {split if len(parts) > 1 else "": of for split, (of, _) in parts.items()}

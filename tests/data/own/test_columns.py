@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Sample, detect
 from razorctl.errors import UsageError
-from razorctl.job import Job
 from tests.own import picture
 
 PROSE, WORDS, FEW = (
@@ -72,8 +72,8 @@ def files():
 
 
 def found(values, *, images=(), classes=(), **given):
-    sample = Sample(values, frozenset(images), frozenset(classes))
-    columns = detect("a.csv", sample, Job("m", "a.csv", **given), Path())
+    sample = Sample(values, frozenset(images), frozenset(classes), Path())
+    columns = detect(Ask("a.csv", "m", **given), sample)
     return columns.label, columns.image, columns.texts
 
 

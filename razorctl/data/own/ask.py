@@ -1,0 +1,124 @@
+"""What is asked of data: which, what for, and which of their splits and columns."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Optional
+
+from razorctl import models
+from razorctl.errors import UsageError
+from razorctl.job import LANGUAGE, Job, Task
+
+KNOWN = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a job asks of its data; fields are as those of `Job`, unless they are named here.
+
+    name: what the data are called in sentences. trained: what a finished run has asked, whose
+    columns are used where tables have them; None without one.
+    """
+
+    name: str
+    model: str
+    task: str | None = None
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    split: str | None = None
+    validation: float | None = None
+    skip_bad: bool = False
+    streaming: bool = False
+    seed: int = 0
+    trained: Optional["Ask"] = None
+
+    @classmethod
+    def of(cls, job: Job, trained: Job | None = None) -> "Ask":
+        """What a job asks; trained: the job of a finished run."""
+        return cls(
+            job.dataset,
+            job.model,
+            job.task,
+            job.image_column,
+            job.text_column,
+            job.label_column,
+            job.split,
+            job.validation,
+            job.skip_bad,
+            job.streaming,
+            job.seed,
+            None if trained is None else cls.of(trained),
+        )
+
+    @cached_property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks that data may be for: the given one, or the model's, its most usual first.
+
+        Of a model that is not known, which is said when it is looked up, it is classification.
+        """
+        if self.task is not None:
+            return (self.task,)  # type: ignore[return-value]
+        try:
+            return models.named(self.model).tasks
+        except UsageError:
+            return ("classification",)
+
+    @property
+    def language(self) -> Task | None:
+        """The first of the tasks that models language; None if there is none."""
+        return next((task for task in self.tasks if task in LANGUAGE), None)
+
+    @property
+    def columns(self) -> bool:
+        """Whether a column is given."""
+        return any((self.image_column, self.text_column, self.label_column))
+
+    def splits(self, found: Collection[str]) -> dict[str, str]:
+        """`train`, `validation` and `test`, as far as they are used -> the name in the data.
+
+        found: the names of all splits in the data. Raises UsageError if a given split is not there,
+        or if it is not clear which one to use.
+        """
+        if self.split is not None:
+            return self._given(found, self.split)
+        splits: dict[str, str] = {}
+        for own in found:
+            split = role(own)
+            if split is not None and splits.setdefault(split, own) != own:
+                raise UsageError(
+                    f"{self.name} has the splits {splits[split]} and {own}, which are the same; "
+                    "choose with --split."
+                )
+        if "train" not in splits:
+            if len(found) == 1 and not splits:
+                return {"train": next(iter(found))}
+            raise UsageError(
+                f"none of the splits of {self.name} is called train, only {', '.join(found)}; name "
+                "those to use with --split train,validation,test."
+            )
+        return {split: splits[split] for split in KNOWN if split in splits}
+
+    def _given(self, found: Collection[str], given: str) -> dict[str, str]:
+        parts: Sequence[str] = [part.strip() for part in given.split(",")]
+        named = [part for part in parts if part]
+        if not parts[0] or len(parts) > 3 or len(set(named)) < len(named):
+            raise UsageError(
+                f"split {given!r} does not name up to three splits; give train,validation,test."
+            )
+        for part in named:
+            if part not in found:
+                raise UsageError(
+                    f"{self.name} has no split {part}, only {', '.join(found)}; name others with "
+                    "--split."
+                )
+        return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
+
+
+def role(name: str) -> str | None:
+    """The split that is usually called so; None if there is none."""
+    return next((split for split in KNOWN if name.casefold() in KNOWN[split]), None)
