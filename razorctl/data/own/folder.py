@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from razorctl.data.own.ask import Ask, role
-from razorctl.data.own.bad import line
 from razorctl.data.own.columns import SUFFIXES
-from razorctl.data.own.raw import NOT_UTF8, Raw
+from razorctl.data.own.raw import NOT_UTF8, Fault, Raw
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
 from razorctl.folders import spelled
@@ -26,7 +25,7 @@ def read(ask: Ask, folder: Path) -> Raw:
 
     chosen = _splits(ask, folder)
     schema = pa.schema([(column, pa.string()) for column in ("image", "label", "place", "fault")])
-    nowhere: list[str] = []
+    nowhere: list[Fault] = []
     others: set[str] = set()
     splits = {}
     for split, own in chosen.items():
@@ -61,11 +60,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _images(
-    top: Path, folder: Path, nowhere: list[str], others: set[str]
+    top: Path, folder: Path, nowhere: list[Fault], others: set[str]
 ) -> Iterator[dict[str, str | None]]:
     """The rows of a split.
 
-    nowhere: gets lines on class folders without images. others: gets the endings of files that are
+    nowhere: gets the class folders without images. others: gets the endings of files that are
     left out.
     """
     for label in _folders(folder):
@@ -75,7 +74,7 @@ def _images(
             yield _row(top, file, label.name)
         if empty:
             nowhere.append(
-                line(spelled(str(label.relative_to(top))), "a class folder without images")
+                Fault(spelled(str(label.relative_to(top))), "a class folder without images")
             )
     loose = (path for path in folder.iterdir() if path.is_file() and _counts(path, others))
     yield from (_row(top, file, None) for file in sorted(loose))

@@ -15,9 +15,7 @@ from typing import Any
 
 from razorctl import documents, folders
 from razorctl.data.own import contents
-from razorctl.data.own.bad import line
-from razorctl.data.own.raw import ADDRESS, OUTSIDE, Raw, content
-from razorctl.data.own.rows import Faults
+from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
 from razorctl.models.images import WIDE
 
@@ -263,7 +261,8 @@ def unreadable(row: Mapping[str, Any]) -> str | None:
         value = row.get(column)
         if value is not None and (reason := fault(None, content(value))) is not None:
             path = value.get("path") if isinstance(value, dict) else value
-            return line(path if isinstance(path, str) else f"an {column} of the data", reason)
+            place = path if isinstance(path, str) else f"an {column} of the data"
+            return str(Fault(place, reason))
     return None
 
 

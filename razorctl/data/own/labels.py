@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.raw import Raw
@@ -19,19 +20,50 @@ NUMBERS = "razorctl has no task for numbers (regression), only for classes"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 
 
+@dataclass(frozen=True)
+class Labels:
+    """The classes, each with the label [classes] that stands for it in the data."""
+
+    classes: tuple[str, ...]
+    values: "pa.Array"
+
+    @classmethod
+    def indices(cls, classes: tuple[str, ...]) -> "Labels":
+        """Those of labels that are numbers of classes already."""
+        import pyarrow as pa
+
+        return cls(classes, pa.array(range(len(classes)), pa.int64()))
+
+    def numbers(self, labels: "pa.ChunkedArray") -> "np.ndarray[Any, Any]":
+        """The number of the class of each label; -1 is none."""
+        import pyarrow.compute as pc
+
+        found = pc.index_in(_wide(labels), value_set=self.values)
+        numbers: np.ndarray[Any, Any] = pc.fill_null(found, -1).to_numpy()
+        return numbers.astype("int64")
+
+
 def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     """The class names, and the number of each row's class; -1 is a row without a label.
 
-    The classes are those of the labels' type, or all labels in the order of numbers or letters.
-    Of tasks without labels all numbers are 0. Raises DataError if labels are not classes or not of
-    one type.
+    Of tasks without labels all numbers are 0. Raises what `of` raises.
     """
     import numpy as np
-    import pyarrow as pa
 
     if raw.task != "classification":
         zeros = {split: np.zeros(len(rows), np.int64) for split, rows in raw.splits.items()}
         return raw.class_names or (), zeros
+    labels = of(raw)
+    columns = {split: rows.data.column("label") for split, rows in raw.splits.items()}
+    return labels.classes, {split: labels.numbers(column) for split, column in columns.items()}
+
+
+def of(raw: Raw) -> Labels:
+    """The classes of labels: those of their type, or all labels in the order of numbers or letters.
+
+    Raises DataError if labels are not classes or not of one type.
+    """
+    import pyarrow as pa
 
     found = {split: _wide(rows.data.column("label")) for split, rows in raw.splits.items()}
     kinds = {column.type for column in found.values()}
@@ -53,8 +85,7 @@ def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     else:
         classes = raw.class_names
         known = list(range(len(classes)))
-    order = pa.array(known, kind)
-    return classes, {split: _numbers(column, order) for split, column in found.items()}
+    return Labels(classes, pa.array(known, kind))
 
 
 def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
@@ -75,14 +106,6 @@ def name_of(value: Any) -> str:
     if isinstance(value, float):
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _numbers(column: "pa.ChunkedArray", order: "pa.Array") -> "np.ndarray[Any, Any]":
-    import pyarrow.compute as pc
-
-    found = pc.index_in(column, value_set=order)
-    numbers: np.ndarray[Any, Any] = pc.fill_null(found, -1).to_numpy()
-    return numbers.astype("int64")
 
 
 def _ordered(raw: Raw, values: set[Any]) -> list[Any]:

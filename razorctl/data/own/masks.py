@@ -14,8 +14,7 @@ from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.folder import files_below
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import NEVER_SKIPPED, NOT_UTF8, Raw
-from razorctl.data.own.rows import Faults
+from razorctl.data.own.raw import NEVER_SKIPPED, NOT_UTF8, Faults, Raw, refuse
 from razorctl.data.own.store import packed
 from razorctl.errors import DataError
 from razorctl.folders import spelled
@@ -135,7 +134,8 @@ def named(raw: Raw) -> Raw:
     tops = [top for fault, top, _ in said["train"].values() if not fault]
     if not tops:
         bad = faults(said, MOST)
-        rows.refuse(raw, {split: {**known[split], **bad[split]} for split in bad}, skip_bad=False)
+        every = {split: {**known[split], **bad[split]} for split in bad}
+        refuse(raw.name, [*raw.named(every)], skip_bad=False)
     highest = max(tops)
     if not 1 <= highest < MOST:
         has = "no class but 0" if highest < 1 else f"values up to {highest:,}"

@@ -1,10 +1,12 @@
-"""Rows as they are stored, before any is checked."""
+"""Rows as they are stored, and how bad ones are named, counted and refused."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from razorctl import units
+from razorctl.errors import DataError
 from razorctl.job import Task
 from razorctl.models import Modality
 
@@ -16,6 +18,41 @@ OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
 NEVER_SKIPPED = (OUTSIDE, ADDRESS)
 NOT_UTF8 = "its name is not UTF-8: rename it"
+NAMED = 5  # bad rows that a sentence names
+MEND = "correct them, or leave them out with --skip-bad"
+
+Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong with it
+
+
+class Fault(NamedTuple):
+    """What is wrong with a row, or with a file or a folder."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.reason})"
+
+
+def refusal(name: str, lines: Sequence[str], mend: str = MEND) -> DataError:
+    """The error for bad files and rows, with all of them; `mend` ends the sentence."""
+    more = len(lines) - NAMED
+    named = ", ".join(lines[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    rows = units.count(len(lines), "bad row")
+    return DataError(f"{name} has {rows}: {named}; {mend}.", lines if more > 0 else ())
+
+
+def refuse(name: str, faults: Sequence[Fault], skip_bad: bool, mend: str = MEND) -> tuple[str, ...]:
+    """A line for each fault, whose rows are to be left out.
+
+    Raises DataError for them without `skip_bad`, and for rows that are never left out.
+    """
+    if outside := [str(fault) for fault in faults if fault.reason in NEVER_SKIPPED]:
+        raise refusal(name, outside, "name images by paths inside the folder of the table")
+    lines = tuple(map(str, faults))
+    if lines and not skip_bad:
+        raise refusal(name, lines, mend)
+    return lines
 
 
 @dataclass(frozen=True)
@@ -32,7 +69,7 @@ class Raw:
     class_names: the names of labels that are numbers of classes; None if labels are names.
     untyped: whether labels are text only because the file has no other type.
     root: the folder that image paths must not leave; None if they may.
-    nowhere: lines on what is bad and is no row, such as an empty folder.
+    nowhere: what is bad and is no row, such as an empty folder.
     notes: what a user may not have meant, in sentences.
     cut: whether the two training rows are one text, whose end is what can be put aside.
     """
@@ -45,7 +82,7 @@ class Raw:
     class_names: tuple[str, ...] | None = None
     untyped: bool = False
     root: Path | None = None
-    nowhere: tuple[str, ...] = ()
+    nowhere: tuple[Fault, ...] = ()
     task: Task = "classification"
     notes: tuple[str, ...] = ()
     cut: bool = False
@@ -56,6 +93,11 @@ class Raw:
         if "place" in rows.column_names:
             return str(rows.data.column("place")[row])
         return f"{self.names[split]}, row {row}"
+
+    def named(self, faults: Faults) -> Iterator[Fault]:
+        """Faults of rows with their places."""
+        for split, bad in faults.items():
+            yield from (Fault(self.place(split, row), reason) for row, reason in bad.items())
 
 
 def content(image: Any) -> Any:

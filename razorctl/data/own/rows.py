@@ -5,39 +5,42 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.data.own import chats
-from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.labels import Numbers
-from razorctl.data.own.raw import NEVER_SKIPPED, Raw
+from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
-
-Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong
+    import pyarrow as pa
 
 
 def faults(raw: Raw, numbers: Numbers, answered: bool = True) -> dict[str, dict[int, str]]:
+    """The bad rows of each split, as `check` finds them."""
+    return {split: check(rows.data, numbers[split], answered) for split, rows in raw.splits.items()}
+
+
+def check(
+    rows: "pa.Table", numbers: "np.ndarray[Any, Any]", answered: bool = True
+) -> dict[int, str]:
     """The bad rows: those with a fault, without a label, or with an empty text or message.
 
-    answered: as of `chats.faults`.
+    rows: with the columns of `Raw`. numbers: of their classes, -1 is no label. answered: as of
+    `chats.faults`.
     """
-    found: dict[str, dict[int, str]] = {}
-    for split, rows in raw.splits.items():
-        bad: dict[int, str] = {}
-        if "fault" in rows.column_names:
-            column = rows.data.column("fault")
-            bad |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
-        for text in ("text", "text_pair"):
-            if text in rows.column_names:
-                for row in _where(_blank(rows.data.column(text))):
-                    bad.setdefault(row, "empty text")
-        if "messages" in rows.column_names:
-            for row, reason in chats.faults(rows.data.column("messages"), answered).items():
-                bad.setdefault(row, reason)
-        for row in _where(numbers[split] < 0):
-            bad.setdefault(row, "no label")
-        found[split] = dict(sorted(bad.items()))
-    return found
+    found: dict[int, str] = {}
+    if "fault" in rows.column_names:
+        column = rows.column("fault")
+        found |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
+    for text in ("text", "text_pair"):
+        if text in rows.column_names:
+            for row in _where(_blank(rows.column(text))):
+                found.setdefault(row, "empty text")
+    if "messages" in rows.column_names:
+        for row, reason in chats.faults(rows.column("messages"), answered).items():
+            found.setdefault(row, reason)
+    for row in _where(numbers < 0):
+        found.setdefault(row, "no label")
+    return dict(sorted(found.items()))
 
 
 def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
@@ -57,34 +60,6 @@ def _blank(column: Any) -> "np.ndarray[Any, Any]":
     written = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
     blank: np.ndarray[Any, Any] = ~written.to_numpy().astype(bool)
     return blank
-
-
-def lines(raw: Raw, found: Faults) -> list[str]:
-    """A line for each bad row and for all else that is bad."""
-    rows = (
-        line(raw.place(split, row), reason)
-        for split, bad in found.items()
-        for row, reason in bad.items()
-    )
-    return [*raw.nowhere, *rows]
-
-
-def refuse(raw: Raw, found: Faults, skip_bad: bool) -> tuple[str, ...]:
-    """A line for each bad row, which are to be left out.
-
-    Raises DataError for them without `skip_bad`, and for rows that are never left out.
-    """
-    outside = {
-        split: {row: reason for row, reason in bad.items() if reason in NEVER_SKIPPED}
-        for split, bad in found.items()
-    }
-    if any(outside.values()):
-        named = lines(raw, outside)[len(raw.nowhere) :]
-        raise refusal(raw.name, named, "name images by paths inside the folder of the table")
-    bad = lines(raw, found)
-    if bad and not skip_bad:
-        raise refusal(raw.name, bad, "correct them, or leave them out with --skip-bad")
-    return tuple(bad)
 
 
 def good(numbers: Numbers, found: Faults) -> dict[str, "np.ndarray[Any, Any]"]:

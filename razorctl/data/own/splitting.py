@@ -9,7 +9,7 @@ from razorctl.data.own import contents, images, masks, notes, rows
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.raw import Faults, Raw, refuse
 from razorctl.errors import DataError, UsageError
 from razorctl.models.images import white
 
@@ -96,7 +96,7 @@ class Looked:
     `masks.looked`; empty if there are none.
     """
 
-    faults: rows.Faults
+    faults: Faults
     skipped: tuple[str, ...]
     images: Said
     masks: Said
@@ -127,7 +127,7 @@ class Checked:
     raw: Raw
     classes: tuple[str, ...]
     numbers: Numbers
-    faults: rows.Faults
+    faults: Faults
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
@@ -166,7 +166,8 @@ class Checked:
             of_masks = masks.looked(self.raw, self.faults, progress)
             for split, bad in masks.faults(of_masks, len(self.classes)).items():
                 found[split] = dict(sorted({**bad, **found[split]}.items()))
-        skipped = rows.refuse(self.raw, found, self.ask.skip_bad)
+        named = [*self.raw.nowhere, *self.raw.named(found)]
+        skipped = refuse(self.raw.name, named, self.ask.skip_bad)
         return Looked(found, skipped, of_images, of_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
@@ -213,7 +214,7 @@ class Checked:
             labels = [looked.masks[split][row][2] for row in kept]
         return contents.digest(held[split][kept], labels)
 
-    def _record(self, away: "np.ndarray[Any, Any]", found: rows.Faults) -> dict[str, Any]:
+    def _record(self, away: "np.ndarray[Any, Any]", found: Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""
         return {
             "dataset": place(self.raw.name),

@@ -7,20 +7,23 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from razorctl.data.own.bad import line, refusal
 from razorctl.data.own.images import THREADS, fault
-from razorctl.data.own.labels import missing, name_of
-from razorctl.data.own.raw import NEVER_SKIPPED, OUTSIDE, content
+from razorctl.data.own.labels import Labels
+from razorctl.data.own.raw import OUTSIDE, Fault, content, refuse
+from razorctl.data.own.rows import check
 from razorctl.errors import DataError, RazorError
 from razorctl.models import Modality, Rows
 from razorctl.models.images import WIDE
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import IterableDataset
 
 # Rows that a shuffled epoch draws from; images, which are not decoded yet, take about 0.1 MB each.
 BUFFER: Mapping[Modality, int] = {"text": 10_000, "image": 1_000}
 CHECKED = 64  # rows that are checked at a time
+TEXTS = ("text", "text_pair")
+MEND = "correct it, or leave bad rows out with --skip-bad"
 
 
 class Read(NamedTuple):
@@ -61,19 +64,17 @@ def _decoded(image: str | bytes) -> Any:
 class Stream:
     """The rows of a split, in an order that depends on a seed and an epoch alone.
 
-    name: the data set. split: what the split is called there. rows: as `Raw` has them. classes: the
-    names of the labels. numbered: whether labels are numbers of classes, else they are names.
-    root: the folder that image paths must not leave; None if images are no files. count: the number
-    of rows, None if it is not known. skipped: gets a line for each bad row that is left out, which
-    is bad again in the next epoch. renamed: column of `rows` -> its name in `Raw`, if another.
+    name: the data set. split: what the split is called there. rows: as `Raw` has them. root: the
+    folder that image paths must not leave; None if images are no files. count: the number of rows,
+    None if it is not known. skipped: gets a line for each bad row that is left out, which is bad
+    again in the next epoch. renamed: column of `rows` -> its name in `Raw`, if another.
     """
 
     name: str
     split: str
     rows: "IterableDataset"
     modality: Modality
-    classes: tuple[str, ...]
-    numbered: bool
+    labels: Labels
     root: Path | None
     count: int | None
     skip_bad: bool
@@ -103,20 +104,29 @@ class Stream:
     @property
     def labeled(self) -> bool:
         """Whether the first row has a label."""
-        return all(map(self._known, islice(self._stored(self.rows), 1)))
+        return all(self._numbers([row])[0] >= 0 for row in islice(self._stored(self.rows), 1))
 
     def _good(self, rows: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Read]:
-        numbers = {name: number for number, name in enumerate(self.classes)}
         stored = islice(enumerate(self._stored(rows)), first, None)
         while chunk := list(islice(stored, CHECKED)):
-            for (position, row), bad in zip(chunk, self._faults(chunk), strict=True):
+            read = [row for _, row in chunk]
+            numbers = self._numbers(read)
+            faults = self._faults(read, numbers)
+            for (position, row), bad, label in zip(chunk, faults, numbers.tolist(), strict=True):
                 if bad is not None:
-                    self._refuse(position, row, bad)
+                    place = row.get("place") or f"{self.split}, row {position} as it is read"
+                    skipped = refuse(self.name, [Fault(place, bad)], self.skip_bad, MEND)
+                    self.skipped.extend(skipped)
                     continue
-                texts = {name: row[name] for name in ("text", "text_pair") if name in row}
+                texts = {name: row[name] for name in TEXTS if name in row}
                 image = {"image": content(row["image"])} if self.modality == "image" else {}
-                label = row["label"] if self.numbered else numbers[name_of(row["label"])]
                 yield Read(position, {**image, **texts, "label": label})
+
+    def _numbers(self, read: list[Mapping[str, Any]]) -> "np.ndarray[Any, Any]":
+        import pyarrow as pa
+
+        kind = self.labels.values.type
+        return self.labels.numbers(pa.chunked_array([[row["label"] for row in read]], kind))
 
     def _stored(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         try:
@@ -130,46 +140,31 @@ class Stream:
                 "--resume when it can."
             ) from error
 
-    def _faults(self, chunk: list[tuple[int, Mapping[str, Any]]]) -> list[str | None]:
+    def _faults(
+        self, read: list[Mapping[str, Any]], numbers: "np.ndarray[Any, Any]"
+    ) -> list[str | None]:
         """What is wrong with each row; None if nothing is."""
-        found = [self._fault(row) for _, row in chunk]
+        import pyarrow as pa
+
+        names = [name for name in ("fault", *TEXTS) if name in read[0]]
+        columns = {name: [row.get(name) for row in read] for name in names}
+        table = pa.table({name: pa.array(of, pa.string()) for name, of in columns.items()})
+        bad = check(table, numbers)
+        found = [bad.get(number) for number in range(len(read))]
         if self.modality == "text":
             return found
-        good = [number for number, bad in enumerate(found) if bad is None]
-        images = [content(chunk[number][1]["image"]) for number in good]
+        good = [number for number in range(len(read)) if number not in bad]
+        images = [content(read[number]["image"]) for number in good]
         # Not kept from one chunk to the next: processes that load rows may be forked in between.
         with ThreadPoolExecutor(THREADS) as pool:
-            for number, bad in zip(good, pool.map(self._image_fault, images), strict=True):
-                found[number] = bad
+            for number, fault in zip(good, pool.map(self._image_fault, images), strict=True):
+                found[number] = fault
         return found
 
     def _image_fault(self, image: str | bytes | None) -> str | None:
         if self.root is None and isinstance(image, str):
             return OUTSIDE
         return fault(self.root, image, _wide)
-
-    def _fault(self, row: Mapping[str, Any]) -> str | None:
-        if row.get("fault") is not None:
-            return str(row["fault"])
-        for name in ("text", "text_pair"):
-            if name in row and not (isinstance(row[name], str) and row[name].strip()):
-                return "empty text"
-        return None if self._known(row) else "no label"
-
-    def _known(self, row: Mapping[str, Any]) -> bool:
-        label = row["label"]
-        return not missing(label) and (not self.numbered or 0 <= label < len(self.classes))
-
-    def _refuse(self, position: int, row: Mapping[str, Any], why: str) -> None:
-        """Notes a bad row; raises DataError if it is not to be left out."""
-        bad = line(row.get("place") or f"{self.split}, row {position} as it is read", why)
-        if why in NEVER_SKIPPED:
-            mend = "name images by paths inside the folder of the table"
-            raise refusal(self.name, [bad], mend)
-        if not self.skip_bad:
-            mend = "correct it, or leave bad rows out with --skip-bad"
-            raise refusal(self.name, [bad], mend)
-        self.skipped.append(bad)
 
 
 def _wide(image: Any) -> str | None:

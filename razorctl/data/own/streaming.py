@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub as cache
 from razorctl.data import Splits
-from razorctl.data.own import columns, hub, lines, parquet, rows, tasks
+from razorctl.data.own import columns, hub, labels, lines, parquet, rows, tasks
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
-from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.store import BATCH, stamp
 from razorctl.data.own.stream import Stream, reason
@@ -69,9 +68,10 @@ def of_tables(ask: Ask, tables: Tables) -> tuple[Splits, Columns]:
         class_names=tables.class_names,
         untyped=tables.untyped,
     )
-    classes, numbers = numbered(raw)
+    classes = labels.of(raw)
+    numbers = {split: classes.numbers(of.data.column("label")) for split, of in found.items()}
     labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
-    rows.sound(raw, classes, numbers, labeled)
+    rows.sound(raw, classes.classes, numbers, labeled)
 
     skipped: list[str] = []
 
@@ -83,7 +83,6 @@ def of_tables(ask: Ask, tables: Tables) -> tuple[Splits, Columns]:
             IterableDataset.from_generator(_records, gen_kwargs=settings),
             used.modality,
             classes,
-            tables.class_names is not None,
             tables.root,
             len(found[split]),
             ask.skip_bad,
@@ -146,8 +145,7 @@ def of_hub(ask: Ask) -> tuple[Splits, Columns]:
             chosen[split],
             found,
             used.modality,
-            classes,
-            True,
+            labels.Labels.indices(classes),
             None,
             origin.counts.get(chosen[split]),
             ask.skip_bad,
@@ -228,5 +226,5 @@ def labeled(splits: Splits, ask: Ask) -> Splits:
 def _splits(streams: Mapping[str, Stream]) -> Splits:
     train = streams["train"]
     return Splits(
-        train, streams.get("validation"), streams.get("test"), train.classes, train.skipped
+        train, streams.get("validation"), streams.get("test"), train.labels.classes, train.skipped
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, own
-from razorctl.data.own import bad, columns, folder, images, masks, rows, tables, texts
+from razorctl.data.own import columns, folder, images, masks, rows, tables, texts
 from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import NOT_UTF8, Raw, content
+from razorctl.data.own.raw import NOT_UTF8, Raw, content, refusal, refuse
 from razorctl.data.own.splitting import Checked, chosen
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
@@ -190,12 +190,12 @@ def unlabeled(
                 tops.append(top)
             more = images.faults(said)
             known = {"rows": dict(sorted({**known["rows"], **more["rows"]}.items()))}
-        skipped += rows.refuse(raw, known, skip_bad=True)
+        skipped += refuse(raw.name, [*raw.named(known)], skip_bad=True)
         kept = np.setdiff1d(rows.good(numbers, known)["rows"], sorted(empty))
         parts.append(Part(raw, kept, of_images))
     if skipped and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
-        raise bad.refusal(name, skipped, "correct them, or leave them out with --skip-bad")
+        raise refusal(name, skipped)
     if white is None and tops:
         white = level(max(tops))
     return [replace(part, white=white) for part in parts], tuple(skipped)
