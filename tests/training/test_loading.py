@@ -134,8 +134,8 @@ def streamed(folder: Path) -> None:
     # Between the check of a row, as it is read, and its decoding.
     good = Stream._faults
 
-    def faults(self: Stream, chunk: list[Any]) -> list[str | None]:
-        found = good(self, chunk)
+    def faults(self: Stream, *chunk: Any) -> list[str | None]:
+        found = good(self, *chunk)
         if (folder / "car/0.png").read_bytes()[-1]:
             damage(folder / "car/0.png")
         return found

@@ -135,10 +135,11 @@ def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, Any]]:
     Raises DataError for labels of several types.
     """
     kinds: dict[str, str] = {}
+    renamed = columns.renamed
     for line in READERS[file.suffix.casefold()](file):
         place = f"{file.name}, line {line.number}"
         row: dict[str, Any] = {"place": place, "fault": line.fault}
-        for column, own in columns.renamed.items():
+        for column, own in renamed.items():
             value = line.values.get(column)
             if own == "label":
                 row[own] = _label(value, place, kinds)
