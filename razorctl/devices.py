@@ -34,3 +34,14 @@ def hold_to(budget: int, device: torch.device) -> None:
     """Limits this process to `budget` bytes of tensors, even if the card has more."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forgets the highest bytes that a CUDA device has allocated so far."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int | None:
+    """The highest bytes that a CUDA device has allocated since; None of other devices."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

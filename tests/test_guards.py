@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,32 @@ def test_documents_alone_reads_and_writes_json():
             names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
             module = getattr(node, "module", None)
             assert "json" not in ({*names, module} if names else ()), file
+
+
+def modules_of(room: str) -> dict[str, set[str]]:
+    """The modules of a room by name, each with those of the room that it imports anywhere."""
+    files = [f for f in FILES if f.relative_to(PACKAGE).parts[0] == room]
+    names = {".".join(f.with_suffix("").relative_to(PACKAGE).parts): f for f in files}
+    names = {name.removesuffix(".__init__"): file for name, file in names.items()}
+
+    def found(file: Path) -> Iterator[str]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                module = str(node.module).removeprefix("razorctl.")
+                for alias in node.names:
+                    inner = f"{module}.{alias.name}"
+                    yield inner if inner in names else module
+
+    return {name: {*found(file)} & names.keys() - {name} for name, file in names.items()}
+
+
+# One's own data are read by files that still know of each other.
+@pytest.mark.parametrize("room", sorted(LEVELS.keys() - {"data"}))
+def test_no_modules_of_a_room_import_each_other(room: str):
+    left = modules_of(room)
+    while done := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in done}
+    assert not left
 
 
 def test_every_room_has_a_floor():

@@ -4,9 +4,11 @@ Every module of this package is imported, is for one library, and defines `MODEL
 `Named` entries. It imports its library only in functions, so that listing models loads no torch.
 """
 
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,6 +124,24 @@ class Named:
     def single(cls, model: Model) -> "Named":
         """The name of a model for one task."""
         return cls(model.name, model.summary, model.modality, (model.task,), lambda _: model)
+
+
+FROM_SCRATCH = (
+    "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
+    "and epochs."
+)
+
+
+@contextmanager
+def told_before() -> Iterator[None]:
+    """Builds a model inside it without a word on what is new, which a resumed run said at first."""
+    said = logging.getLogger(__name__)
+    level = said.level
+    said.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        said.setLevel(level)
 
 
 # The other files are what these have in common.

@@ -18,7 +18,9 @@ from typing import Any
 
 from razorctl import documents
 from razorctl.errors import UsageError
-from razorctl.training.rundir import CHECKPOINTS, steps, sync, whole
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training.rundir import CHECKPOINTS, merged, refuse_others, steps, sync, whole
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,16 @@ class Checkpoint:
             return all(documents.entry(self.path / name) == known for name, known in files.items())
         except OSError:
             return False
+
+    def refuse_others(self, out: Path, job: Job, recipe: Recipe) -> None:
+        """Raises UsageError if the run in `out` had other settings than a job and a recipe.
+
+        One whose next step diverged also takes a lower learning rate.
+        """
+        known, wanted = dict(self.marker["settings"]), merged(job, recipe)
+        if self.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
+            del known["learning_rate"]
+        refuse_others(out, known, wanted)
 
 
 class Checkpoints:

@@ -1,33 +1,72 @@
 """The model of a finished run, as its own library loads it."""
 
 import errno
+import logging
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from torch import nn
 
-from razorctl import documents, models, units
+from razorctl import documents, models, processes, units
 from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
-from razorctl.training import checkpoints, state, tensors
+from razorctl.training import checkpoints, parallel, state, summary, tensors
+from razorctl.training.checkpoints import Checkpoint
+from razorctl.training.record import Record
 from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, sync, unlock, whole
 
-if TYPE_CHECKING:
-    from razorctl.training.run import Run
+log = logging.getLogger(__name__)
 
 Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
 
 
-def finished(run: "Run") -> None:
+def finish(run: Record, unsharded: nn.Module | None) -> None:
+    """Tests and writes the weights, then the result. Collective.
+
+    unsharded: as of `parallel.gathered`. Raises RazorError if the disk does not take them.
+    """
+    best = _undamaged(run, run.best())
+    if run.feed.test is not None:
+        run.tested = run.evaluate(run.feed.test)
+    run.best_figures = _figures_of(run, best)
+    if run.peak_bytes is not None:
+        run.peak_bytes = processes.most(run.peak_bytes, run.device)
+    run.model = parallel.gathered(run.model, unsharded)
+    processes.of_first(partial(finished, run))
+
+
+def _undamaged(run: Record, best: Checkpoint | None) -> Checkpoint | None:
+    """The best checkpoint; None, after a warning, if it is damaged. Collective."""
+    if best is None or processes.of_first(lambda: best.intact):
+        return best
+    log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
+    run.checkpoints.drop(best)
+    return None
+
+
+def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
+    """Those of the best weights, or for None of the last, on the split of the result."""
+    if best is None:
+        return run.tested or run.history[-1].metrics or {}
+    if run.feed.test is None:
+        return run.history[best.step - 1].metrics or {}
+    last = parallel.whole(run.model.state_dict())
+    last = {name: value.to("cpu", copy=True) for name, value in last.items()}
+    state.load_model(best.path, run.model)
+    figures = run.evaluate(run.feed.test)
+    parallel.put(last, run.model)
+    return figures
+
+
+def finished(run: Record) -> None:
     """Writes the weights of a finished run, then its result, and gives its directory free.
 
     Raises RazorError if the disk does not take them.
@@ -46,7 +85,7 @@ def finished(run: "Run") -> None:
         run.checksums = {name: documents.entry(out / name) for name in there}
         run.check_own()
         with whole(out / RESULT) as file:
-            file.write_text(documents.text(run.result(), indent=2) + "\n")
+            file.write_text(documents.text(summary.of(run), indent=2) + "\n")
     except OSError as error:
         newest, needed = run.checkpoints.newest, 2 * tensors.size(run.model.state_dict())
         room = units.size(needed, math.ceil)

@@ -2,10 +2,9 @@
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from razorctl import data, devices, models, processes, units
 from razorctl.data.own.stream import count
@@ -29,12 +27,13 @@ from razorctl.surgery.sparsify import restore
 from razorctl.training import export, parallel, rundir, space, state, summary
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
 from razorctl.training.compiled import refuse
-from razorctl.training.evaluation import TOP, evaluate
+from razorctl.training.evaluation import TOP
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
 from razorctl.training.loading import PRIME
-from razorctl.training.metrics import Metrics, Step, waited
+from razorctl.training.metrics import Metrics, Step
 from razorctl.training.precompiled import precompile
+from razorctl.training.record import Record
 from razorctl.training.recovery import Recovery
 from razorctl.version import __version__
 
@@ -45,33 +44,11 @@ log = logging.getLogger(__name__)
 
 Settle = Callable[["Run", models.Progress], object]
 
-FROM_SCRATCH = (
-    "{model} begins with random weights, nothing in it is pretrained: expect to need far more rows "
-    "and epochs."
-)
 
-
-@contextmanager
-def _told_before() -> Iterator[None]:
-    """Builds a model inside it without a word on what is new, which a resumed run said at first."""
-    said = logging.getLogger(models.__name__)
-    level = said.level
-    said.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        said.setLevel(level)
-
-
-class Run(Iterator[Step]):
+class Run(Record, Iterator[Step]):
     """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
 
-    A run whose directory has a checkpoint goes on from there; `history` has the steps before.
-    metric: the figure by which the best weights are chosen.
-    usual_epochs: those of data with as many rows, if that is known.
-    saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
-    stock: what is not compressed and keeps a share worth naming, as a sentence.
-    checksums: of the weights in its directory, when it is finished.
+    A run whose directory has a checkpoint goes on from there.
     stop: called after each step; if it returns an exception, the run is saved and that is raised.
     """
 
@@ -93,7 +70,7 @@ class Run(Iterator[Step]):
         """
         self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
-        self._held = None if lock is None else rundir.identity(out)
+        self.held = None if lock is None else rundir.identity(out)
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
         if plan is not None and device.type == "cuda":
             devices.hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
@@ -134,7 +111,7 @@ class Run(Iterator[Step]):
         splits = sequenced(source.load(progress), family, job, progress)
         self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
         if job.from_scratch:
-            self.notes = (*self.notes, FROM_SCRATCH.format(model=job.model))
+            self.notes = (*self.notes, models.FROM_SCRATCH.format(model=job.model))
         # By their absolute paths, so that the run can be resumed from any directory.
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, self.device))
@@ -152,14 +129,14 @@ class Run(Iterator[Step]):
         self.checkpoints = Checkpoints(self.out)
         relieved: list[dict[str, Any]] = []
         if self.checkpoints.newest is not None:
-            _check_same(self.out, self.checkpoints.newest, job, self.recipe)
+            self.checkpoints.newest.refuse_others(self.out, job, self.recipe)
             relieved = self.checkpoints.newest.marker["relieved"]
         self.recovery = Recovery(job, self.recipe, relieved)
 
         progress(f"building {job.model}")
         state.seed(job.seed)
         build = family.bare if job.from_scratch else family.build
-        with nullcontext() if self.checkpoints.newest is None else _told_before():
+        with nullcontext() if self.checkpoints.newest is None else models.told_before():
             self.model = build(len(splits.classes), job.input_size)
         cast_weights(self.model, job)
         self.model.to(self.device)
@@ -211,17 +188,6 @@ class Run(Iterator[Step]):
         if self.lock is not None:
             self.lock.release()
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Whole batches in the training data; None if that is not known."""
-        return self.feed.loading.steps_per_epoch
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the last evaluations were no better, as many as the job is patient for."""
-        patience = self.job.patience or math.inf
-        return waited(self.history, self.metric) >= patience
-
     def _train(self) -> Iterator[Step]:
         assert self.job.steps is not None
         self.learner.begin()
@@ -252,19 +218,7 @@ class Run(Iterator[Step]):
             if stop is not None:
                 self.save()
                 raise stop
-        self._finish()
-
-    def check_own(self) -> None:
-        """Raises RazorError if the run directory is not the one that was locked any more."""
-        if self.lock is None or not self.lock.is_locked:
-            return
-        if rundir.identity(self.out) != self._held:
-            newest = self.checkpoints.newest
-            saved = f"step {newest.step:,} is saved in it" if newest else "no step is saved in it"
-            raise RazorError(
-                f"{self.out} is not the directory of this run any more: that was moved, removed or "
-                f"replaced, and {saved}; put it back, then go on with `{self.command}`."
-            )
+        export.finish(self, self._unsharded)
 
     def rescue(self) -> None:
         """Saves the run if what goes over its steps has failed between two of them."""
@@ -284,7 +238,7 @@ class Run(Iterator[Step]):
         assert self.job.batch_size is not None
         assert self.job.evaluate_every is not None
         start, rate = time.perf_counter(), self.learner.rate
-        self._reset_peak()
+        devices.reset_peak(self.device)
         loss, norm = self._take(step, iter(next(batches)))
         loss, norm = loss.cpu(), norm.cpu()  # waits for the device
         seconds = time.perf_counter() - start
@@ -386,65 +340,13 @@ class Run(Iterator[Step]):
             return False, self.checkpoints.valid
         return True, self.checkpoints.valid
 
-    def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
-        """The figures of `evaluation.evaluate` for rows.
-
-        None is the split that is evaluated during training: validation, or else test.
-        """
-        batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
-        return evaluate(self.model, self.logits, batches, len(self.classes), self.job)
-
     def result(self) -> dict[str, Any]:
         """The summary of a finished run, as in `summary.of`."""
         return summary.of(self)
 
-    def _reset_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
     def _note_peak(self) -> None:
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
+        if (peak := devices.peak(self.device)) is not None:
             self.peak_bytes = max(peak, self.peak_bytes or 0)
-
-    def best(self) -> Checkpoint | None:
-        """The best checkpoint; None if the last step is at least as good."""
-        best, last = self.checkpoints.best, self.history[-1].score(self.metric)
-        if best is None or best.score is None or last is None:
-            return None
-        return best if best.score > last else None
-
-    def _finish(self) -> None:
-        """Writes the weights, then the result; raises RazorError if the disk does not take them."""
-        best = self._undamaged(self.best())
-        if self.feed.test is not None:
-            self.tested = self.evaluate(self.feed.test)
-        self.best_figures = self._figures_of(best)
-        if self.peak_bytes is not None:
-            self.peak_bytes = processes.most(self.peak_bytes, self.device)
-        self.model = parallel.gathered(self.model, self._unsharded)
-        processes.of_first(partial(export.finished, self))
-
-    def _undamaged(self, best: Checkpoint | None) -> Checkpoint | None:
-        """The best checkpoint; None, after a warning, if it is damaged. Collective."""
-        if best is None or processes.of_first(lambda: best.intact):
-            return best
-        log.warning("%s is damaged; the best weights of this run are the last ones.", best.path)
-        self.checkpoints.drop(best)
-        return None
-
-    def _figures_of(self, best: Checkpoint | None) -> Mapping[str, float]:
-        """Those of the best weights, or for None of the last, on the split of the result."""
-        if best is None:
-            return self.tested or self.history[-1].metrics or {}
-        if self.feed.test is None:
-            return self.history[best.step - 1].metrics or {}
-        last = parallel.whole(self.model.state_dict())
-        last = {name: value.to("cpu", copy=True) for name, value in last.items()}
-        state.load_model(best.path, self.model)
-        figures = self.evaluate(self.feed.test)
-        parallel.put(last, self.model)
-        return figures
 
     def _diverged(self, error: DivergedError, step: int, saved: bool) -> RazorError:
         assert self.job.learning_rate is not None
@@ -453,17 +355,6 @@ class Run(Iterator[Step]):
             f"{error} at step {step:,}, and {kept}; lower --lr, such as with "
             f"`{self.command} --lr {self.job.learning_rate / 2:g}`."
         )
-
-
-def _check_same(out: Path, found: Checkpoint, job: Job, recipe: Recipe) -> None:
-    """Raises UsageError for a checkpoint of other settings.
-
-    One whose next step diverged also takes a lower learning rate.
-    """
-    known, wanted = dict(found.marker["settings"]), rundir.merged(job, recipe)
-    if found.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
-        del known["learning_rate"]
-    rundir.refuse_others(out, known, wanted)
 
 
 def finetune(

@@ -2,16 +2,14 @@
 
 from dataclasses import asdict
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from razorctl import devices
 from razorctl.training import rundir
-
-if TYPE_CHECKING:
-    from razorctl.training.run import Run
+from razorctl.training.record import Record
 
 
-def of(run: "Run") -> dict[str, Any]:
+def of(run: Record) -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
     The time of compiling is in `payoff`, not in `epoch_seconds`, nor in `step_seconds`, which is of
@@ -50,7 +48,7 @@ def of(run: "Run") -> dict[str, Any]:
     }
 
 
-def _scores(run: "Run") -> dict[str, Any]:
+def _scores(run: Record) -> dict[str, Any]:
     """The last evaluation, and the test at the end if it was on another split."""
     last = run.history[-1]
     figures, split = last.metrics or {}, run.feed.split
