@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from razorctl.errors import RazorError
-from razorctl.training import space, state
+from razorctl.training import space, state, summary
 from razorctl.training.checkpoints import Checkpoints
 from tests.training.runs import JOB, JOINT, begin, resume, steps, stop
 
@@ -174,7 +174,7 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
     accuracies(0.9, 0.1, 0.1, 0.1)
     run = begin(tmp_path / "run", replace(JOB, evaluate_every=1, **settings))
     needed, most = space.needed(run.model, run.job), 0
-    write, result = state.write, run.result
+    write, of = state.write, summary.of
 
     def measure() -> None:
         nonlocal most
@@ -185,12 +185,12 @@ def test_a_run_takes_no_more_space_than_was_asked_for(settings, tmp_path, accura
         write(*args, **kwargs)
         measure()
 
-    def summed() -> Any:
+    def summed(run: Any) -> Any:
         measure()
-        return result()
+        return of(run)
 
     monkeypatch.setattr(state, "write", written)
-    run.result = summed
+    monkeypatch.setattr(summary, "of", summed)
     list(run)
     assert needed - most < 3 * space.REST
     assert most <= needed
