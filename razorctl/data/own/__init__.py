@@ -10,14 +10,13 @@ from typing import TypeVar
 from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
-from razorctl.data.own import folder, hub, masks, recognition, streaming, tables, tasks, texts
+from razorctl.data.own import folder, hub, masks, recognition, stream, tables, tasks, texts
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.rows import faults
 from razorctl.data.own.splitting import Checked, held, share
-from razorctl.data.own.stream import count
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.job import LANGUAGE, Job, Task
@@ -40,8 +39,8 @@ def find(job: Job, trained: Job | None = None) -> Source:
     of_hub = ask.name.startswith(hub.PREFIX)
     if ask.streaming:
         if "classification" not in ask.tasks:
-            streaming.of_classes(ask.name, ask.tasks[0])
-        return _streamed(ask, *(streaming.of_hub(ask) if of_hub else _read(ask, _streams)))
+            stream.refuse_task(ask, ask.tasks[0])
+        return _streamed(ask, *(hub.streams(ask) if of_hub else _read(ask, _streams)))
     card = hub.card(ask) if of_hub and trained is None else None
     if card is not None:
         return _of_card(ask, card)
@@ -73,10 +72,10 @@ def _of_card(ask: Ask, card: hub.Card) -> Source:
 def _streamed(ask: Ask, splits: Splits, used: Columns) -> Source:
     """Streams, whose rows are checked when they are read."""
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    counts = {split: count(rows) for split, rows in parts.items() if rows is not None}
+    counts = {split: stream.count(rows) for split, rows in parts.items() if rows is not None}
 
     def load(_: Progress | None = None) -> Splits:
-        return streaming.labeled(splits, ask)
+        return stream.labeled(ask, splits)
 
     told = f"{used.told}, streamed"
     return _described(ask, used.modality, told, splits.classes, counts, load)
@@ -183,7 +182,7 @@ def _streams(ask: Ask, path: Path) -> tuple[Splits, Columns]:
             else f"{ask.name} is a folder of images, which are read as they come anyway; leave "
             "--streaming out."
         )
-    return streaming.of_tables(ask, found)
+    return tables.streams(ask, found), found.columns
 
 
 def _tables(ask: Ask, path: Path) -> tables.Tables | None:

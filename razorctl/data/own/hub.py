@@ -1,29 +1,33 @@
 """Any data set of the Hugging Face hub whose files `datasets` can read; its code is never run."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data.own import chats, columns, parquet, recognition, tasks
+from razorctl.data import Splits
+from razorctl.data.own import chats, columns, parquet, recognition, stream, tasks
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.columns import Columns
+from razorctl.data.own.columns import Columns, Sample
+from razorctl.data.own.labels import Labels
 from razorctl.data.own.raw import Raw
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError, MissingError, RazorError, UsageError
 from razorctl.job import LANGUAGE
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Dataset, Features, IterableDataset
 
 PREFIX = "hf:"
 NAME = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
 CARD = "README.md"
 # The readers of `datasets` that unpack no objects of Python and no archives.
+STREAMED = 100  # rows of a stream that columns are detected from
 BUILDERS = ("parquet", "arrow", "csv", "json", "imagefolder")
 
 
@@ -125,31 +129,128 @@ def origin_of(ask: Ask) -> Origin:
     return _origin(name, parts[1], parts[2])
 
 
-def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path) -> Raw:
-    name = ask.name
-    kinds = found["train"].features
-    images, classes, plain = parquet.typed(kinds)
-    first = found["train"].select_columns(plain)[: columns.SAMPLE] if plain else {}
-    sample = columns.Sample({column: first.get(column, []) for column in kinds}, images, classes)
+def streams(ask: Ask) -> tuple[Splits, Columns]:
+    """The streams of a data set of the hub, by its card or else by its first rows.
+
+    Raises UsageError if it is not clear what to use or labels have no names, and DataError if it
+    cannot be streamed.
+    """
+    name, origin = ask.name, origin_of(ask)
+    if origin.builder == "imagefolder":
+        raise DataError(
+            f"{name} has a file for each image, which cannot be streamed; choose a data set of "
+            "Parquet files, or leave --streaming out."
+        )
+    chosen = ask.splits(list(origin.files))
+    stream.refuse_splits(ask, chosen)
+    known = card(ask)
+    if known is None:
+        with _from_hub(name):
+            used, classes = _peeked(ask, _opened(origin, chosen["train"]))
+    else:
+        used, classes = known.columns, known.classes
+    stream.refuse_task(ask, used.task)
+    if classes is None:
+        raise UsageError(
+            f"column {used.label} of {name} does not name its classes, which must be known before "
+            "rows are streamed; choose a data set that does, or leave --streaming out."
+        )
+
+    def stored(split: str) -> "IterableDataset":
+        with _from_hub(name):
+            return _plain(_opened(origin, chosen[split]), used)
+
+    counts = {split: origin.counts.get(own) for split, own in chosen.items()}
+    labels = Labels.indices(classes)
+    return stream.splits(ask, used, chosen, labels, counts, stored, renamed=used.renamed), used
+
+
+def _peeked(ask: Ask, found: "IterableDataset") -> tuple[Columns, tuple[str, ...] | None]:
+    """As `_detected`, of the first rows of a stream."""
+
+    def first(plain: list[str]) -> dict[str, list[Any]]:
+        rows = list(islice(found.select_columns(plain), STREAMED))
+        return {column: [row.get(column) for row in rows] for column in plain}
+
+    kinds: Features = found._resolve_features().features
+    return _detected(ask, parquet.sampled(kinds, first), kinds)
+
+
+@contextmanager
+def _from_hub(name: str) -> Iterator[None]:
+    """Turns any error of the block, which reads from the hub, into a MissingError about `name`."""
+    try:
+        yield
+    except RazorError:
+        raise
+    except Exception as error:  # the libraries raise many kinds
+        raise MissingError(
+            f"{name} cannot be streamed from the hub ({stream.reason(error)}); try again later, "
+            "or leave --streaming out."
+        ) from error
+
+
+def _opened(origin: Origin, split: str) -> "IterableDataset":
+    from datasets import load_dataset
+
+    files = [f"hf://datasets/{origin.repo}/{file}" for file in origin.files[split]]
+    with hub.quiet_without_terminal():
+        found: IterableDataset = load_dataset(
+            origin.builder,
+            data_files={"train": files},
+            split="train",
+            streaming=True,
+            **origin.settings,
+        )
+    return found
+
+
+def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
+    """The rows with the columns that are used, and with images that are not decoded."""
+    from datasets import Image
+
+    if used.image is not None:
+        found = found.cast_column(used.image, Image(decode=False))
+    return found.select_columns(list(used.renamed))
+
+
+def _detected(
+    ask: Ask, sample: Sample, kinds: "Features"
+) -> tuple[Columns, tuple[str, ...] | None]:
+    """The columns that are used, and the names of the classes if the label's type has them."""
     used = tasks.detect(columns.as_trained(ask, sample), sample)
-    check_image(name, used, kinds, images)
+    for column, flag in ((used.image, "--image-column"), (used.mask, "--label-column")):
+        if column is not None and column not in sample.images:
+            raise UsageError(
+                f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
+                f"with {flag}."
+            )
+    return used, tuple(kinds[used.label].names) if used.label in sample.classes else None
+
+
+def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path) -> Raw:
+    train = found["train"]
+    kinds = train.features
+    sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[: columns.SAMPLE])
+    used, classes = _detected(ask, sample, kinds)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):
-            raise DataError(f"{own} of {name} has no column {missing.pop()}; name other splits.")
+            raise DataError(
+                f"{own} of {ask.name} has no column {missing.pop()}; name other splits."
+            )
     told = used.told
     others = [split for split in chosen if split != "train" and used.label]
     hidden = [split for split in others if _hidden(found[split], used.label)]
     if ask.split is None:
         for split in hidden:
             told += f", without {chosen.pop(split)}, which has no labels"
-    classes_of = kinds[used.label].names if used.label in classes else None
     return Raw(
-        name,
+        ask.name,
         used.modality,
         {split: _rows(found[split], used) for split in chosen},
         chosen,
         told,
-        class_names=None if classes_of is None else tuple(classes_of),
+        class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=used.task,
     )
@@ -166,18 +267,6 @@ def _rows(found: "Dataset", used: Columns) -> "Dataset":
     column = rows.data.column("messages")
     same = chats.standard(column)
     return rows if same is column else datasets.Dataset(pa.table({"messages": same}))
-
-
-def check_image(
-    name: str, used: Columns, kinds: Mapping[str, Any], images: Collection[str]
-) -> None:
-    """Raises UsageError if the column of images or of masks is of another type."""
-    for column, flag in ((used.image, "--image-column"), (used.mask, "--label-column")):
-        if column is not None and column not in images:
-            raise UsageError(
-                f"column {column} of {name} has no images but {kinds[column]}; name another with "
-                f"{flag}."
-            )
 
 
 def _hidden(rows: "Dataset", label: str) -> bool:

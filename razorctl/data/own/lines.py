@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,10 +13,12 @@ from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.labels import NUMBERS, SEVERAL
 from razorctl.data.own.raw import ADDRESS, OUTSIDE
+from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from datasets import Dataset
 
 LONGEST = 2**31 - 1  # characters of a field
 
@@ -129,11 +131,28 @@ def schema(columns: Columns) -> "pa.Schema":
     return pa.schema([(n, chats.kind() if n == "messages" else pa.string()) for n in names])
 
 
-def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file with the columns of `Raw`; image paths are relative to `root`.
+def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
+    """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
+    own = schema(columns)
+    every = (row for file in files for row in records(file, columns))
+    return stored(files, own, lambda: packed(every, own), columns)
 
-    Raises DataError for labels of several types.
-    """
+
+def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
+    """The labels of a file."""
+    import pyarrow as pa
+
+    found = (row["label"] for row in records(file, columns))
+    chunks = iter(lambda: list(islice(found, BATCH)), [])
+    return pa.chunked_array((pa.array(chunk, pa.string()) for chunk in chunks), pa.string())
+
+
+def class_names(file: Path, columns: Columns) -> None:
+    """None: the type of a label names no classes."""
+
+
+def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
+    """The same rows of one file, one at a time; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
     for line in READERS[file.suffix.casefold()](file):
@@ -149,7 +168,7 @@ def rows(file: Path, columns: Columns, root: Path) -> Iterator[dict[str, Any]]:
             elif value is not None and not isinstance(value, str):
                 row["fault"] = row["fault"] or f"{column} is no text"
             elif own in ("image", "mask"):
-                row[own], row["fault"] = image(root, value, row["fault"], own)
+                row[own], row["fault"] = image(file.parent, value, row["fault"], own)
             else:
                 row[own] = value
         yield row

@@ -1,6 +1,6 @@
 """Rows of Parquet files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +47,27 @@ def _plain(schema: "pa.Schema") -> "pa.Schema":
 
 def sample(file: Path) -> Sample:
     """The first rows of a file without its images; raises DataError if it cannot be read."""
-    kinds = features(file)
+
+    def first(plain: list[str]) -> Mapping[str, list[Any]]:
+        batch = next(_open(file).iter_batches(SAMPLE, columns=plain), None)
+        return {} if batch is None else batch.to_pydict()
+
+    return sampled(features(file), first, file.parent)
+
+
+def sampled(
+    kinds: "Features",
+    first: Callable[[list[str]], Mapping[str, Sequence[Any]]],
+    root: Path | None = None,
+) -> Sample:
+    """The first rows of data without their images.
+
+    kinds: the columns and their types. first: gives the first values of some columns. root: as of
+    `Sample`.
+    """
     images, classes, plain = typed(kinds)
-    batches = _open(file).iter_batches(SAMPLE, columns=plain)
-    first = next(batches, None)
-    rows = {} if first is None else first.to_pydict()
-    return Sample({name: rows.get(name, []) for name in kinds}, images, classes, file.parent)
+    rows = first(plain) if plain else {}
+    return Sample({name: rows.get(name, []) for name in kinds}, images, classes, root)
 
 
 def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]:
@@ -94,6 +109,14 @@ def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
     with _reading(file):
         table = _open(file).read([columns.label])
         return table.cast(_plain(table.schema)).column(0)
+
+
+def class_names(file: Path, columns: Columns) -> tuple[str, ...] | None:
+    """The names of the classes that the label's type has; None without them or a label."""
+    if not columns.label:
+        return None
+    found = getattr(features(file)[columns.label], "names", None)
+    return None if found is None else tuple(found)
 
 
 def _schema(file: Path, columns: Columns) -> "pa.Schema":

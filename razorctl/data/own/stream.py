@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from razorctl.data import Splits
+from razorctl.data.own.ask import Ask
+from razorctl.data.own.columns import Columns
 from razorctl.data.own.images import THREADS, fault
 from razorctl.data.own.labels import Labels
 from razorctl.data.own.raw import OUTSIDE, Fault, content, refuse
 from razorctl.data.own.rows import check
-from razorctl.errors import DataError, RazorError
+from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.job import Task
 from razorctl.models import Modality, Rows
 from razorctl.models.images import WIDE
 
@@ -64,22 +68,21 @@ def _decoded(image: str | bytes) -> Any:
 class Stream:
     """The rows of a split, in an order that depends on a seed and an epoch alone.
 
-    name: the data set. split: what the split is called there. rows: as `Raw` has them. root: the
-    folder that image paths must not leave; None if images are no files. count: the number of rows,
-    None if it is not known. skipped: gets a line for each bad row that is left out, which is bad
+    split: what it is called in the data. rows: as `Raw` has them. root: the folder that image paths
+    must not leave; None if images are no files. count: the number of rows, None if it is not known.
+    skipped: gets a line for each bad row that is left out, which is bad
     again in the next epoch. renamed: column of `rows` -> its name in `Raw`, if another.
     """
 
-    name: str
+    ask: Ask
     split: str
     rows: "IterableDataset"
     modality: Modality
     labels: Labels
     root: Path | None
     count: int | None
-    skip_bad: bool
     skipped: list[str]
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str]
     prepared: Prepared | None = None
 
     def with_transform(self, transform: Callable[[Rows], Rows]) -> "Stream":
@@ -93,7 +96,7 @@ class Stream:
         """
         rows = self.rows.shuffle(seed=seed, buffer_size=BUFFER[self.modality])
         rows.set_epoch(epoch)
-        if self.skip_bad:  # only what is checked is counted
+        if self.ask.skip_bad:  # only what is checked is counted
             return islice(self._good(rows), first, None)
         return self._good(rows, first)
 
@@ -115,7 +118,7 @@ class Stream:
             for (position, row), bad, label in zip(chunk, faults, numbers.tolist(), strict=True):
                 if bad is not None:
                     place = row.get("place") or f"{self.split}, row {position} as it is read"
-                    skipped = refuse(self.name, [Fault(place, bad)], self.skip_bad, MEND)
+                    skipped = refuse(self.ask.name, [Fault(place, bad)], self.ask.skip_bad, MEND)
                     self.skipped.extend(skipped)
                     continue
                 texts = {name: row[name] for name in TEXTS if name in row}
@@ -136,7 +139,7 @@ class Stream:
             raise
         except Exception as error:  # the libraries raise many kinds, of files and of networks
             raise DataError(
-                f"{self.split} of {self.name} cannot be read on ({reason(error)}); go on with "
+                f"{self.split} of {self.ask.name} cannot be read on ({reason(error)}); go on with "
                 "--resume when it can."
             ) from error
 
@@ -165,6 +168,63 @@ class Stream:
         if self.root is None and isinstance(image, str):
             return OUTSIDE
         return fault(self.root, image, _wide)
+
+
+def refuse_splits(ask: Ask, splits: Mapping[str, Any]) -> None:
+    """Raises UsageError if nothing is there to evaluate on: rows of a stream are not put aside."""
+    if not {"validation", "test"} & splits.keys():
+        raise UsageError(
+            f"{ask.name} has no validation or test split, and none is put aside of rows that are "
+            "streamed; give it one, or leave --streaming out."
+        )
+    if ask.validation is not None:
+        raise UsageError(
+            f"no rows are put aside of {ask.name}, which is streamed; leave --validation or "
+            "--streaming out."
+        )
+
+
+def refuse_task(ask: Ask, task: Task) -> None:
+    """Raises UsageError for another task than classification."""
+    if task != "classification":
+        raise UsageError(f"{ask.name} is for {task}, which reads it whole; leave --streaming out.")
+
+
+def splits(
+    ask: Ask,
+    columns: Columns,
+    called: Mapping[str, str],
+    labels: Labels,
+    counts: Mapping[str, int | None],
+    rows: Callable[[str], "IterableDataset"],
+    root: Path | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Splits:
+    """The streams of each split in `called`, which has its name in the data.
+
+    counts: of the rows of a split. rows: gives those of a split. root, renamed: as of `Stream`.
+    """
+    skipped: list[str] = []
+    found = {
+        split: Stream(
+            *(ask, name, rows(split), columns.modality, labels),
+            *(root, counts[split], skipped, renamed or {}),
+        )
+        for split, name in called.items()
+    }
+    of = found["train"], found.get("validation"), found.get("test")
+    return Splits(*of, labels.classes, skipped)
+
+
+def labeled(ask: Ask, splits: Splits) -> Splits:
+    """The splits without a test split that has no labels, as in a contest, unless it is asked for.
+
+    Reads its first row. Raises DataError if that cannot be read.
+    """
+    test = splits.test
+    if ask.split is not None or splits.validation is None or not isinstance(test, Stream):
+        return splits
+    return splits if test.labeled else replace(splits, test=None)
 
 
 def _wide(image: Any) -> str | None:

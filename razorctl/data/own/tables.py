@@ -1,22 +1,25 @@
 """Tables: one file, or a folder with a file or several for each split."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from razorctl.data.own import columns, lines, masks, notes, parquet, tasks
+from razorctl.data import Splits
+from razorctl.data.own import columns, labels, lines, masks, notes, parquet, rows, stream, tasks
 from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.raw import NOT_UTF8, Raw
-from razorctl.data.own.store import packed, stored
+from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
 from razorctl.models import Modality
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    import pyarrow as pa
+    from datasets import Dataset, IterableDataset
 
 SUFFIXES = (*lines.READERS, ".parquet")
 
@@ -41,6 +44,20 @@ def in_folder(folder: Path) -> dict[str, list[Path]]:
     return found if any(map(role, found)) else {}
 
 
+class Reader(Protocol):
+    """What reads tables of a kind: `lines` or `parquet`."""
+
+    def sample(self, file: Path) -> Sample: ...
+    def class_names(self, file: Path, columns: Columns) -> tuple[str, ...] | None: ...
+    def labels(self, file: Path, columns: Columns) -> "pa.ChunkedArray": ...
+    def rows(self, files: Sequence[Path], columns: Columns) -> "Dataset": ...
+    def records(self, file: Path, columns: Columns) -> Iterator[dict[str, Any]]: ...
+
+
+def reader(file: Path) -> Reader:
+    return parquet if file.suffix.casefold() == ".parquet" else lines
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of each split, and what is known of them before their rows are read.
@@ -55,10 +72,6 @@ class Tables:
     class_names: tuple[str, ...] | None
     root: Path
     notes: tuple[str, ...] = ()
-
-    @property
-    def of_parquet(self) -> bool:
-        return self.files["train"][0].suffix.casefold() == ".parquet"
 
     @property
     def untyped(self) -> bool:
@@ -86,18 +99,17 @@ def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False)
             "or choose with --split."
         )
     root = every[0].parent
-    of_parquet = kinds == {".parquet"}
-    sample = parquet.sample if of_parquet else lines.sample
-    first = sample(every[0])
+    read = reader(every[0])
+    first = read.sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
     used = tasks.detect(columns.as_trained(ask, first), first)
     for file in every[1:]:
-        _check(file, sample(file), used)
+        _check(file, read.sample(file), used)
     if used.task == "segmentation":
         class_names = [masks.class_names(root)]
     else:
-        class_names = [_class_names(file, used) if of_parquet else None for file in every]
+        class_names = [read.class_names(file, used) for file in every]
     if len(set(class_names)) > 1:
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
@@ -110,7 +122,7 @@ def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False)
 def read(ask: Ask, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
     used = tables.columns
-    rows = parquet.rows if tables.of_parquet else _of_lines
+    rows = reader(tables.files["train"][0]).rows
     return Raw(
         ask.name,
         used.modality,
@@ -125,13 +137,59 @@ def read(ask: Ask, tables: Tables) -> Raw:
     )
 
 
+def streams(ask: Ask, tables: Tables) -> Splits:
+    """The streams of tables, whose labels are read once before all else.
+
+    Raises DataError if these are no classes, or those of the training rows are not enough.
+    """
+    import numpy as np
+    from datasets import Dataset, IterableDataset
+    from pyarrow import Table
+
+    used = tables.columns
+    stream.refuse_splits(ask, tables.files)
+    stream.refuse_task(ask, used.task)
+    found = {
+        split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
+        for split, part in tables.files.items()
+    }
+    raw = Raw(
+        *(ask.name, used.modality, found, tables.splits, used.told),
+        class_names=tables.class_names,
+        untyped=tables.untyped,
+    )
+    known = labels.of(raw)
+    numbers = {split: known.numbers(of.data.column("label")) for split, of in found.items()}
+    labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
+    rows.sound(raw, known.classes, numbers, labeled)
+
+    def stored(split: str) -> "IterableDataset":
+        settings = {"files": list(tables.files[split]), "used": used}
+        return IterableDataset.from_generator(_records, gen_kwargs=settings)
+
+    counts = {split: len(of) for split, of in found.items()}
+    return stream.splits(ask, used, tables.splits, known, counts, stored, root=tables.root)
+
+
+@lru_cache(maxsize=8)
+def _labels(files: tuple[Path, ...], used: Columns, _: str) -> "pa.ChunkedArray":
+    """The labels of files, which are read again if the last argument, their stamp, is another."""
+    import pyarrow as pa
+
+    parts = [reader(file).labels(file, used) for file in files]
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+
+
+def _records(files: Sequence[Path], used: Columns) -> Iterator[dict[str, Any]]:
+    for file in files:
+        yield from reader(file).records(file, used)
+
+
 def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     """The rows of one table without labels, for a model of that modality; raises as `read`."""
-    of_parquet = file.suffix.casefold() == ".parquet"
-    first = (parquet.sample if of_parquet else lines.sample)(file)
+    first = reader(file).sample(file)
     used = columns.unlabeled(columns.as_trained(ask, first), first, modality)
-    rows = parquet.rows if of_parquet else _of_lines
-    own = {"rows": rows([file], used)}
+    own = {"rows": reader(file).rows([file], used)}
     return Raw(ask.name, modality, own, {"rows": file.name}, used.told, root=file.parent)
 
 
@@ -143,17 +201,3 @@ def _check(file: Path, sample: Sample, used: Columns) -> None:
                 f"{file} has no column {column}, only {', '.join(sample.values)}; give all tables "
                 "the same columns."
             )
-
-
-def _of_lines(files: Sequence[Path], used: Columns) -> "Dataset":
-    schema = lines.schema(used)
-    every = (row for file in files for row in lines.rows(file, used, file.parent))
-    return stored(files, schema, lambda: packed(every, schema), used)
-
-
-def _class_names(file: Path, used: Columns) -> tuple[str, ...] | None:
-    """The names of the classes that the label's type has; None without them or a label."""
-    if not used.label:
-        return None
-    found = getattr(parquet.features(file)[used.label], "names", None)
-    return None if found is None else tuple(found)
