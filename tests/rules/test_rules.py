@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from razorctl.errors import UsageError
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules import registry
 from razorctl.rules.allocation import Names
