@@ -71,7 +71,7 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     if operation.namespace == "razorctl":
         name, dot = operation._schema.name, kernels.assumed_dot()
         given = *args, *kwargs.values()
-        if dot is not None and (work := OPS[name].fused(given)) is not None:
+        if dot is not None and (work := OPS[name].on_card(given)) is not None:
             return _fused(work, dot, given, result)
         leaves, tree = tree_flatten((args, kwargs))
         blanks = (

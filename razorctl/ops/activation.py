@@ -1,6 +1,6 @@
 """Activation functions that keep a few-bit copy of their input, and their gradient from it.
 
-Forward: y = f(x), and the copy of x [rows, columns]. Backward: dx = f'(x) dy, for the x of the copy.
+Forward: y = f(x), and a copy of x [rows, columns]. Backward: dx = f'(x) dy for the x of the copy.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Columns of an activation [n, d]: those that a layer keeps, x[:, index], and all of their norms."""
+"""Columns of an activation [n, d]: those that a layer keeps, x[:, index], and the norms of all."""
 
 import torch
 from torch import Tensor

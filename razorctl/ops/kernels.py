@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from razorctl.ops.op import FewBitCopy, Op, P, R
+from razorctl.ops.op import Op, P, R, first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ def register(
         if device == "cuda" and torch.cuda.device_count() > 1:
 
             def launched(*args: Any) -> R:
-                with torch.cuda.device_of(_first(args)):  # type: ignore[no-untyped-call]
+                with torch.cuda.device_of(first_tensor(args)):  # type: ignore[no-untyped-call]
                     return own(*args)
 
         def run(*args: Any) -> R:
@@ -259,20 +259,13 @@ def register(
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
-                    _note_failure(key, error, _first(args))
+                    _note_failure(key, error, first_tensor(args))
             return instead(*args)
 
         op.register(device, run)
         return kernel
 
     return registered
-
-
-def _first(args: tuple[Any, ...]) -> Tensor:
-    """The tensor on whose device an op with these arguments runs."""
-    first = args[0]
-    found: Tensor = first.packed if isinstance(first, FewBitCopy) else first
-    return found
 
 
 def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:

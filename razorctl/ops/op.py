@@ -25,11 +25,6 @@ from torch._C._functorch import peek_interpreter_stack
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Types of arguments that nothing but a kernel takes part in.
-PLAIN = frozenset(
-    (Tensor, nn.Parameter, int, float, bool, str, list, torch.dtype, torch.device, type(None))
-)
-
 
 class FewBitCopy(NamedTuple):
     """A few-bit copy of an activation [rows, columns], as `ops.quantize.quantize` makes it.
@@ -45,6 +40,15 @@ class FewBitCopy(NamedTuple):
     bits: int
     tile_rows: int
     bias: Tensor | None = None
+
+
+# Types of arguments that nothing but a kernel takes part in.
+PLAIN = frozenset(
+    (
+        *(Tensor, nn.Parameter, FewBitCopy, int, float, bool, str, list),
+        *(torch.dtype, torch.device, type(None)),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,9 @@ class Fused:
 class Op(Generic[P, R]):
     """An op; made by `op`.
 
-    body: it, made of PyTorch operations. kernels: kind of device -> what runs there. place: of the
-    `FewBitCopy` among the arguments, None if there is none; it is always given by position.
+    body: it, made of PyTorch operations. fused: as `op` takes it. kernels: kind of device -> what
+    runs there. place: of the `FewBitCopy` among the arguments, which is always given by position;
+    None if there is none.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Op(Generic[P, R]):
     ) -> None:
         update_wrapper(self, body)
         self.name, self.body, self.kernels = body.__name__, body, dict[str, Callable[..., R]]()
-        self._fused = fused
+        self.fused = fused
         parameters = list(inspect.signature(body).parameters.values())
         self._defaults = tuple(p.default for p in parameters)
         kinds = [p.annotation for p in parameters]
@@ -94,13 +99,13 @@ class Op(Generic[P, R]):
         OPS[name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        flat: tuple[Any, ...] = args if self.place is None else self.flat(args)
-        if not torch.compiler.is_compiling() and not kwargs and alone(flat):
-            kernel = self.kernels.get(_device(flat[0]))
+        every = args if self.place is None else (*args, *args[self.place])
+        if not torch.compiler.is_compiling() and not kwargs and alone(every):
+            kernel = self.kernels.get(_device(first_tensor(args)))
             if kernel is not None:
                 with _AutoDispatchBelowAutograd():  # so that no result is a view, as after dispatch
                     return kernel(*args)
-        result: R = self.overload(*flat, **kwargs)
+        result: R = self.overload(*self.flat(args), **kwargs)
         return result
 
     def __repr__(self) -> str:
@@ -116,12 +121,12 @@ class Op(Generic[P, R]):
         place, args = self.place, flat
         if place is not None:
             end = place + len(FewBitCopy._fields)
-            args = *flat[:place], FewBitCopy(*flat[place:end]), *flat[end:]
-        return *args, *self._defaults[len(args) :]
+            args = *flat[:place], FewBitCopy._make(flat[place:end]), *flat[end:]
+        return args + self._defaults[len(args) :]
 
-    def fused(self, flat: tuple[Any, ...]) -> Fused | None:
-        """What it takes on a card for arguments as in its schema; None where no kernel runs it."""
-        return self._fused(*self.grouped(flat)) if callable(self._fused) else self._fused
+    def on_card(self, flat: tuple[Any, ...]) -> Fused | None:
+        """What it takes there for arguments as in its schema; None if no fused kernel runs it."""
+        return self.fused(*self.grouped(flat)) if callable(self.fused) else self.fused
 
     def register(self, device: str, kernel: Callable[..., R]) -> None:
         """Makes `kernel`, which takes the arguments of the body, what runs on a kind of device."""
@@ -172,6 +177,13 @@ def alone(args: tuple[Any, ...]) -> bool:
         or _profiler_enabled()
         or peek_interpreter_stack() is not None
     ) and PLAIN.issuperset(map(type, args))
+
+
+def first_tensor(args: tuple[Any, ...]) -> Tensor:
+    """The tensor on whose device an op with these arguments runs."""
+    first = args[0]
+    found: Tensor = first.packed if type(first) is FewBitCopy else first
+    return found
 
 
 def _device(x: Tensor) -> str:

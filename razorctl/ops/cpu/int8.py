@@ -10,9 +10,11 @@ from razorctl.ops.cpu.library import DTYPES, call, takes
 
 @kernels.register(op.int8_rows, "cpu", takes)
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    int8 = op.empty_rows(x)
-    call("int8_rows", x, DTYPES[x.dtype], x.stride(0), *x.shape, *int8)
-    return int8
+    rows, columns = x.shape
+    codes = torch.empty(rows, columns, dtype=torch.int8)
+    scale, total = torch.empty(rows, 1), torch.empty(columns)
+    call("int8_rows", x, DTYPES[x.dtype], x.stride(0), rows, columns, codes, scale, total)
+    return codes, scale, total
 
 
 @kernels.register(

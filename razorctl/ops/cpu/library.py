@@ -32,13 +32,12 @@ class Copy(ctypes.Structure):
     def __init__(self, copy: FewBitCopy, rows: int) -> None:
         packed, zero_point, scale, bits, tile_rows, bias = copy
         bias = None if bias is None else bias.detach().float().contiguous()
-        self.tensors = (
-            packed.contiguous(),
-            zero_point.contiguous(),
-            scale.float().contiguous(),
-            bias,
-        )
-        super().__init__(*map(address, self.tensors), rows, scale.shape[1], tile_rows, bits)
+        packed, zero_point = packed.contiguous(), zero_point.contiguous()
+        columns, scale = scale.shape[1], scale.float().contiguous()
+        self.tensors = packed, zero_point, scale, bias
+        at = packed.data_ptr(), zero_point.data_ptr(), scale.data_ptr()
+        added = None if bias is None else bias.data_ptr()
+        super().__init__(*at, added, rows, columns, tile_rows, bits)
 
 
 class Codes(ctypes.Structure):
@@ -49,7 +48,7 @@ class Codes(ctypes.Structure):
     def __init__(self, codes: Tensor) -> None:
         self.tensor = codes if 1 in codes.stride() else codes.contiguous()
         (rows, terms), (row, term) = self.tensor.shape, self.tensor.stride()
-        super().__init__(address(self.tensor), rows, row, terms, term)
+        super().__init__(self.tensor.data_ptr(), rows, row, terms, term)
 
 
 # What arguments of kernels are handed over as, by their types in C; other pointers are addresses.
@@ -127,16 +126,12 @@ def call(name: str, *args: object) -> None:
     """
     found = library()
     assert found is not None, "only arguments that `takes` allows reach a kernel"
-    kernel = getattr(found, f"razorctl_{name}", None)
-    if kernel is None or kernel.argtypes is None:
+    kernel = vars(found).get(f"razorctl_{name}")  # where ctypes keeps those that have types
+    if kernel is None:
         raise LookupError(f"no file in {build.SOURCES} defines int razorctl_{name}(...)")
-    if kernel(*map(address, args), torch.get_num_threads()):
+    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+    if kernel(*given, torch.get_num_threads()):
         raise MemoryError(f"no memory for the workspace of {name}")
-
-
-def address(x: Any) -> Any:
-    """Where the elements of a tensor begin; what is no tensor is itself."""
-    return x.data_ptr() if isinstance(x, Tensor) else x
 
 
 def takes(*tensors: Tensor | None) -> bool:
