@@ -99,7 +99,9 @@ class Op(Generic[P, R]):
         OPS[name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        every = args if self.place is None else (*args, *args[self.place])
+        every: tuple[Any, ...] = args
+        if self.place is not None:
+            every = *args, *every[self.place]
         if not torch.compiler.is_compiling() and not kwargs and alone(every):
             kernel = self.kernels.get(_device(first_tensor(args)))
             if kernel is not None:
