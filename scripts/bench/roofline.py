@@ -97,7 +97,7 @@ def counted(case: Case, batch: int, dot: bool) -> costs.Cost:
     """What `plan` counts for a case; dot: see `kernels.assumed`."""
     args = case.args(batch, torch.device("meta"))
     with kernels.assumed(dot):
-        return costs.cost(case.op._opoverload, args, {}, case.op(*args))
+        return costs.cost(case.op.overload, case.op.flat(args), {}, case.op(*args))
 
 
 def implied(cost: costs.Cost, gpu: gpus.Gpu) -> Seconds:
