@@ -2,6 +2,7 @@ import gc
 import json
 import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,14 +155,24 @@ def seeded():
 
 @pytest.fixture(scope="session")
 def traces(tmp_path_factory):
-    """The folder of a cache of traces that all tests of a session share; see tests.models."""
+    """The folder of a cache of traces that all tests of a session share; see tests.models.
+
+    Processes that tests start find the compiled kernels of this one there.
+    """
+    from razorctl.ops.cpu import build
+
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
+    if library := build.built().path:
+        kernels = folder / "razorctl" / "kernels"
+        kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(library, kernels)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def shallow():
-    """vit-micro has two of its six blocks in this process, of fresh weights."""
+    """vit-micro has two of its six blocks in this process, untrained, and digits is tested less."""
     from tests.models import registered
 
     with registered(shallow=True):

@@ -22,7 +22,8 @@ from transformers import (
     SegformerForSemanticSegmentation,
 )
 
-from razorctl import models
+from razorctl import data, models
+from razorctl.data import Source, Splits
 from razorctl.models import Named, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
 from razorctl.models.transformers.known import BERT_BASE, KNOWN
@@ -122,13 +123,25 @@ def two_blocks(name: str) -> Named:
     return transformers.from_hub(name, "two layers", known["repo"], config, known["possible"])
 
 
+def _few_tests(source: Source, rows: int = 72) -> Source:
+    def load(*args: Any) -> Splits:
+        splits = source.load(*args)
+        return replace(splits, test=splits.test.select(range(rows)))
+
+    return replace(source, test_examples=rows, load=load)
+
+
 @contextmanager
 def registered(*entries: Named, shallow: bool = False) -> Iterator[None]:
-    """Has these in the registry; `shallow` cuts vit-micro to two of six blocks, untrained."""
+    """Has these in the registry.
+
+    `shallow` cuts vit-micro to two of six blocks, untrained, and the tests of digits to 72 rows.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if shallow:
             micro = models.find("vit-micro")
             patch.setitem(VIT_MICRO, "depth", 2)
+            patch.setitem(data.DATASETS, "digits", _few_tests(data.find("digits")))
             entries = (*entries, Named.single(replace(micro, build=micro.bare)))
         for model in entries:
             patch.setitem(models.models(), model.name, model)

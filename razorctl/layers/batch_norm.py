@@ -91,7 +91,8 @@ class BatchNorm(ChannelNorm):
         lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
         if not (lie and mask[0] and isinstance(packed, PackedCodes)):
             return super().gradients(dy, packed, weight, rstd, mask)
-        return batch_norm_grad(dy, packed.copy, weight, rstd.view(-1))
+        dx, dw, db = batch_norm_grad(dy, *packed.codes, weight, rstd.view(-1))
+        return dx, dw, db
 
 
 class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):

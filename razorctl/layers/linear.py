@@ -22,7 +22,6 @@ from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.kept import Columns
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
-from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
@@ -70,27 +69,31 @@ class Gemms:
         x = x.values() if isinstance(x, Packed) else x
         if not self.weight_int8 or x.shape[1] == 1:  # the int8 copies of a column do not pay
             return self.dy.T @ x
-        copy = FewBitCopy(*quantize(x, 8, TILE), 8, TILE)
-        return self.of_codes(PackedCodes(x.shape, x.dtype, copy))
+        packed, zero_point, scale = quantize(x, 8, TILE)
+        return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8, TILE))
 
     def of_codes(self, packed: PackedCodes) -> Tensor:
         """The product of what codes stand for."""
-        operand = packed.copy, packed.function
+        copy = packed.packed, packed.zero_point, packed.scale, packed.bias
+        form = packed.bits, packed.tile_rows
+        grad: Tensor
         if not self.weight_int8:
-            return linear_weight_grad(self.dy, *operand)
+            grad = linear_weight_grad(self.dy, *copy, *form, packed.function)
+            return grad
         rows, row_scale, total = self.int8
         if fused(rows.device):
             weight = self.weight if self.input_int8 and self.columns is None else None
             if weight is not None and not weight.is_contiguous():
                 weight = None  # the kernels take no other
-            made = linear_operands(rows, row_scale, *operand, weight)
-            balanced, x, scale, center, *columns = made
+            operands = *copy, *form, packed.function, weight
+            balanced, x, scale, center, *columns = linear_operands(rows, row_scale, *operands)
             if weight is not None:
                 self.columns = columns[0], columns[1]
         else:  # where no launch is kept, nothing waits in memory for the other GEMM
             balanced, row_scale = balance(rows, row_scale)
-            x, scale, center = int8_operand(packed.copy, row_scale, packed.function)
-        return scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
+            x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
+        grad = scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
+        return grad
 
     def input_grad(self) -> Tensor:
         """dX = dy W, [rows, in]."""
@@ -100,7 +103,8 @@ class Gemms:
         rows, row_scale, _ = self.int8
         if self.columns is None:
             self.columns = int8_columns(self.weight)
-        return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
+        dx: Tensor = scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
+        return dx
 
 
 def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -110,7 +114,8 @@ def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     right = torch.zeros_like(scale) if bias is None else bias.to(scale.dtype)
     # No code stands for NaN, which the sums of rows pass on as a stock layer does.
     right = right.add(x.total.dot(outputs.total), alpha=0)
-    return scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
+    y: Tensor = scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
+    return y
 
 
 class LinearFunction(torch.autograd.Function):

@@ -163,7 +163,7 @@ def test_two_processes_train_as_one(both, shallow):
             torch.testing.assert_close(two[key], weight, rtol=1e-3, atol=3e-4, msg=key)
         folders = tmp_path / "one" / name, tmp_path / name
         results = [json.loads((folder / "result.json").read_text()) for folder in folders]
-        assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 360)
+        assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"], abs=1 / 72)
         assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
     assert (tmp_path / "lora fsdp/adapter/adapter_model.safetensors").exists()
 

@@ -29,15 +29,10 @@ FLAGS = ("activation_checkpointing", "lora", "int8_forward")
 SMALL = ["--steps", "3", "--batch-size", "16", "--device", "cpu"]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, cache, monkeypatch):
+def elsewhere(tmp_path, traces, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(traces))
     for name in list(os.environ):
         if name.startswith("RAZORCTL_"):
             monkeypatch.delenv(name)
