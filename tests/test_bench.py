@@ -16,7 +16,7 @@ from razorctl import Job, Recipe
 from razorctl.errors import UsageError
 from razorctl.layers.linear import RazorLinear
 from razorctl.memory import trace_cache as traces
-from razorctl.ops import kernels
+from razorctl.ops.op import OPS
 from razorctl.planning import gpus
 from razorctl.planning.times import LAUNCH
 from scripts.bench import linear
@@ -88,7 +88,7 @@ def test_occupancy(roofline, registers, shared, warps, capability, share):
 
 def test_every_fused_op_has_a_case_and_agrees_with_its_body(roofline):
     cases = roofline.cases()
-    assert {case.op._qualname for case in cases} == set(kernels.FUSED)
+    assert {case.op for case in cases} == {op for op in OPS.values() if op.fused is not None}
     for case in cases:
         roofline.check(case, 1, CPU)
 
@@ -97,14 +97,14 @@ class Op:
     """An op whose kernel and body are given by what they make."""
 
     def __init__(self, made, body):
-        self._name, self.made, self.body = "op", made, body
-        self._backend_fns = {"cpu": self}
+        self.name, self.made, self.result = "op", made, body
+        self.kernels = {"cpu": self}
 
     def __call__(self):
         return self.made
 
-    def _init_fn(self):
-        return self.body
+    def body(self):
+        return self.result
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_roofline_knows_what_each_kernel_launches(roofline):
     for case in roofline.cases():
         for capability in (75, 89):
             labels = [variant.label for variant in roofline.variants(case, capability)]
-            if "cuda" in case.op._backend_fns and case.name != "scaled_gemm":
+            if "cuda" in case.op.kernels and case.name != "scaled_gemm":
                 assert len(labels) == len(set(labels)) == len(case.launches), case
             elif case.name == "scaled_gemm":
                 assert len(labels) == (1 if capability == 75 else 6), case

@@ -58,7 +58,7 @@ class RazorLayer(nn.Module):
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str | None:
-        """The name of an activation function in `ops.activation.FUNCTIONS`, else None."""
+        """The name of an activation function in `ops.functions.FUNCTIONS`, else None."""
         return None
 
     @classmethod

@@ -91,8 +91,7 @@ class BatchNorm(ChannelNorm):
         lie = as_they_lie(dy.device, dy.shape, memory_format(dy))
         if not (lie and mask[0] and isinstance(packed, PackedCodes)):
             return super().gradients(dy, packed, weight, rstd, mask)
-        dx, dw, db = batch_norm_grad(dy, *packed.codes, weight, rstd.view(-1))
-        return dx, dw, db
+        return batch_norm_grad(dy, packed.copy, weight, rstd.view(-1))
 
 
 class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Settings, flat, save, saved
 from razorctl.layers.libraries import razor_of
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
 from razorctl.rules.packed import Packed

@@ -45,7 +45,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         losses: Tensor
         with no_autocast(x.device):
             losses, dx, dw, db = linear_cross_entropy(
-                flat(x), weight, bias, target, *ctx.options, None, *needed
+                flat(x), weight, bias, target, ignore_index, smoothing, None, *needed
             )
         if not total:
             save(ctx, x, weight, bias, target)
@@ -66,10 +66,10 @@ class CrossEntropyFunction(torch.autograd.Function):
                 ctx.weight_grad, dw = None, dw.mul_(dy)
             dx, db = (None if t is None else t * dy for t in (dx, db))
         else:
-            x, weight, bias, target = saved(ctx)
+            (x, weight, bias, target), (ignore_index, smoothing) = saved(ctx), ctx.options
             with no_autocast(dy.device):
                 _, dx, dw, db = linear_cross_entropy(
-                    flat(x), weight, bias, target, *ctx.options, dy, *needed
+                    flat(x), weight, bias, target, ignore_index, smoothing, dy, *needed
                 )
         dx = dx.view(ctx.shape) if needed[0] else None
         return dx, dw if needed[1] else None, db if needed[2] else None, None, None, None, None

@@ -22,6 +22,7 @@ from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.kept import Columns
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import quantize
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
@@ -69,31 +70,27 @@ class Gemms:
         x = x.values() if isinstance(x, Packed) else x
         if not self.weight_int8 or x.shape[1] == 1:  # the int8 copies of a column do not pay
             return self.dy.T @ x
-        packed, zero_point, scale = quantize(x, 8, TILE)
-        return self.of_codes(PackedCodes(x.shape, x.dtype, packed, zero_point, scale, 8, TILE))
+        copy = FewBitCopy(*quantize(x, 8, TILE), 8, TILE)
+        return self.of_codes(PackedCodes(x.shape, x.dtype, copy))
 
     def of_codes(self, packed: PackedCodes) -> Tensor:
         """The product of what codes stand for."""
-        copy = packed.packed, packed.zero_point, packed.scale, packed.bias
-        form = packed.bits, packed.tile_rows
-        grad: Tensor
+        operand = packed.copy, packed.function
         if not self.weight_int8:
-            grad = linear_weight_grad(self.dy, *copy, *form, packed.function)
-            return grad
+            return linear_weight_grad(self.dy, *operand)
         rows, row_scale, total = self.int8
         if fused(rows.device):
             weight = self.weight if self.input_int8 and self.columns is None else None
             if weight is not None and not weight.is_contiguous():
                 weight = None  # the kernels take no other
-            operands = *copy, *form, packed.function, weight
-            balanced, x, scale, center, *columns = linear_operands(rows, row_scale, *operands)
+            made = linear_operands(rows, row_scale, *operand, weight)
+            balanced, x, scale, center, *columns = made
             if weight is not None:
                 self.columns = columns[0], columns[1]
         else:  # where no launch is kept, nothing waits in memory for the other GEMM
             balanced, row_scale = balance(rows, row_scale)
-            x, scale, center = int8_operand(*copy, *form, row_scale, packed.function)
-        grad = scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
-        return grad
+            x, scale, center = int8_operand(packed.copy, row_scale, packed.function)
+        return scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
 
     def input_grad(self) -> Tensor:
         """dX = dy W, [rows, in]."""
@@ -103,8 +100,7 @@ class Gemms:
         rows, row_scale, _ = self.int8
         if self.columns is None:
             self.columns = int8_columns(self.weight)
-        dx: Tensor = scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
-        return dx
+        return scaled_gemm(rows, self.columns[0], row_scale, self.columns[1], self.dy.dtype)
 
 
 def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -114,8 +110,7 @@ def int8_linear(x: Int8, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     right = torch.zeros_like(scale) if bias is None else bias.to(scale.dtype)
     # No code stands for NaN, which the sums of rows pass on as a stock layer does.
     right = right.add(x.total.dot(outputs.total), alpha=0)
-    y: Tensor = scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
-    return y
+    return scaled_gemm(x.codes, outputs.codes, x.scale, scale, dtype, ones, right)
 
 
 class LinearFunction(torch.autograd.Function):

@@ -21,7 +21,7 @@ from razorctl.spans import packing
 class NormFunction(torch.autograd.Function):
     """y = x_hat w + b, the stock forward, with gradients from what the rule packs of x_hat.
 
-    See `ops.norm.norm_grad_reference`; db is exact. Back Razor prunes the raw input. x_hat of a
+    See `ops.norm.gradients`; db is exact. Back Razor prunes the raw input. x_hat of a
     LayerNorm has mean 0, so that the pruned elements are small, and it gives the better gradient
     from the same number of bytes.
     """

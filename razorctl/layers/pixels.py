@@ -51,11 +51,14 @@ class CrossEntropyFunction(torch.autograd.Function):
         smoothing: float,
         total: bool,
     ) -> Tensor:
-        ctx.options, ctx.total = (*way[2:], ignore_index, smoothing), total
+        ctx.options, ctx.total = (way, ignore_index, smoothing), total
         needed = total and ctx.needs_input_grad[0]
         losses: Tensor
         with no_autocast(x.device):
-            losses, dx = pixel_cross_entropy(x, target, *ctx.options, None, needed)
+            losses, dx = pixel_cross_entropy(
+                *(x, target, way.align_corners, way.scale_h, way.scale_w),
+                *(ignore_index, smoothing, None, needed),
+            )
         if not total:
             save(ctx, x, target)
             return losses
@@ -68,9 +71,12 @@ class CrossEntropyFunction(torch.autograd.Function):
         if ctx.total:
             (dx,) = saved(ctx)
             return dx * dy, None, None, None, None, None
-        x, target = saved(ctx)
+        (x, target), (way, ignore_index, smoothing) = saved(ctx), ctx.options
         with no_autocast(dy.device):
-            _, dx = pixel_cross_entropy(x, target, *ctx.options, dy, True)
+            _, dx = pixel_cross_entropy(
+                *(x, target, way.align_corners, way.scale_h, way.scale_w),
+                *(ignore_index, smoothing, dy, True),
+            )
         return dx, None, None, None, None, None
 
 

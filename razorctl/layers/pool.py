@@ -34,7 +34,7 @@ class MaxPoolFunction(torch.autograd.Function):
         with packing():
             y, places = max_pool(x, *ctx.geometry)
         ctx.save_for_backward(places)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     @once_differentiable

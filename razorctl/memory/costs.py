@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from razorctl.memory.trace_cache import Kernel
 from razorctl.ops import kernels
+from razorctl.ops.op import OPS, Fused
 
 aten = torch.ops.aten
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
@@ -70,8 +70,9 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
     """The cost of a call of an operation that returned `result`."""
     if operation.namespace == "razorctl":
         name, dot = operation._schema.name, kernels.assumed_dot()
-        if dot is not None and name in kernels.FUSED:
-            return _fused(kernels.FUSED[name], dot, (*args, *kwargs.values()), result)
+        given = *args, *kwargs.values()
+        if dot is not None and (work := OPS[name].on_card(given)) is not None:
+            return _fused(work, dot, given, result)
         leaves, tree = tree_flatten((args, kwargs))
         blanks = (
             _Blank(tuple(leaf.shape), leaf.stride(), leaf.dtype)
@@ -88,17 +89,17 @@ def caller(operation: Any) -> str | None:
     return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 
-def _fused(work: kernels.Fused, dot: bool, args: Any, result: Any) -> Cost:
+def _fused(work: Fused, dot: bool, args: Any, result: Any) -> Cost:
     """The cost of an op of razorctl where fused kernels run it."""
     results = sum(map(_bytes, _tensors((result,))))
-    moved = sum(map(_bytes, _tensors(args))) + results + work.again(*args)
-    operations, launches = work.operations(*args), Counter[Kernel]()
+    moved = sum(map(_bytes, _tensors(args))) + results + work.again
+    operations, launches = work.operations, Counter[Kernel]()
     if not operations:
         launches[Kernel("fp32", 0, moved, work.reduces, own=True)] += 1
-        if (more := work.launches(*args) - 1) > 0:
+        if (more := work.launches - 1) > 0:
             launches[Kernel("fp32", 0, 0, own=True)] += more
         return Cost(launches, 0)
-    in_parts = _in_parts(operations, work.rows(*args), args, moved)
+    in_parts = _in_parts(operations, work.rows, args, moved)
     if not dot:
         return in_parts
     a, b, *_ = _tensors(args)
@@ -143,7 +144,7 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
         )
         args, kwargs = tree_unflatten(blanks, tree)
         with _Watch() as watch:
-            result = OPDEFS[name]._init_fn(*args, **kwargs)
+            result = OPS[name].body(*OPS[name].grouped((*args, *kwargs.values())))
         outputs = {_storage(t): t.untyped_storage().nbytes() for t in _tensors((result,))}
     return Cost(watch.kernels, watch.most - sum(outputs.values()))
 

@@ -1,31 +1,35 @@
-"""The gradients of a batch norm from a few-bit copy of its normalized input."""
+"""The gradients of a batch norm from a few-bit copy of its normalized input.
+
+Forward: x_hat = (x - mean) rstd of each channel, y = x_hat weight + bias, for images [batch,
+channels, ...]. Backward, over the n pixels of a channel: dweight = sum dy x_hat, dbias = sum dy,
+dx = rstd weight (dy - dbias / n - x_hat dweight / n).
+"""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.images import dequantize_images
+from razorctl.ops.op import FewBitCopy, op
 
 
-@torch.library.custom_op("razorctl::batch_norm_grad", mutates_args=())
+@op(
+    empty=lambda dy, copy, weight, rstd: (
+        dy.new_empty(dy.shape),
+        torch.empty_like(rstd),
+        torch.empty_like(rstd),
+    )
+)
 def batch_norm_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
+    dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of images, weight and bias, for `dy` [batch, channels, ...].
 
-    packed, zero_point, scale: of x_hat, as `images.quantize_images` returns them. weight, rstd:
-    [channels]. The last two gradients are of the dtype of rstd.
+    copy: of the pixels of x_hat, as `images.quantize_images` makes it. weight, rstd: [channels].
+    The last two gradients are of the dtype of rstd.
     """
     dtype = torch.promote_types(dy.dtype, rstd.dtype)
-    copy = packed, zero_point, scale, None, bits, tile_rows
-    x_hat = dequantize_images._init_fn(*copy, dtype, None, list(dy.shape))
+    x_hat = dequantize_images.body(copy, dtype, None, list(dy.shape))
     wide, axes = dy.to(dtype), [axis for axis in range(dy.dim()) if axis != 1]
     dw, db = (wide * x_hat).sum(axes), wide.sum(axes)
     rows = dy.numel() // dy.shape[1]
@@ -35,20 +39,6 @@ def batch_norm_grad(
     )
     dx = x_hat.mul_(slope).neg_().add_(wide).sub_(mean).mul_(by).to(dy.dtype)
     return dx, dw.to(rstd.dtype), db.to(rstd.dtype)
-
-
-@batch_norm_grad.register_fake
-def _(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return dy.new_empty(dy.shape), torch.empty_like(rstd), torch.empty_like(rstd)
 
 
 kernels.attach(__name__)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import Fused, op
 from razorctl.ops.packing import pack, packed_bytes, unpack
 
 FUNCTIONS = ("gelu", "silu")  # with a table of their own; the others take GELU's
@@ -40,7 +41,12 @@ def _of_hardswish(inner: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return ends, (-4.0, *(end + 3 / inner for end in ends[:-1]), 4.0)
 
 
-@torch.library.custom_op("razorctl::to_buckets", mutates_args=())
+@op(
+    empty=lambda x, function, bits: x.new_empty(
+        packed_bytes(1, x.numel(), bits), dtype=torch.uint8
+    ),
+    fused=Fused(),
+)
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     """The numbers of the intervals that the elements of `x`, of any shape, lie in, packed.
 
@@ -51,12 +57,10 @@ def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     return pack(numbers.view(1, -1), bits)
 
 
-@to_buckets.register_fake
-def _(x: Tensor, function: str, bits: int) -> Tensor:
-    return x.new_empty(packed_bytes(1, x.numel(), bits), dtype=torch.uint8)
-
-
-@torch.library.custom_op("razorctl::from_buckets", mutates_args=())
+@op(
+    empty=lambda packed, shape, function, bits, dtype: packed.new_empty(shape, dtype=dtype),
+    fused=Fused(),
+)
 def from_buckets(
     packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype
 ) -> Tensor:
@@ -66,11 +70,4 @@ def from_buckets(
     return stand_ins.index_select(0, numbers.view(-1).int()).view(shape)
 
 
-@from_buckets.register_fake
-def _(packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype) -> Tensor:
-    return packed.new_empty(shape, dtype=dtype)
-
-
-kernels.describe(to_buckets)
-kernels.describe(from_buckets)
 kernels.attach(__name__)

@@ -1,25 +1,16 @@
-"""Columns of an activation: those that a layer keeps, and their norms."""
+"""Columns of an activation [n, d]: those that a layer keeps, x[:, index], and the norms of all."""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import Fused, op
 
 
-def gather_columns_reference(x: Tensor, index: Tensor) -> Tensor:
-    """x[:, index] as a new contiguous tensor; see `gather_columns`."""
-    return x.index_select(1, index)
-
-
-@torch.library.custom_op("razorctl::gather_columns", mutates_args=())
+@op(empty=lambda x, index: x.new_empty(x.shape[0], index.shape[0]), fused=Fused())
 def gather_columns(x: Tensor, index: Tensor) -> Tensor:
     """The columns `index` [s, int64] of `x` [n, d], contiguous [n, s]."""
-    return gather_columns_reference(x, index)
-
-
-@gather_columns.register_fake
-def _(x: Tensor, index: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], index.shape[0])
+    return x.index_select(1, index)
 
 
 def column_norms(x: Tensor) -> Tensor:
@@ -29,5 +20,4 @@ def column_norms(x: Tensor) -> Tensor:
     return norms
 
 
-kernels.describe(gather_columns)
 kernels.attach(__name__)

@@ -14,30 +14,21 @@ from torch import Tensor
 from razorctl.ops import kernels
 from razorctl.ops.chunks import chunks
 from razorctl.ops.int8 import LEVELS
+from razorctl.ops.op import Fused, op
 
 PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
 # Single precision holds the sum of so many products of codes exactly.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
 
-def scaled_gemm_reference(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    """See `scaled_gemm`."""
-    product = (a.double() @ b.double().t()) * b_scale
-    product = product if a_scale is None else product * a_scale
-    if left is not None and right is not None:
-        product += left.double().outer(right.double())
-    return product.to(dtype)
-
-
-@torch.library.custom_op("razorctl::scaled_gemm", mutates_args=())
+@op(
+    empty=lambda a, b, a_scale, b_scale, dtype, *_: a.new_empty(
+        a.shape[0], b.shape[0], dtype=dtype
+    ),
+    fused=lambda a, b, *_: Fused(
+        operations=2 * len(a) * len(b) * a.shape[1], rows=part_rows(len(b))
+    ),
+)
 def scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -120,19 +111,6 @@ def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
     return values
 
 
-@scaled_gemm.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
-
-
 def has_int8_gemm(device: torch.device) -> bool:
     """Whether an accelerator has `torch._int_mm` and tensor cores for it, as from Turing on.
 
@@ -169,9 +147,4 @@ def exact_gemm(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-kernels.describe(
-    scaled_gemm,
-    operations=lambda a, b, *scales: 2 * len(a) * len(b) * a.shape[1],
-    rows=lambda a, b, *scales: part_rows(len(b)),
-)
 kernels.attach(__name__)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.packing import packed_bytes
-from razorctl.ops.quantize import dequantized, quantized, tiles
+from razorctl.ops.functions import applied
+from razorctl.ops.op import FewBitCopy, op
+from razorctl.ops.quantize import dequantize, empty_copy, quantize
 
 
 def pixels(x: Tensor) -> Tensor:
@@ -47,7 +47,11 @@ def normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
     return (x - mean.view(shape)).mul_(rstd.view(shape)).to(x.dtype)
 
 
-@torch.library.custom_op("razorctl::quantize_images", mutates_args=())
+@op(
+    empty=lambda x, bits, tile_rows, *_: empty_copy(
+        x, x.shape[0] * x.shape[2:].numel(), x.shape[1], bits, tile_rows
+    )
+)
 def quantize_images(
     x: Tensor,
     bits: int,
@@ -56,59 +60,21 @@ def quantize_images(
     rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `quantize` makes of `pixels` of `x` [batch, channels, ...], or of `normalized` x."""
-    return quantized(pixels(normalized(x, mean, rstd)), bits, tile_rows)
+    return quantize.body(pixels(normalized(x, mean, rstd)), bits, tile_rows)
 
 
-@quantize_images.register_fake
-def _(
-    x: Tensor,
-    bits: int,
-    tile_rows: int,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, channels = x.shape[0] * x.shape[2:].numel(), x.shape[1]
-    zero_point = x.new_empty(tiles(rows, tile_rows), channels, dtype=torch.int16)
-    packed = x.new_empty(packed_bytes(rows, channels, bits), dtype=torch.uint8)
-    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
-
-
-@torch.library.custom_op("razorctl::dequantize_images", mutates_args=())
+@op(empty=lambda copy, dtype, function, shape: copy.packed.new_empty(shape, dtype=dtype))
 def dequantize_images(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-    function: str | None,
-    shape: list[int],
+    copy: FewBitCopy, dtype: torch.dtype, function: str | None, shape: list[int]
 ) -> Tensor:
     """f of the images of `shape` whose `pixels` `dequantize` would return, with channels first.
 
-    function: the name of f in `activation.FUNCTIONS`, None for none.
+    function: the name of f in `functions.FUNCTIONS`, None for none.
     """
     size = torch.Size(shape)
     rows = size[0] * size[2:].numel()
-    x = dequantized(packed, zero_point, scale, bias, bits, rows, tile_rows, dtype)
-    x = unrolled(x, size).contiguous()
-    return x if function is None else FUNCTIONS[function].forward(x)
-
-
-@dequantize_images.register_fake
-def _(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-    function: str | None,
-    shape: list[int],
-) -> Tensor:
-    return packed.new_empty(shape, dtype=dtype)
+    x = unrolled(dequantize.body(copy, rows, dtype), size).contiguous()
+    return applied(function, x)
 
 
 kernels.attach(__name__)

@@ -1,17 +1,27 @@
-"""int8 copies of matrices; scales come from the largest magnitudes. `gemm` multiplies them."""
+"""int8 copies of matrices x [rows, columns], which `gemm` multiplies.
+
+scale = max |x| / 127 of each row, or of each column; code = round(x / scale). `balance`: with s the
+largest scale of a row, each row's codes times sqrt(scale / s), and scales sqrt(scale s).
+"""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.chunks import chunks
+from razorctl.ops.op import Fused, op
 
 LEVELS = 127
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """The dtype of scales and sums of `x`: single precision at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _scale(x: Tensor, dim: int) -> Tensor:
     """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for one with a NaN."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = _wide(x)
     limit = torch.finfo(dtype).max
     largest = torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
     return largest.to(dtype).clamp(max=limit) / LEVELS
@@ -37,14 +47,13 @@ def empty_transposed(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], x.shape[0], dtype=torch.int8)
 
 
-def int8_rows_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `int8_rows`."""
-    scale = _scale(x, 1)
-    codes = (x * inverse(scale)).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-    return codes, scale, x.to(scale.dtype).sum(0)
+def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8_rows` returns, without values."""
+    scale = x.new_empty(x.shape[0], 1, dtype=_wide(x))
+    return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])
 
 
-@torch.library.custom_op("razorctl::int8_rows", mutates_args=())
+@op(empty=empty_rows, fused=Fused(launches=2, reduces=True))
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each row, and the sum of the rows.
 
@@ -53,9 +62,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     [rows, 1] and the sum of x over its rows [columns], both in single precision at least.
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    scale = x.new_empty(len(x), 1, dtype=dtype)
-    total = x.sum(0, dtype=dtype)
+    scale = x.new_empty(len(x), 1, dtype=_wide(x))
+    total = x.sum(0, dtype=scale.dtype)
     if x.numel() == 0:
         return codes, scale.zero_(), total
     for rows in chunks(x):
@@ -64,45 +72,30 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, total
 
 
-@int8_rows.register_fake
-def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8_rows` returns, without values."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    scale = x.new_empty(x.shape[0], 1, dtype=dtype)
-    return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])
-
-
 def adjoined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Rows [batch * tokens, 3 * heads * columns] of q, k, v [batch, heads, tokens, columns]."""
     return torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2).flatten(2).flatten(0, 1)
 
 
-@torch.library.custom_op("razorctl::int8_heads", mutates_args=())
+def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `int8_heads` returns, without values."""
+    batch, heads, tokens, columns = q.shape
+    return empty_rows(q.new_empty(batch * tokens, 3 * heads * columns))
+
+
+@op(empty=empty_heads, fused=Fused(launches=2, reduces=True))
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What `int8_rows` makes of q, k, v [batch, heads, tokens, columns], all heads side by side.
 
     A row has the heads of q, of k, and of v for one token.
     """
-    copy: tuple[Tensor, Tensor, Tensor] = int8_rows._init_fn(adjoined(q, k, v))
-    return copy
+    return int8_rows.body(adjoined(q, k, v))
 
 
-@int8_heads.register_fake
-def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8_heads` returns, without values."""
-    batch, heads, tokens, columns = q.shape
-    x = q.new_empty(batch * tokens, 3 * heads * columns)
-    copy: tuple[Tensor, Tensor, Tensor] = empty_rows(x)
-    return copy
-
-
-def int8_columns_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `int8_columns`."""
-    codes, scale, _ = int8_rows_reference(x.t())
-    return codes, scale.squeeze(1)
-
-
-@torch.library.custom_op("razorctl::int8_columns", mutates_args=())
+@op(
+    empty=lambda x: (empty_transposed(x), x.new_empty(x.shape[1], dtype=_wide(x))),
+    fused=lambda x: Fused(launches=2, again=x.nbytes, reduces=True),
+)
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each column, transposed.
 
@@ -110,20 +103,12 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     if x.numel() == 0:
-        return transposed(codes), x.new_zeros(
-            x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32)
-        )
+        return transposed(codes), x.new_zeros(x.shape[1], dtype=_wide(x))
     scale = _scale(x, 0)
     factor = inverse(scale)
     for rows in chunks(x):
         codes[rows] = (x[rows] * factor).round_()
     return transposed(codes), scale.squeeze(0)
-
-
-@int8_columns.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    scale = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-    return empty_transposed(x), scale
 
 
 def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,13 +121,10 @@ def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
     return (known * inverse(most)).sqrt_(), most
 
 
-def balance_reference(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """See `balance`."""
-    share, most = _shares(scale)
-    return (codes * share).round().to(torch.int8).t(), share * most
-
-
-@torch.library.custom_op("razorctl::balance", mutates_args=())
+@op(
+    empty=lambda codes, scale: (empty_transposed(codes), torch.empty_like(scale)),
+    fused=Fused(launches=3),
+)
 def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Takes half of the spread of the rows' scales back into the codes of `int8_rows`.
 
@@ -161,13 +143,4 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return transposed(balanced), share * most
 
 
-@balance.register_fake
-def _(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return empty_transposed(codes), torch.empty_like(scale)
-
-
-kernels.describe(int8_rows, launches=lambda *args: 2, reduces=True)
-kernels.describe(int8_heads, launches=lambda *args: 2, reduces=True)
-kernels.describe(int8_columns, launches=lambda *args: 2, again=lambda x: x.nbytes, reduces=True)
-kernels.describe(balance, launches=lambda *args: 3)
 kernels.attach(__name__)

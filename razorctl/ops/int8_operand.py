@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.int8 import LEVELS, empty_transposed, inverse, transposed
+from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.packing import unpacked
-from razorctl.ops.quantize import affine, dequantize_reference, widened
+from razorctl.ops.quantize import affine, widened
 
 
-def _column_scales(
-    zero_point: Tensor, scale: Tensor, bias: Tensor | None, bits: int, function: str | None
-) -> tuple[Tensor, Tensor]:
+def column_scales(copy: FewBitCopy, function: str | None) -> tuple[Tensor, Tensor]:
     """The middle of the range that the codes of each column reach, and half its width, [columns].
 
     With a function the middle is 0, and half the width is the largest magnitude.
     """
-    first, width = affine(zero_point, scale, bias)
-    last = first + (2**bits - 1) * width
+    first, width = affine(copy)
+    last = first + (2**copy.bits - 1) * width
     low, high = torch.minimum(first, last), torch.maximum(first, last)
     if function is not None:  # most outputs are near 0, where rounding dy does least
         reach = FUNCTIONS[function].reach(low, high).amax(0)
@@ -34,36 +33,16 @@ def _column_scales(
     return low + high, high - low
 
 
-def int8_operand_reference(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    row_scale: Tensor,
-    function: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `int8_operand`."""
-    center, reach = _column_scales(zero_point, scale, bias, bits, function)
-    copy = packed, zero_point, scale, bias, bits
-    x = dequantize_reference(*copy, len(row_scale), tile_rows, center.dtype)
-    x = x if function is None else FUNCTIONS[function].forward(x)
-    relative = row_scale * inverse(row_scale.max())
-    operand = (x - center) * inverse(reach / LEVELS) * relative
-    return operand.round().to(torch.int8).t(), reach / LEVELS * row_scale.max(), center
-
-
-@torch.library.custom_op("razorctl::int8_operand", mutates_args=())
+@op(
+    empty=lambda copy, row_scale, function: (
+        empty_transposed(row_scale.expand(-1, copy.scale.shape[1])),
+        copy.scale.new_empty(copy.scale.shape[1], dtype=torch.float32),
+        copy.scale.new_empty(copy.scale.shape[1], dtype=torch.float32),
+    ),
+    fused=Fused(launches=2),
+)
 def int8_operand(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    row_scale: Tensor,
-    function: str | None,
+    copy: FewBitCopy, row_scale: Tensor, function: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int8 codes of row_scale * (x - center), transposed [columns, rows], and their scales.
 
@@ -72,40 +51,23 @@ def int8_operand(
     scale [columns] and the center [columns]: row_scale * x is scale * code + row_scale * center, to
     within half a scale.
     """
-    rows, columns = len(row_scale), scale.shape[1]
-    codes = packed.new_empty(rows, columns, dtype=torch.int8)
+    rows, columns = len(row_scale), copy.scale.shape[1]
+    codes = copy.packed.new_empty(rows, columns, dtype=torch.int8)
     if not codes.numel():
-        empty = torch.zeros(columns, dtype=torch.float32, device=packed.device)
+        empty = torch.zeros(columns, dtype=torch.float32, device=codes.device)
         return transposed(codes), empty, empty.clone()
-    center, reach = _column_scales(zero_point, scale, bias, bits, function)
-    offset, scale = affine(zero_point, scale, bias)
+    center, reach = column_scales(copy, function)
+    offset, scale = affine(copy)
     factor, most = inverse(reach / LEVELS), row_scale.max()
     relative = row_scale * inverse(most)
     if function is None:
         offset, scale = (offset - center) * factor, scale * factor
-    for part, numbers in unpacked(packed, bits, rows, columns, tile_rows):
+    for part, numbers in unpacked(copy, rows):
         values = widened(numbers, offset, scale, part)
         if function is not None:
-            values = FUNCTIONS[function].forward(values).mul_(factor)
+            values = applied(function, values).mul_(factor)
         codes[part.rows] = values.mul_(relative[part.rows]).round_()
     return transposed(codes), reach / LEVELS * most, center
 
 
-@int8_operand.register_fake
-def _(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    row_scale: Tensor,
-    function: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    center = scale.new_empty(scale.shape[1], dtype=torch.float32)
-    codes = empty_transposed(row_scale.expand(-1, scale.shape[1]))
-    return codes, torch.empty_like(center), center
-
-
-kernels.describe(int8_operand, launches=lambda *args: 2)
 kernels.attach(__name__)

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch._library.custom_ops import CustomOpDef
+from torch import Tensor
 
-from razorctl.ops.direct import direct
+from razorctl.ops.op import Op, P, R, first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -43,33 +43,6 @@ _wanted = _read()  # once: a compiled program takes it as a constant
 def wanted() -> bool:
     """Whether fused kernels may run."""
     return _wanted
-
-
-@dataclass(frozen=True)
-class Fused:
-    """What an op takes on a card where fused kernels run it; planning counts it so.
-
-    launches: kernels. The first moves each operand and result once, and the others hardly anything.
-    operations: of an int8 product of the first two arguments. rows: so many of that product are
-    made at a time where it is not Triton that multiplies; then each part is written as int32 by one
-    kernel and read by another. again: bytes moved beyond operands and results. Each is a function
-    of the arguments of the op; those left at their defaults may be missing. reduces: whether what
-    the first kernel writes waits for sums, largest values or the ends of tiles of what it reads.
-    """
-
-    launches: Callable[..., int] = lambda *args: 1
-    operations: Callable[..., int] = lambda *args: 0
-    rows: Callable[..., int] = lambda a, *args: len(a)
-    again: Callable[..., int] = lambda *args: 0
-    reduces: bool = False
-
-
-FUSED: dict[str, Fused] = {}  # by the qualified names of ops
-
-
-def describe(op: CustomOpDef, **figures: Any) -> None:
-    """Says what `op` takes where fused kernels run it; see `Fused`."""
-    FUSED[op._qualname] = Fused(**figures)
 
 
 _assumed: bool | None = None
@@ -250,56 +223,65 @@ REGISTERED: dict[tuple[str, str], Registered] = {}  # by (op, kind of device)
 
 
 def register(
-    op: CustomOpDef,
+    op: Op[P, R],
     device: str,
-    kernel: Callable[..., Any],
     takes: Callable[..., bool] = lambda *args: True,
-    body: Callable[..., Any] | None = None,
-) -> None:
-    """Makes `kernel` what `op` runs on a kind of device.
+    body: Callable[..., R] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes the kernel that it decorates what `op` runs on a kind of device.
 
     takes: whether the kernel takes these arguments; for others, and where kernels are not wanted
-    or the kernel has failed, the op runs `body`; None is the op's default body. The op's first
-    argument is a tensor. Its CUDA device is the current one while the kernel runs, since Triton
-    launches on the current device, wherever the tensors are.
+    or the kernel has failed, the op runs `body`; None is the op's default body. The CUDA device of
+    the first argument is the current one while the kernel runs, since Triton launches on the
+    current device, wherever the tensors are.
     """
-    fallback = op._init_fn if body is None else body
-    key = op._name, device
-    if device in _off:
-        _failed[key] = _off[device]
-    REGISTERED[key] = Registered(kernel, takes, fallback)
-    launched = kernel
-    if device == "cuda" and torch.cuda.device_count() > 1:
+    instead: Callable[..., R] = op.body if body is None else body
+    key = op.name, device
 
-        def launched(*args: Any) -> Any:
-            with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
-                return kernel(*args)
+    def registered(kernel: Callable[P, R]) -> Callable[P, R]:
+        if device in _off:
+            _failed[key] = _off[device]
+        REGISTERED[key] = Registered(kernel, takes, instead)
+        own: Callable[..., R] = kernel
+        launched = own
+        if device == "cuda" and torch.cuda.device_count() > 1:
 
-    def run(*args: Any) -> Any:
-        if _wanted and key not in _failed and takes(*args):
-            try:
-                result = launched(*args)
-                _ran.add(key)
-                return result
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                if _capturing(args[0]):
-                    raise  # a kernel that cannot be captured has not failed
-                if told := _told(op._name, error, args[0]):
-                    raise told from error
-                if give_up(error, device):
-                    return fallback(*args)
-                _failed[key] = f"{type(error).__name__}: {error}"
-                log.warning(
-                    "the kernel of %s failed, so it runs as PyTorch operations, slower: %s",
-                    key[0],
-                    _failed[key].splitlines()[0],
-                )
-        return fallback(*args)
+            def launched(*args: Any) -> R:
+                with torch.cuda.device_of(first_tensor(args)):  # type: ignore[no-untyped-call]
+                    return own(*args)
 
-    direct(op)
-    op.register_kernel(device)(run)
+        def run(*args: Any) -> R:
+            if _wanted and key not in _failed and takes(*args):
+                try:
+                    result = launched(*args)
+                    _ran.add(key)
+                    return result
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:
+                    _note_failure(key, error, first_tensor(args))
+            return instead(*args)
+
+        op.register(device, run)
+        return kernel
+
+    return registered
+
+
+def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:
+    """Notes that a kernel has failed on the device of x; raises if its op's body would fail too."""
+    if _capturing(x):
+        raise error  # a kernel that cannot be captured has not failed
+    if told := _told(key[0], error, x):
+        raise told from error
+    if give_up(error, key[1]):
+        return
+    _failed[key] = f"{type(error).__name__}: {error}"
+    log.warning(
+        "the kernel of %s failed, so it runs as PyTorch operations, slower: %s",
+        key[0],
+        _failed[key].splitlines()[0],
+    )
 
 
 def attach(module: str) -> None:

@@ -6,11 +6,14 @@ can compute the gradients of the layer's input and weight too, and nothing of th
 is kept for a token. This is what Liger-Kernel's fused linear cross-entropy does.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import op
 
 BYTES = 2**28  # of the logits of a part in single precision
 LEAST = 128  # tokens of a part, whatever the vocabulary
@@ -21,27 +24,25 @@ def part_tokens(classes: int) -> int:
     return max(LEAST, BYTES // (torch.float32.itemsize * max(1, classes)))
 
 
-def linear_cross_entropy_reference(
+def _empty(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    factor: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """See `linear_cross_entropy`; in double precision, by autograd."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, weight)]
-    leaves += [] if bias is None else [bias.detach().double().requires_grad_()]
-    logits = F.linear(*leaves)
-    losses = F.cross_entropy(
-        logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
+    *others: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `linear_cross_entropy` returns, without values."""
+    *_, input_grad, weight_grad, bias_grad = others
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    of_bias = weight.shape[0] if bias_grad else 0
+    return (
+        x.new_empty(x.shape[0], dtype=dtype),
+        x.new_empty(x.shape if input_grad else 0),
+        weight.new_empty(weight.shape if weight_grad else 0),
+        weight.new_empty(of_bias, dtype=dtype if bias is None else bias.dtype),
     )
-    total = losses.sum() if factor is None else (losses * factor.double()).sum()
-    return losses.detach(), *torch.autograd.grad(total, leaves)
 
 
-@torch.library.custom_op("razorctl::linear_cross_entropy", mutates_args=())
+@op(empty=_empty)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -100,30 +101,6 @@ def linear_cross_entropy(
             dw += (grad.t() @ x[rows]).to(dw.dtype)
         del grad  # before the next logits are made
     return losses, dx, dw, db if bias is None else db.to(bias.dtype)
-
-
-@linear_cross_entropy.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    factor: Tensor | None,
-    input_grad: bool,
-    weight_grad: bool,
-    bias_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return (
-        x.new_empty(x.shape[0], dtype=dtype),
-        x.new_empty(x.shape if input_grad else 0),
-        weight.new_empty(weight.shape if weight_grad else 0),
-        weight.new_empty(
-            weight.shape[0] if bias_grad else 0, dtype=dtype if bias is None else bias.dtype
-        ),
-    )
 
 
 kernels.attach(__name__)

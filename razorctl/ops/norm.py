@@ -11,8 +11,8 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.int8 import empty_rows, int8_rows
-from razorctl.ops.packing import packed_bytes
-from razorctl.ops.quantize import dequantized, quantized, tiles
+from razorctl.ops.op import FewBitCopy, Fused, op
+from razorctl.ops.quantize import dequantize, empty_copy, quantize
 
 aten = torch.ops.aten
 
@@ -64,7 +64,15 @@ def normalized(
     return y.to(dtype), rows, mean, rstd
 
 
-@torch.library.custom_op("razorctl::residual_add", mutates_args=())
+def _empty_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What `residual_add` returns, without values."""
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
+    rows, dtype = x.shape[:-1].numel(), torch.promote_types(y.dtype, torch.float32)
+    rstd = y.new_empty(rows, 1, dtype=dtype)
+    return y, torch.empty_like(rstd) if centers else rstd.new_empty(0), rstd
+
+
+@op(empty=_empty_sum, fused=Fused(reduces=True))
 def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
     """x + f of the shape [..., columns], and what a norm of it needs.
 
@@ -77,15 +85,35 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
-@residual_add.register_fake
-def _(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
-    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
-    rows, dtype = x.shape[:-1].numel(), torch.promote_types(y.dtype, torch.float32)
-    rstd = y.new_empty(rows, 1, dtype=dtype)
-    return y, torch.empty_like(rstd) if centers else rstd.new_empty(0), rstd
+def _empty_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centers: bool,
+    bits: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What `norm_quantize` returns, without values."""
+    rows, columns = x.shape[:-1].numel(), x.shape[-1]
+    found = x.new_empty((rows, 1), dtype=torch.promote_types(x.dtype, torch.float32))
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        found if rstd is None else found.new_empty(0),
+        *empty_copy(x, rows, columns, bits, tile_rows),
+    )
 
 
-@torch.library.custom_op("razorctl::norm_quantize", mutates_args=())
+def _fused_norm(x: Tensor, *others: Any) -> Fused:
+    """A card's kernels of `norm_quantize` read x once more for statistics, unless it has them."""
+    reads = 2 if others[-1] is None else 1
+    return Fused(launches=reads, again=(reads - 1) * x.nbytes, reduces=True)
+
+
+@op(empty=_empty_norm, fused=_fused_norm)
 def norm_quantize(
     x: Tensor,
     weight: Tensor | None,
@@ -107,36 +135,11 @@ def norm_quantize(
     and centers do not count, and the 1 / std that is returned is empty, [0].
     """
     y, rows, mean, found = normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
-    copy = quantized(rows, bits, tile_rows, mean, found)
+    copy = quantize.body(rows, bits, tile_rows, mean, found)
     return y, found if rstd is None else found.new_empty(0), *copy
 
 
-@norm_quantize.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centers: bool,
-    bits: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows, columns = x.shape[:-1].numel(), x.shape[-1]
-    of_rows = (rows, 1) if rstd is None else (0,)
-    zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
-    return (
-        x.new_empty(x.shape, dtype=dtype),
-        x.new_empty(of_rows, dtype=torch.promote_types(x.dtype, torch.float32)),
-        x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8),
-        zero_point,
-        torch.empty_like(zero_point, dtype=torch.bfloat16),
-    )
-
-
-def norm_grad_reference(
+def gradients(
     dy: Tensor,
     x_hat: Tensor,
     weight: Tensor | None,
@@ -169,94 +172,46 @@ def _plus(dx: Tensor, residual: Tensor | None) -> Tensor:
     return dx if residual is None else dx.add_(residual)
 
 
-@torch.library.custom_op("razorctl::norm_grad", mutates_args=())
-def norm_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
-    centers: bool,
-    residual: Tensor | None = None,
+def _empty_grads(
+    dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`norm_grad_reference` with the x_hat of a copy.
-
-    packed, zero_point, scale, rstd: as `norm_quantize` returns them.
-    """
-    copy = packed, zero_point, scale, None, bits
-    x_hat = dequantized(*copy, len(dy), tile_rows, rstd.dtype)
-    return norm_grad_reference(dy, x_hat, weight, rstd, centers, residual)
-
-
-@norm_grad.register_fake
-def _(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
-    centers: bool,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    """What `norm_grad` returns, without values."""
     sums = rstd.new_empty(dy.shape[1])
     return rstd.new_empty(dy.shape), sums, torch.empty_like(sums)
 
 
-@torch.library.custom_op("razorctl::norm_grad_int8", mutates_args=())
+@op(empty=_empty_grads, fused=Fused(launches=2, reduces=True))
+def norm_grad(
+    dy: Tensor,
+    copy: FewBitCopy,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gradients` with the x_hat of a copy; copy, rstd: as `norm_quantize` returns them."""
+    x_hat = dequantize.body(copy, len(dy), rstd.dtype)
+    return gradients(dy, x_hat, weight, rstd, centers, residual)
+
+
+def _empty_grads_int8(dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """What `norm_grad_int8` returns, without values."""
+    dx, dweight, dbias = _empty_grads(dy, *others)
+    return dx, dweight, dbias, *empty_rows(dx)
+
+
+@op(empty=_empty_grads_int8, fused=Fused(launches=2, reduces=True))
 def norm_grad_int8(
     dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
+    copy: FewBitCopy,
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `norm_grad` returns, and what `int8.int8_rows` makes of its dx."""
-    args = dy, packed, zero_point, scale, bits, tile_rows, weight, rstd, centers, residual
-    dx, dweight, dbias = norm_grad._init_fn(*args)
-    return dx, dweight, dbias, *int8_rows._init_fn(dx)
+    dx, dweight, dbias = norm_grad.body(dy, copy, weight, rstd, centers, residual)
+    return dx, dweight, dbias, *int8_rows.body(dx)
 
 
-@norm_grad_int8.register_fake
-def _(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
-    centers: bool,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, sums = rstd.new_empty(dy.shape), rstd.new_empty(dy.shape[1])
-    return dx, sums, torch.empty_like(sums), *empty_rows(dx)
-
-
-def _reads(x: Tensor, *others: Any) -> int:
-    """How often a card's kernels of `norm_quantize` read x: for statistics, unless it has them."""
-    rstd = others[8] if len(others) > 8 else None
-    return 2 if rstd is None else 1
-
-
-kernels.describe(residual_add, reduces=True)
-kernels.describe(norm_grad_int8, launches=lambda *args: 2, reduces=True)
-kernels.describe(
-    norm_quantize,
-    launches=_reads,
-    again=lambda x, *others: (_reads(x, *others) - 1) * x.nbytes,
-    reduces=True,
-)
-kernels.describe(norm_grad, launches=lambda *args: 2, reduces=True)
 kernels.attach(__name__)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops.chunks import Part, in_cache, parts
+from razorctl.ops.op import FewBitCopy
 
 BITS = (8, 6, 5, 4, 3, 2)
 # A code is split into these widths, lowest bits first; each of them packs into whole bytes.
@@ -92,11 +93,10 @@ def packed_of(x: Tensor, bits: int, tile_rows: int, codes: Callable[[Part], Tens
     return lines.view(-1)
 
 
-def unpacked(
-    packed: Tensor, bits: int, rows: int, columns: int, tile_rows: int
-) -> Iterator[tuple[Part, Tensor]]:
-    """What `pack` packed, part by part: each of `chunks.parts`, and the codes of its rows."""
-    found = parts(rows, columns, tile_rows, packed.device)
+def unpacked(copy: FewBitCopy, rows: int) -> Iterator[tuple[Part, Tensor]]:
+    """The codes of a copy of so many rows, part by part: each of `chunks.parts`, and its codes."""
+    packed, bits, columns = copy.packed, copy.bits, copy.scale.shape[1]
+    found = parts(rows, columns, copy.tile_rows, packed.device)
     if columns % GROUP or not in_cache(packed):
         codes = unpack(packed, bits, rows, columns)
         for part in found:

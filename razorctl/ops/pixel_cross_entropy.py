@@ -9,10 +9,10 @@ the gradient of the low resolution too.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import op
 
 BYTES = 2**28  # of the enlarged logits of a part in single precision, if an image is not larger
 
@@ -26,28 +26,12 @@ def part_images(classes: int, size: Sequence[int]) -> int:
     return max(1, BYTES // (torch.float32.itemsize * max(1, classes * height * width)))
 
 
-def pixel_cross_entropy_reference(
-    x: Tensor,
-    target: Tensor,
-    align_corners: bool,
-    scale_h: float | None,
-    scale_w: float | None,
-    ignore_index: int,
-    smoothing: float,
-    factor: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """See `pixel_cross_entropy`; in double precision, by autograd."""
-    leaf = x.detach().double().requires_grad_()
-    logits = upsample(leaf, target.shape[1:], align_corners, scale_h, scale_w)
-    losses = F.cross_entropy(
-        logits, target, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
+@op(
+    empty=lambda x, target, *others: (
+        x.new_empty(target.shape, dtype=torch.promote_types(x.dtype, torch.float32)),
+        x.new_empty(x.shape if others[-1] else 0),
     )
-    total = losses.sum() if factor is None else (losses * factor.double()).sum()
-    (dx,) = torch.autograd.grad(total, leaf)
-    return losses.detach(), dx
-
-
-@torch.library.custom_op("razorctl::pixel_cross_entropy", mutates_args=())
+)
 def pixel_cross_entropy(
     x: Tensor,
     target: Tensor,
@@ -98,22 +82,6 @@ def pixel_cross_entropy(
         dx[part] = upsample_backward(logits, size, x[part].shape, align_corners, *scales)
         del logits  # before the next are made
     return losses, dx
-
-
-@pixel_cross_entropy.register_fake
-def _(
-    x: Tensor,
-    target: Tensor,
-    align_corners: bool,
-    scale_h: float | None,
-    scale_w: float | None,
-    ignore_index: int,
-    smoothing: float,
-    factor: Tensor | None,
-    gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(target.shape, dtype=dtype), x.new_empty(x.shape if gradient else 0)
 
 
 kernels.attach(__name__)

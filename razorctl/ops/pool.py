@@ -7,6 +7,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.images import memory_format
+from razorctl.ops.op import op
 from razorctl.ops.packing import BITS, pack, packed_bytes, unpack
 
 aten = torch.ops.aten
@@ -55,7 +56,15 @@ def _indices(places: Tensor, shape: list[int], geometry: list[int]) -> Tensor:
     return indices
 
 
-@torch.library.custom_op("razorctl::max_pool", mutates_args=())
+def _empty(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    """What `max_pool` returns, without values."""
+    shape = outputs(x.shape, geometry, ceil_mode)
+    y = x.new_empty(shape).contiguous(memory_format=memory_format(x))
+    size = packed_bytes(shape[0] * shape[1], shape[2] * shape[3], bits_for(geometry))
+    return y, x.new_empty(size, dtype=torch.uint8)
+
+
+@op(empty=_empty)
 def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
     """The stock maxima of windows of `x` [batch, channels, height, width], and their places.
 
@@ -67,15 +76,11 @@ def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, T
     return y, pack(_places(index, x.shape, geometry), bits_for(geometry))
 
 
-@max_pool.register_fake
-def _(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
-    shape = outputs(x.shape, geometry, ceil_mode)
-    y = x.new_empty(shape).contiguous(memory_format=memory_format(x))
-    size = packed_bytes(shape[0] * shape[1], shape[2] * shape[3], bits_for(geometry))
-    return y, x.new_empty(size, dtype=torch.uint8)
-
-
-@torch.library.custom_op("razorctl::max_pool_grad", mutates_args=())
+@op(
+    empty=lambda dy, packed, shape, *_: dy.new_empty(shape).contiguous(
+        memory_format=memory_format(dy)
+    )
+)
 def max_pool_grad(
     dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool
 ) -> Tensor:
@@ -92,11 +97,6 @@ def max_pool_grad(
         dy.contiguous(memory_format=form), x, *_pairs(geometry), ceil_mode, index
     )
     return dx
-
-
-@max_pool_grad.register_fake
-def _(dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool) -> Tensor:
-    return dy.new_empty(shape).contiguous(memory_format=memory_format(dy))
 
 
 def _pairs(geometry: list[int]) -> list[list[int]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops.chunks import Part, parts
-from razorctl.ops.packing import pack, packed_bytes, packed_of, unpacked
+from razorctl.ops.op import FewBitCopy, Fused, op
+from razorctl.ops.packing import packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
 
 LARGEST = 0.8  # the largest magnitude of a code, as a share of the largest value of a dtype
@@ -85,7 +86,20 @@ def _normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
     return (x if mean is None else x - mean) * rstd
 
 
-def quantize_reference(
+def empty_copy(
+    x: Tensor, rows: int, columns: int, bits: int, tile_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `quantize` returns for [rows, columns], without values, on the device of `x`."""
+    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
+    zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
+    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
+
+
+@op(
+    empty=lambda x, bits, tile_rows, *_: empty_copy(x, x.shape[0], x.shape[1], bits, tile_rows),
+    fused=Fused(reduces=True),
+)
+def quantize(
     x: Tensor,
     bits: int,
     tile_rows: int,
@@ -94,26 +108,17 @@ def quantize_reference(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `quantize`."""
-    x = _normalized(x, mean, rstd)
-    scales = _scales_of(x, bits, tile_rows, clip=bits in CLIP and seed is None)
-    zero_point, _, inverse = (t.repeat_interleave(tile_rows, 0)[: len(x)] for t in scales)
-    scaled = x.to(inverse.dtype) * inverse + zero_point / PARTS
-    noise = 0.5 if seed is None else uniform(seed, offset, scaled.numel()).view(scaled.shape)
-    codes = (scaled + noise).clamp(0, 2**bits - 0.5)
-    return pack(codes.to(torch.uint8), bits), scales[0].to(torch.int16), scales[1]
+    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
 
-
-def quantized(
-    x: Tensor,
-    bits: int,
-    tile_rows: int,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-    seed: Tensor | None = None,
-    offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The body of `quantize`."""
+    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
+    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
+    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
+    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
+    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
+    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
+    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
+    that.
+    """
     if x.numel() == 0:
         shape = tiles(len(x), tile_rows), x.shape[1]
         zero_point = x.new_zeros(shape, dtype=torch.int16)
@@ -140,121 +145,24 @@ def quantized(
     return packed_of(x, bits, tile_rows, codes), zero_point.to(torch.int16), scale
 
 
-@torch.library.custom_op("razorctl::quantize", mutates_args=())
-def quantize(
-    x: Tensor,
-    bits: int,
-    tile_rows: int,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-    seed: Tensor | None = None,
-    offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
-
-    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
-    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
-    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
-    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
-    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
-    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
-    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
-    that.
-    """
-    return quantized(x, bits, tile_rows, mean, rstd, seed, offset)
-
-
-@quantize.register_fake
-def _(
-    x: Tensor,
-    bits: int,
-    tile_rows: int,
-    mean: Tensor | None = None,
-    rstd: Tensor | None = None,
-    seed: Tensor | None = None,
-    offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    zero_point = x.new_empty(tiles(x.shape[0], tile_rows), x.shape[1], dtype=torch.int16)
-    packed = x.new_empty(packed_bytes(x.shape[0], x.shape[1], bits), dtype=torch.uint8)
-    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
-
-
-def affine(zero_point: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def affine(copy: FewBitCopy) -> tuple[Tensor, Tensor]:
     """Offset and scale [tiles, columns], in single precision: a value is offset + scale * code."""
-    scale = scale.float()
-    offset = -zero_point / PARTS * scale
-    return offset if bias is None else offset + bias, scale
+    scale = copy.scale.float()
+    offset = -copy.zero_point / PARTS * scale
+    return offset if copy.bias is None else offset + copy.bias, scale
 
 
-def dequantize_reference(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """See `dequantize`."""
-    offset, scale = (
-        t.repeat_interleave(tile_rows, 0)[:rows] for t in affine(zero_point, scale, bias)
-    )
-    values = torch.empty_like(offset)
-    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
-        values[part.rows] = codes.to(scale.dtype)
-    return torch.addcmul(offset, values, scale).to(dtype)
-
-
-def dequantized(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The body of `dequantize`."""
-    offset, scale = affine(zero_point, scale, bias)
-    values = torch.empty(rows, scale.shape[1], dtype=dtype, device=packed.device)
-    for part, codes in unpacked(packed, bits, rows, scale.shape[1], tile_rows):
+@op(
+    empty=lambda copy, rows, dtype: copy.packed.new_empty(rows, copy.scale.shape[1], dtype=dtype),
+    fused=Fused(),
+)
+def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
+    """The activation [rows, columns] that a copy stands for, in `dtype`."""
+    offset, scale = affine(copy)
+    values = torch.empty(rows, scale.shape[1], dtype=dtype, device=scale.device)
+    for part, codes in unpacked(copy, rows):
         values[part.rows] = widened(codes, offset, scale, part)
     return values
-
-
-@torch.library.custom_op("razorctl::dequantize", mutates_args=())
-def dequantize(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """scale * (code - zero_point / 8) + bias in `dtype`, [rows, columns].
-
-    packed, zero_point: as `quantize` returns them for that shape. scale: [tiles, columns], of any
-    floating dtype. bias: [columns], None for 0.
-    """
-    return dequantized(packed, zero_point, scale, bias, bits, rows, tile_rows, dtype)
-
-
-@dequantize.register_fake
-def _(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return packed.new_empty(rows, scale.shape[1], dtype=dtype)
 
 
 def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
@@ -263,6 +171,4 @@ def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
     return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)
 
 
-kernels.describe(quantize, reduces=True)
-kernels.describe(dequantize)
 kernels.attach(__name__)

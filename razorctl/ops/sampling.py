@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import Fused, op
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 WIDEST = 1e4  # span of log weights that `project` tells apart
@@ -27,7 +28,14 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
     return torch.searchsorted(ends, points, right=True).clamp_(max=len(p) - 1)
 
 
-@torch.library.custom_op("razorctl::draw", mutates_args=("phase",))
+@op(
+    empty=lambda p, phase, count: (
+        p.new_empty(count, dtype=torch.int64),
+        p.new_empty(count, dtype=torch.float32),
+    ),
+    fused=Fused(),
+    mutates=("phase",),
+)
 def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The next `systematic` draw of `count` from `p` [size], and the probabilities of the drawn.
 
@@ -39,13 +47,8 @@ def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index, p[index].float()
 
 
-@draw.register_fake
-def _(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    return p.new_empty(count, dtype=torch.int64), p.new_empty(count, dtype=torch.float32)
-
-
-def project_reference(log_w: Tensor, total: float, p_min: float) -> Tensor:
-    """See `project`."""
+def projected(log_w: Tensor, total: float, p_min: float) -> Tensor:
+    """`project` of a total that can be had."""
     log_w = log_w.double().nan_to_num(posinf=WIDEST, neginf=-WIDEST)
     log_w = log_w.clamp(min=log_w.max() - WIDEST)
 
@@ -63,7 +66,10 @@ def project_reference(log_w: Tensor, total: float, p_min: float) -> Tensor:
     return p(high)
 
 
-@torch.library.custom_op("razorctl::project", mutates_args=())
+@op(
+    empty=lambda log_w, *_: torch.empty_like(log_w, dtype=torch.float64),
+    fused=Fused(),
+)
 def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     """The KL projection of weights exp(log_w) [size] on {sum p = total, p_min <= p <= 1}, float64.
 
@@ -73,14 +79,7 @@ def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
     """
     if not len(log_w) * p_min <= total <= len(log_w):
         raise ValueError(f"no p in [{p_min}, 1] of size {len(log_w)} sums to {total}")
-    return project_reference(log_w, total, p_min)
+    return projected(log_w, total, p_min)
 
 
-@project.register_fake
-def _(log_w: Tensor, total: float, p_min: float) -> Tensor:
-    return torch.empty_like(log_w, dtype=torch.float64)
-
-
-kernels.describe(draw)
-kernels.describe(project)
 kernels.attach(__name__)

@@ -1,4 +1,7 @@
-"""Functions with two slopes: one bit for each element tells which, and so the exact gradient."""
+"""Functions with two slopes: one bit for each element tells which, and so the exact gradient.
+
+Forward: bit = low < x < high. Backward: dx = dy inside where the bit is set, dy outside elsewhere.
+"""
 
 import math
 
@@ -6,10 +9,11 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.topk import pack_bits, unpack_bits
+from razorctl.ops.op import op
+from razorctl.ops.topk import empty_bits, pack_bits, unpack_bits
 
 
-@torch.library.custom_op("razorctl::slope_bits", mutates_args=())
+@op(empty=lambda x, low, high: empty_bits(x))
 def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
     """Which elements of `x` [n] lie between `low` and `high`, as `topk.pack_bits` packs them.
 
@@ -19,12 +23,7 @@ def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
     return pack_bits(inside if high == math.inf else inside & (x < high))
 
 
-@slope_bits.register_fake
-def _(x: Tensor, low: float, high: float) -> Tensor:
-    return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
-
-
-@torch.library.custom_op("razorctl::slope_grad", mutates_args=())
+@op(empty=lambda dy, *_: dy.new_empty(dy.shape))
 def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
     """dy [n] or [rows, columns] times `inside` where a bit of `slope_bits` is set, else `outside`.
 
@@ -34,11 +33,6 @@ def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tenso
     first = dy if inside == 1 else dy * inside
     second = dy * outside if outside else dy.new_zeros(())
     return torch.where(unpack_bits(bits, dy.numel()).view(dy.shape), first, second)
-
-
-@slope_grad.register_fake
-def _(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
-    return dy.new_empty(dy.shape)
 
 
 kernels.attach(__name__)

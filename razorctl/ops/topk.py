@@ -4,9 +4,9 @@ Exactly k elements are kept, and of equal ones those at the lowest positions, so
 depend on shapes alone. A `>=` threshold would keep every element once more than numel - k of them
 are 0.
 
-The references work on the whole tensor at once, with temporaries several times its size, and so do
-the ops on a CPU. On other devices the ops work in chunks, so that temporaries do not take the
-memory that pruning frees. Both keep the same elements.
+On a CPU the ops work on the whole tensor at once, with temporaries several times its size. On other
+devices they work in chunks, so that temporaries do not take the memory that pruning frees. Both
+keep the same elements.
 """
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from razorctl.ops import kernels
+from razorctl.ops.op import Fused, op
 
 CHUNK = 1 << 21  # elements; a multiple of 8. Temporaries take some 40 bytes for each
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -45,16 +46,15 @@ def pack_bits(mask: Tensor) -> Tensor:
     )
 
 
+def empty_bits(x: Tensor) -> Tensor:
+    """What `pack_bits` returns for as many elements as `x` has, without values."""
+    return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+
+
 def unpack_bits(bitmap: Tensor, n: int) -> Tensor:
     """The inverse of `pack_bits`: bool [n]."""
     shifts = torch.arange(8, dtype=torch.uint8, device=bitmap.device)
     return (bitmap[:, None] >> shifts).bitwise_and_(1).view(-1)[:n].bool()
-
-
-def topk_pack_reference(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `topk_pack`."""
-    keys = magnitude_keys(x.reshape(-1))
-    return _from(x.reshape(-1), keys, k, keys.kthvalue(keys.numel() - k + 1).values)
 
 
 def _from(x: Tensor, keys: Tensor, k: int, smallest: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +68,8 @@ def _nothing(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clone(), x.new_empty(0, dtype=torch.uint8)
 
 
-def topk_unpack_reference(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
-    """See `topk_unpack`."""
+def unpack_at_once(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
+    """`topk_unpack` on a CPU."""
     dense = values.new_zeros(shape)
     return dense.masked_scatter_(unpack_bits(bitmap, dense.numel()).view(shape), values)
 
@@ -97,7 +97,11 @@ def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return chosen.squeeze(0).to(_INTEGERS[x.element_size()]), above.squeeze(0)
 
 
-@torch.library.custom_op("razorctl::topk_pack", mutates_args=())
+@op(
+    empty=lambda x, k: (x.new_empty(k), empty_bits(x)),
+    # A histogram for each byte, and counts.
+    fused=lambda x, k: Fused(launches=7, again=(x.element_size() + 1) * x.nbytes),
+)
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k elements of largest |x| (1 <= k <= numel, or 0 of none), in order of position.
 
@@ -107,7 +111,7 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not x.numel():
         return _nothing(x)
     smallest, above = radix_select(x, x.numel() - k)
-    bitmap = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    bitmap = empty_bits(x)
     values = x.new_empty(k + 1)  # the last takes what is pruned
     ties = start = torch.zeros((), dtype=torch.int64, device=x.device)
     for part, bits in zip(torch.split(x, CHUNK), torch.split(bitmap, CHUNK // 8), strict=True):
@@ -132,12 +136,10 @@ def on_cpu(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return _from(flat, keys, k, smallest)
 
 
-@topk_pack.register_fake
-def _(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(k), x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
-
-
-@torch.library.custom_op("razorctl::topk_unpack", mutates_args=())
+@op(
+    empty=lambda values, bitmap, shape: values.new_empty(shape),
+    fused=lambda values, bitmap, shape: Fused(launches=2, again=bitmap.nbytes),
+)
 def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     """The dense tensor of `shape` whose elements marked in `bitmap` are `values`, the others 0."""
     dense = values.new_empty(shape)
@@ -154,17 +156,4 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     return dense
 
 
-@topk_unpack.register_fake
-def _(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
-    return values.new_empty(shape)
-
-
-kernels.describe(
-    topk_pack,
-    launches=lambda *args: 7,
-    again=lambda x, k: (x.element_size() + 1) * x.nbytes,  # a histogram of each byte, and counts
-)
-kernels.describe(
-    topk_unpack, launches=lambda *args: 2, again=lambda values, bitmap, shape: bitmap.nbytes
-)
 kernels.attach(__name__)

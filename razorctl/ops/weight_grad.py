@@ -1,49 +1,30 @@
-"""The weight gradient of a linear layer from a few-bit copy of its input."""
+"""The weight gradient of a linear layer from a few-bit copy of its input.
 
-import torch
+Forward: y = x W^T for x [rows, columns] and W [out, columns]. Backward: dW = dy^T x, for the x of
+the copy.
+"""
+
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import applied
+from razorctl.ops.op import FewBitCopy, op
 from razorctl.ops.packing import unpacked
 from razorctl.ops.quantize import affine, widened
 
 
-@torch.library.custom_op("razorctl::linear_weight_grad", mutates_args=())
-def linear_weight_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    function: str | None,
-) -> Tensor:
+@op(empty=lambda dy, copy, function: dy.new_empty(dy.shape[1], copy.scale.shape[1]))
+def linear_weight_grad(dy: Tensor, copy: FewBitCopy, function: str | None) -> Tensor:
     """dy^T x [out, columns] in the dtype of dy [rows, out].
 
     x is what `dequantize` returns for the copy, with `function` applied to it unless it is None.
     """
-    offset, scale = affine(zero_point, scale, bias)
+    offset, scale = affine(copy)
     x = dy.new_empty(len(dy), scale.shape[1])
-    for part, codes in unpacked(packed, bits, len(x), x.shape[1], tile_rows):
+    for part, codes in unpacked(copy, len(x)):
         values = widened(codes, offset, scale, part).to(dy.dtype)
-        x[part.rows] = values if function is None else FUNCTIONS[function].forward(values)
+        x[part.rows] = applied(function, values)
     return dy.T @ x
-
-
-@linear_weight_grad.register_fake
-def _(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    function: str | None,
-) -> Tensor:
-    return dy.new_empty(dy.shape[1], scale.shape[1])
 
 
 kernels.attach(__name__)

@@ -68,7 +68,7 @@ class Rule(ABC):
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
         """f(x), of the shape of x [..., columns], and the tensors that `packed` takes.
 
-        function: a name in `ops.activation.FUNCTIONS`. Of a rule that `fuses` alone.
+        function: a name in `ops.functions.FUNCTIONS`. Of a rule that `fuses` alone.
         """
         raise NotImplementedError
 

@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Self, Union
 import torch
 from torch import Tensor
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
+from razorctl.ops.activation import activation_grad, activation_grad_int8
 from razorctl.ops.buckets import from_buckets
 from razorctl.ops.columns import column_norms
+from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.images import as_they_lie, dequantize_images, unrolled
-from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_grad_reference
+from razorctl.ops.norm import gradients, norm_grad, norm_grad_int8
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize
 from razorctl.ops.topk import topk_unpack
 from razorctl.sampling.samplers import Sampler
@@ -58,7 +60,7 @@ class Packed:
         return grad
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
-        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.activation.FUNCTIONS`."""
+        """f'(x) dy, of the shape of dy and x; `function` names f in `ops.functions.FUNCTIONS`."""
         return FUNCTIONS[function].backward(dy, self.values().to(dy.dtype))
 
     def norm_grad(
@@ -69,8 +71,8 @@ class Packed:
         centers: bool,
         residual: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`ops.norm.norm_grad_reference` with the x_hat that was packed."""
-        return norm_grad_reference(dy, self.values(), weight, rstd, centers, residual)
+        """`ops.norm.gradients` with the x_hat that was packed."""
+        return gradients(dy, self.values(), weight, rstd, centers, residual)
 
     def of_affine(
         self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
@@ -147,8 +149,7 @@ class PackedElements(Packed):
     bitmap: Tensor
 
     def values(self) -> Tensor:
-        x: Tensor = topk_unpack(self.kept, self.bitmap, self.shape)
-        return x
+        return topk_unpack(self.kept, self.bitmap, list(self.shape))
 
 
 @dataclass(frozen=True)
@@ -218,52 +219,42 @@ class PackedCentered(Packed):
 
 @dataclass(frozen=True)
 class PackedCodes(Packed):
-    """Codes of `bits` each, uint8, as `ops.quantize` packs them in tiles of `tile_rows` rows.
+    """function(x) for the x that a few-bit copy stands for.
 
-    The activation is function(scale * (code - zero_point / 8) + bias). zero_point, scale: of each
-    tile, [tiles, columns]. bias: [columns], None for 0. function: a name in
-    `ops.activation.FUNCTIONS`, None for none.
+    function: a name in `ops.functions.FUNCTIONS`, None for x itself.
     """
 
-    TENSORS = ("packed", "zero_point", "scale", "bias")
     shareable = True
-    packed: Tensor
-    zero_point: Tensor
-    scale: Tensor
-    bits: int
-    tile_rows: int
-    bias: Tensor | None = None
+    copy: FewBitCopy
     function: str | None = None
 
     @property
-    def codes(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """What ops take of codes that have neither bias nor function."""
-        return self.packed, self.zero_point, self.scale, self.bits, self.tile_rows
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        packed, zero_point, scale, *_, bias = self.copy
+        return packed, zero_point, scale, bias
+
+    def holding(self, tensors: Sequence[Any]) -> Self:
+        packed, zero_point, scale, bias = tensors
+        _, _, _, bits, tile_rows, _ = self.copy
+        return self.replaced(copy=FewBitCopy(packed, zero_point, scale, bits, tile_rows, bias))
 
     def values(self) -> Tensor:
-        copy = self.packed, self.zero_point, self.scale, self.bias, self.bits
-        rows = self.shape[:-1].numel()
-        x: Tensor = dequantize(*copy, rows, self.tile_rows, self.dtype).view(self.shape)
-        return x if self.function is None else FUNCTIONS[self.function].forward(x)
+        x = dequantize(self.copy, self.shape[:-1].numel(), self.dtype).view(self.shape)
+        return applied(self.function, x)
 
     def images(self, shape: torch.Size, dtype: torch.dtype, form: torch.memory_format) -> Tensor:
-        if not as_they_lie(self.packed.device, shape, form):
+        if not as_they_lie(self.copy.packed.device, shape, form):
             return super().images(shape, dtype, form)
-        copy = self.packed, self.zero_point, self.scale, self.bias, self.bits
-        way = self.tile_rows, dtype, self.function, list(shape)
-        images: Tensor = dequantize_images(*copy, *way)
-        return images
+        return dequantize_images(self.copy, dtype, self.function, list(shape))
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
-        if self.bias is not None or self.function is not None:  # a copy that a norm offered
+        if self.copy.bias is not None or self.function is not None:  # a copy that a norm offered
             return super().function_grad(function, dy)
-        dx: Tensor = activation_grad(dy, *self.codes, function)
-        return dx
+        return activation_grad(dy, self.copy, function)
 
     def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `ops.int8.int8_rows` makes of `function_grad`."""
-        codes, scale, total = activation_grad_int8(dy, *self.codes, function)
-        return codes, scale, total
+        return activation_grad_int8(dy, self.copy, function)
 
     def norm_grad(
         self,
@@ -273,8 +264,7 @@ class PackedCodes(Packed):
         centers: bool,
         residual: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dweight, dbias = norm_grad(dy, *self.codes, weight, rstd, centers, residual)
-        return dx, dweight, dbias
+        return norm_grad(dy, self.copy, weight, rstd, centers, residual)
 
     def norm_grad_int8(
         self,
@@ -285,14 +275,15 @@ class PackedCodes(Packed):
         residual: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """`norm_grad`, and the int8 copy of its dx; see `ops.norm.norm_grad_int8`."""
-        made: tuple[Tensor, ...] = norm_grad_int8(dy, *self.codes, weight, rstd, centers, residual)
-        return made
+        return norm_grad_int8(dy, self.copy, weight, rstd, centers, residual)
 
     def of_affine(
         self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> "PackedCodes":
-        scale = self.scale if weight is None else self.scale * weight.float()
-        return self.replaced(dtype=dtype, scale=scale, bias=bias)
+        packed, zero_point, scale, bits, tile_rows, _ = self.copy
+        scale = scale if weight is None else scale * weight.float()
+        copy = FewBitCopy(packed, zero_point, scale, bits, tile_rows, bias)
+        return self.replaced(dtype=dtype, copy=copy)
 
     def of_function(self, function: str) -> "PackedCodes | None":
         return self.replaced(function=function) if self.function is None else None
@@ -303,7 +294,7 @@ class PackedCodes(Packed):
 
 @dataclass(frozen=True)
 class PackedGated(Packed):
-    """function(gate) * up of two copies; `function` names one in `ops.activation.FUNCTIONS`."""
+    """function(gate) * up of two copies; `function` names one in `ops.functions.FUNCTIONS`."""
 
     shareable = True
     gate: Packed
@@ -337,5 +328,4 @@ class PackedIntervals(Packed):
 
     def values(self) -> Tensor:
         shape = list(self.shape)
-        x: Tensor = from_buckets(self.packed, shape, self.function, self.bits, self.dtype)
-        return x
+        return from_buckets(self.packed, shape, self.function, self.bits, self.dtype)

@@ -6,6 +6,7 @@ from torch import Tensor
 from razorctl.ops.activation import activation_quantize
 from razorctl.ops.images import as_they_lie, memory_format, quantize_images
 from razorctl.ops.norm import norm_quantize
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import quantize
 from razorctl.rules.base import Rule
 from razorctl.rules.packed import Packed, PackedCodes
@@ -34,18 +35,17 @@ class Quantized(Rule):
         seed = torch.randint(2**31, (), device=x.device) if self.stochastic else None
         tile_rows = self.rows if x.dim() == 2 else max(1, x.shape[-2])
         rows = x.flatten(0, -2)
-        packed, zero_point, scale = quantize(rows, self.bits, tile_rows, None, None, seed)
-        return PackedCodes(x.shape, x.dtype, packed, zero_point, scale, self.bits, tile_rows)
+        made = quantize(rows, self.bits, tile_rows, None, None, seed)
+        return PackedCodes(x.shape, x.dtype, FewBitCopy(*made, self.bits, tile_rows))
 
     def pack_images(
         self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
     ) -> Packed:
         if self.stochastic or not as_they_lie(x.device, x.shape, memory_format(x)):
             return super().pack_images(x, dtype, mean, rstd)
-        images = x.contiguous(), self.bits, self.rows, mean, rstd
-        packed, zero_point, scale = quantize_images(*images)
+        made = quantize_images(x.contiguous(), self.bits, self.rows, mean, rstd)
         shape = torch.Size((x.shape[0] * x.shape[2:].numel(), x.shape[1]))
-        return PackedCodes(shape, dtype, packed, zero_point, scale, self.bits, self.rows)
+        return self.packed(shape, dtype, *made)
 
     def pack_norm(
         self,
@@ -58,15 +58,13 @@ class Quantized(Rule):
         mean: Tensor | None = None,
         rstd: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        made: tuple[Tensor, ...] = norm_quantize(
-            x, weight, bias, eps, centers, self.bits, self.rows, dtype, mean, rstd
-        )
-        return made
+        form = self.bits, self.rows, dtype
+        return norm_quantize(x, weight, bias, eps, centers, *form, mean, rstd)
 
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
-        made: tuple[Tensor, ...] = activation_quantize(x, function, self.bits, self.rows)
-        return made
+        return activation_quantize(x, function, self.bits, self.rows)
 
     def packed(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> PackedCodes:
         packed, zero_point, scale = tensors
-        return PackedCodes(shape, dtype, packed, zero_point, scale, self.bits, self.rows)
+        copy = FewBitCopy(packed, zero_point, scale, self.bits, self.rows)
+        return PackedCodes(shape, dtype, copy)

@@ -20,7 +20,7 @@ class Wanted:
     """What a rule is built for: the columns of the activation, and the density of a recipe.
 
     unbiased: whether drawn columns are scaled by 1 / p. function: the activation function whose
-    input is packed, by its name in `ops.activation.FUNCTIONS`.
+    input is packed, by its name in `ops.functions.FUNCTIONS`.
     """
 
     columns: int

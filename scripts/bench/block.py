@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 
 from razorctl.ops import (
     activation,
@@ -24,6 +23,7 @@ from razorctl.ops import (
     sampling,
     topk,
 )
+from razorctl.ops.op import FewBitCopy, Op
 from razorctl.rules.quantized import TILE
 
 TOKENS, HEADS, WIDTH, WIDE = 197, 12, 768, 3072
@@ -46,7 +46,7 @@ class Case:
     HALF stands for the dtype of 16 bits that a card computes in.
     """
 
-    op: CustomOpDef
+    op: Op[..., Any]
     of: str
     args: Callable[[int, torch.device], tuple[Any, ...]]
     launches: tuple[str, ...]
@@ -54,7 +54,7 @@ class Case:
     @property
     def name(self) -> str:
         """The name of the op."""
-        return self.op._name
+        return self.op.name
 
 
 def normal(*shape: int, on: torch.device, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -87,8 +87,9 @@ def norms() -> Iterator[Case]:
     def backward(batch: int, on: torch.device) -> tuple[Any, ...]:
         args = forward(batch, on)
         _, rstd, *copy = norm.norm_quantize(*args)
+        x_hat = FewBitCopy(*copy, BITS, TILE)
         dy, residual = (normal(rows(batch), WIDTH, on=on) for _ in range(2))
-        return dy, *copy, BITS, TILE, args[1], rstd, True, residual.float()
+        return dy, x_hat, args[1], rstd, True, residual.float()
 
     quantized = rf"norm: quantize_\w+ {BITS} bits HALF .*'R': {TILE},.* norm=True .*"
     sums = "int8: column_sums"
@@ -109,7 +110,7 @@ def activations() -> Iterator[Case]:
     def backward(batch: int, on: torch.device) -> tuple[Any, ...]:
         x, *form = forward(batch, on)
         _, *copy = activation.activation_quantize(x, *form)
-        return normal(*x.shape, on=on), *copy, BITS, TILE, "gelu"
+        return normal(*x.shape, on=on), FewBitCopy(*copy, BITS, TILE), "gelu"
 
     def to_buckets(batch: int, on: torch.device) -> tuple[Any, ...]:
         return normal(rows(batch), WIDE, on=on), "gelu", BUCKETS
@@ -145,8 +146,8 @@ def copies() -> Iterator[Case]:
 
     def back(batch: int, on: torch.device) -> tuple[Any, ...]:
         x, bits, tile_rows = of_heads(batch, on)
-        copy = quantize.quantize(x, bits, tile_rows)
-        return *copy, None, bits, len(x), tile_rows, x.dtype
+        copy = FewBitCopy(*quantize.quantize(x, bits, tile_rows), bits, tile_rows)
+        return copy, len(x), x.dtype
 
     def gradients(batch: int, on: torch.device) -> tuple[Any, ...]:
         parts = normal(3, batch, TOKENS, HEADS, WIDTH // HEADS, on=on)
@@ -177,7 +178,7 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
 
     def operand(batch: int, on: torch.device) -> tuple[Any, ...]:
         copy = quantize.quantize(normal(rows(batch), inputs, on=on), BITS, TILE)
-        return *copy, None, BITS, TILE, codes(batch, on)[1], function
+        return FewBitCopy(*copy, BITS, TILE), codes(batch, on)[1], function
 
     def input_grad(batch: int, on: torch.device) -> tuple[Any, ...]:
         (a, a_scale), (b, b_scale) = codes(batch, on), int8.int8_columns(*weight(batch, on))
@@ -190,8 +191,8 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
         return balanced, b, None, b_scale, torch.float32, total, center
 
     def operands(batch: int, on: torch.device) -> tuple[Any, ...]:
-        *copy, _, function = operand(batch, on)
-        return *codes(batch, on), *copy, function, *weight(batch, on)
+        copy, _, function = operand(batch, on)
+        return *codes(batch, on), copy, function, *weight(batch, on)
 
     held = 1024 if outputs <= 1024 else 4096
     launches = f"int8: int8_rows {held} HALF", "int8: column_sums"

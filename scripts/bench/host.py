@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from machine import device_name
 from timm.models.vision_transformer import VisionTransformer
-from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -42,6 +41,7 @@ import razorctl
 import razorctl.ops.triton
 from razorctl.layers.linear import Linear
 from razorctl.ops import kernels
+from razorctl.ops.op import OPS
 from razorctl.ops.triton.launch import WARP, Kernel
 
 CAPABILITY, RATIO, DEPTH = 89, 0.9, 12
@@ -90,11 +90,10 @@ def card() -> Iterator[Counter[str]]:
         first = patch.object(gemm.tuning, "fastest", lambda ways, *_: next(iter(ways.values())))
         stack.enter_context(first)
         stack.enter_context(patch.object(Linear, "SMALLEST", 0))
-        for op in [op for name, op in OPDEFS.items() if name.startswith("razorctl::")]:
-            if "cuda" in op._backend_fns:
-                before = op._backend_fns.get("cpu", op._init_fn)
-                op.register_kernel("cpu")(op._backend_fns["cuda"])
-                stack.callback(op.register_kernel("cpu"), before)
+        for op in OPS.values():
+            if "cuda" in op.kernels:
+                stack.callback(op.register, "cpu", op.kernels.get("cpu", op.body))
+                op.register("cpu", op.kernels["cuda"])
         stack.enter_context(kernels.assumed(dot=True))
         yield launches
 

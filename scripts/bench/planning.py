@@ -211,7 +211,8 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     assign(kernels, "_wanted", False)
     assign(chunks, "CACHED", {})
     for op in (topk.topk_pack, topk.topk_unpack):
-        assign(op, "_disabled_kernel", {"cpu"})  # those registered for a CPU
+        assign(op.definition, "_disabled_kernel", {"cpu"})  # those registered for a CPU
+        assign(op, "kernels", {})
     assign(gemm, "has_int8_gemm", lambda device: True)
     assign(gemm, "cpu_gemm", gemm.cublas_gemm)
 

@@ -97,7 +97,7 @@ def counted(case: Case, batch: int, dot: bool) -> costs.Cost:
     """What `plan` counts for a case; dot: see `kernels.assumed`."""
     args = case.args(batch, torch.device("meta"))
     with kernels.assumed(dot):
-        return costs.cost(case.op._opoverload, args, {}, case.op(*args))
+        return costs.cost(case.op.overload, case.op.flat(args), {}, case.op(*args))
 
 
 def implied(cost: costs.Cost, gpu: gpus.Gpu) -> Seconds:
@@ -160,7 +160,7 @@ class Compiled:
         if find_spec("triton") is None or capability not in SM:
             return None
         found = variants(case, capability)
-        if "cuda" not in case.op._backend_fns:  # it has no kernel yet
+        if "cuda" not in case.op.kernels:  # it has no kernel yet
             return None
         for variant in found:
             if variant.label not in self.kernels[name]:
@@ -172,7 +172,7 @@ def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
     """Compares an op with its PyTorch body on the same arguments, and returns these."""
     args = case.args(batch, device)
     twin = tree_map_only(Tensor, Tensor.clone, args)
-    got, want = (tree_flatten(made)[0] for made in (case.op(*args), case.op._init_fn(*twin)))
+    got, want = (tree_flatten(made)[0] for made in (case.op(*args), case.op.body(*twin)))
     failed = [why for (name, _), why in kernels.failures().items() if name == case.name]
     if failed:
         raise ArithmeticError(f"the kernel failed: {failed[0]}")
@@ -192,7 +192,7 @@ def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
 
 def timed(case: Case, batch: int, device: torch.device) -> float:
     """Seconds of a call of an op on a CUDA device, the median, with a cold cache."""
-    if device.type not in case.op._backend_fns or not kernels.wanted():
+    if device.type not in case.op.kernels or not kernels.wanted():
         raise NotImplementedError("no kernel runs, but the body")
     args = check(case, batch, device)
     from triton.testing import do_bench

@@ -8,25 +8,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 
 from razorctl.ops import kernels
-from razorctl.ops.activation import (
-    FUNCTIONS,
-    activation_grad,
-    activation_grad_int8,
-    activation_quantize,
-)
+from razorctl.ops.activation import activation_grad, activation_grad_int8, activation_quantize
 from razorctl.ops.buckets import from_buckets, to_buckets
 from razorctl.ops.columns import gather_columns
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize, residual_add
+from razorctl.ops.op import FewBitCopy, Op
 from razorctl.ops.packing import BITS
-from razorctl.ops.quantize import dequantize, dequantize_reference, quantize
+from razorctl.ops.quantize import dequantize, quantize
 from razorctl.ops.sampling import draw, project
 from razorctl.ops.topk import topk_pack, topk_unpack
+from tests import references
+from tests.references import copied
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
@@ -45,10 +43,10 @@ def no_kernel_fails() -> Iterator[None]:
     assert not kernels.failures()
 
 
-def both(op: CustomOpDef, *args: Any) -> tuple[Any, Any]:
+def both(op: Op[..., Any], *args: Any) -> tuple[Any, Any]:
     """What the kernel and the PyTorch body make of the same arguments."""
-    assert "cuda" in op._backend_fns, "no kernel is registered"
-    return op(*args), op._init_fn(*args)
+    assert "cuda" in op.kernels, "no kernel is registered"
+    return op(*args), op.body(*args)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -67,7 +65,7 @@ def same_copy(got: tuple[Tensor, ...], want: tuple[Tensor, ...], bits: int, rows
     """Two few-bit copies stand for the same values; a code in a thousand may be the next one."""
     assert [t.shape for t in got] == [t.shape for t in want]
     ours, theirs = (
-        dequantize_reference(*copy, None, bits, rows, TILE_ROWS, torch.float32)
+        references.dequantize(FewBitCopy(*copy, bits, TILE_ROWS), rows, torch.float32)
         for copy in (got, want)
     )
     step = want[2].float().repeat_interleave(TILE_ROWS, 0)[:rows]
@@ -92,9 +90,8 @@ def test_quantize(size, bits, dtype):
     for extra in ((), (mean, rstd), (None, rstd), (None, None, seed, 5)):
         got, want = both(quantize, x, bits, TILE_ROWS, *extra)
         same_copy(got, want, bits, len(x))
-    bias = normal(size[1])
-    args = *want, bias, bits, len(x), TILE_ROWS, dtype
-    close(*both(dequantize, *args))
+    copy = FewBitCopy(*want, bits, TILE_ROWS, normal(size[1]))
+    close(*both(dequantize, copy, len(x), dtype))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -106,7 +103,8 @@ def test_activations(size, dtype, function):
         got, want = both(activation_quantize, x, function, bits, TILE_ROWS)
         close(got[0], want[0])
         same_copy(got[1:], want[1:], bits, len(x))
-        close(*both(activation_grad, dy, *want[1:], bits, TILE_ROWS, function), slack=16)
+        copy = FewBitCopy(*want[1:], bits, TILE_ROWS)
+        close(*both(activation_grad, dy, copy, function), slack=16)
     packed = both(to_buckets, x, function, 4)
     assert torch.equal(*packed)
     assert torch.equal(*both(from_buckets, packed[1], list(size), function, 4, dtype))
@@ -129,7 +127,8 @@ def test_norms(size, dtype, centers):
         close(got[1], want[1], slack=100)
         same_copy(got[2:], want[2:], bits, len(x))
         for residual in (None, normal(*size)):
-            args = *want[2:], bits, TILE_ROWS, own[0], want[1], centers, residual
+            copy = FewBitCopy(*want[2:], bits, TILE_ROWS)
+            args = copy, own[0], want[1], centers, residual
             for ours, theirs in zip(*both(norm_grad, dy, *args), strict=True):
                 close(ours, theirs, slack=100)
 
@@ -154,15 +153,15 @@ def test_sums_whose_statistics_a_norm_takes(size, dtype, centers):
 @pytest.mark.parametrize("size", [*SIZES, (130, 8192), (130, 9024)])
 def test_gradients_with_their_int8_copy(size, dtype):
     x, dy, rstd = normal(*size), normal(*size, dtype=dtype), normal(size[0], 1).abs()
-    copy = *quantize(x, 5, TILE_ROWS), 5, TILE_ROWS
+    copy = copied(x, 5, TILE_ROWS)
     norm = normal(size[1]), rstd, True, normal(*size)
     for got, alone in (
-        (norm_grad_int8(dy, *copy, *norm), norm_grad(dy, *copy, *norm)),
-        (activation_grad_int8(dy, *copy, "gelu"), (activation_grad(dy, *copy, "gelu"),)),
+        (norm_grad_int8(dy, copy, *norm), norm_grad(dy, copy, *norm)),
+        (activation_grad_int8(dy, copy, "gelu"), (activation_grad(dy, copy, "gelu"),)),
     ):
         for ours, theirs in zip(got[:-3], alone, strict=False):
             close(ours, theirs, slack=100)
-        want = int8_rows._init_fn(alone[0])
+        want = int8_rows.body(alone[0])
         same_codes(got[-3], want[0])
         close(got[-2], want[1])
         close(got[-1], want[2], slack=100)
@@ -195,9 +194,8 @@ def test_int8(size, dtype):
     same_codes(ours[0], theirs[0])
     close(ours[1], theirs[1])
     for function, bits in product((None, "gelu"), (2, 4, 5, 8)):
-        copy = quantize(x, bits, TILE_ROWS)
-        args = *copy, normal(size[1]), bits, TILE_ROWS, want[1], function
-        ours, theirs = both(int8_operand, *args)
+        copy = copied(x, bits, TILE_ROWS)._replace(bias=normal(size[1]))
+        ours, theirs = both(int8_operand, copy, want[1], function)
         same_codes(ours[0], theirs[0])
         close(ours[1], theirs[1], slack=100)
         close(ours[2], theirs[2], slack=100)
@@ -284,7 +282,7 @@ def test_sampling(size, total, spread):
     ours, theirs = (torch.tensor(0.25, dtype=torch.float64, device="cuda") for _ in range(2))
     for _ in range(5):
         index, drawn = draw(p, ours, total)
-        other, _ = draw._init_fn(p, theirs, total)
+        other, _ = draw.body(p, theirs, total)
         assert (index != other).float().mean() < 0.01  # sums of doubles in another order
         assert torch.equal(drawn, p[index].float())
         assert torch.equal(ours, theirs)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -16,6 +15,7 @@ from razorctl.memory.costs import Cost, cost
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.trace_cache import Kernel
 from razorctl.ops import gemm, kernels, topk
+from razorctl.ops.op import OPS, FewBitCopy
 from razorctl.ops.packing import packed_bytes
 
 registry.modules(ops.__name__, ops.__path__)  # each registers its own
@@ -25,10 +25,18 @@ WIDE = (ALL, 1024)
 OWN = torch.ops.razorctl
 
 
-def _copy(bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Packed codes of WIDE, their zero points and scales."""
+def _copy(bits: int, bias: bool = False) -> FewBitCopy:
+    """A few-bit copy of WIDE."""
     packed = torch.zeros(packed_bytes(ALL, 1024, bits), dtype=torch.uint8)
-    return packed, torch.zeros(32, 1024, dtype=torch.int16), torch.ones(32, 1024)
+    zero_point, scale = torch.zeros(32, 1024, dtype=torch.int16), torch.ones(32, 1024)
+    return FewBitCopy(packed, zero_point, scale, bits, 197, torch.ones(1024) if bias else None)
+
+
+def _images(bias: bool = False) -> FewBitCopy:
+    """A few-bit copy of images [16, 200, 40, 40]."""
+    packed = torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8)
+    zero_point, scale = torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200)
+    return FewBitCopy(packed, zero_point, scale, 4, 256, torch.ones(200) if bias else None)
 
 
 def _bitmap() -> torch.Tensor:
@@ -39,18 +47,16 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk_pack": lambda: (torch.randn(WIDE), 600_000),
     "topk_unpack": lambda: (torch.randn(torch.Size(WIDE).numel()), _bitmap(), list(WIDE)),
     "quantize": lambda: (torch.randn(WIDE), 2, 197),
-    "dequantize": lambda: (*_copy(6), torch.ones(1024), 6, ALL, 197, torch.bfloat16),
+    "dequantize": lambda: (*_copy(6, bias=True), ALL, torch.bfloat16),
     "quantize_images": lambda: (torch.randn(16, 200, 40, 40), 4, 256),
     "dequantize_images": lambda: (
-        torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8),
-        *(torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200), torch.ones(200)),
-        *(4, 256, torch.float32, None, [16, 200, 40, 40]),
+        *_images(bias=True),
+        *(torch.float32, None, [16, 200, 40, 40]),
     ),
     "batch_norm_grad": lambda: (
         torch.randn(16, 200, 40, 40),
-        torch.zeros(packed_bytes(25_600, 200, 4), dtype=torch.uint8),
-        *(torch.zeros(100, 200, dtype=torch.int16), torch.ones(100, 200)),
-        *(4, 256, torch.ones(200), torch.ones(200)),
+        *_images(),
+        *(torch.ones(200), torch.ones(200)),
     ),
     "slope_bits": lambda: (torch.randn(ALL * 1024), 0.0, 6.0),
     "slope_grad": lambda: (torch.randn(ALL * 1024), _bitmap(), 1.0, 0.0),
@@ -75,7 +81,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.ones(1024),
         torch.bfloat16,
     ),
-    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
+    "activation_grad": lambda: (torch.randn(WIDE), *_copy(4), "silu"),
     "activation_quantize": lambda: (torch.randn(WIDE), "gelu", 4, 256),
     "residual_add": lambda: (torch.randn(WIDE), torch.randn(WIDE).bfloat16(), 1e-6, True),
     "norm_quantize": lambda: (
@@ -83,25 +89,22 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *(1e-6, True, 4, 256, torch.float32),
     ),
     "norm_grad": lambda: (
-        *(torch.randn(WIDE), *_copy(4), 4, 197),
+        *(torch.randn(WIDE), *_copy(4)),
         *(torch.ones(1024), torch.ones(ALL, 1), True),
     ),
-    "activation_grad_int8": lambda: (torch.randn(WIDE), *_copy(4), 4, 197, "silu"),
+    "activation_grad_int8": lambda: (torch.randn(WIDE), *_copy(4), "silu"),
     "norm_grad_int8": lambda: (
-        *(torch.randn(WIDE), *_copy(4), 4, 197, torch.ones(1024), torch.ones(ALL, 1), True),
+        *(torch.randn(WIDE), *_copy(4), torch.ones(1024), torch.ones(ALL, 1), True),
         torch.randn(WIDE),
     ),
-    "int8_operand": lambda: (*_copy(4), None, 4, 197, torch.ones(ALL, 1), "gelu"),
+    "int8_operand": lambda: (*_copy(4), torch.ones(ALL, 1), "gelu"),
     "linear_operands": lambda: (
         *(torch.ones(ALL, 64, dtype=torch.int8), torch.ones(ALL, 1)),
-        *(*_copy(4), None, 4, 197, "gelu", torch.randn(64, 1024)),
+        *(*_copy(4), "gelu", torch.randn(64, 1024)),
     ),
     "linear_weight_grad": lambda: (
         torch.randn(ALL, 64),
-        *_copy(4),
-        torch.ones(1024),
-        4,
-        197,
+        *_copy(4, bias=True),
         "silu",
     ),
     "linear_cross_entropy": lambda: (
@@ -137,14 +140,17 @@ def _costs(run: Callable[..., Any], args: Any) -> tuple[list[Cost], Any]:
 
 
 def test_every_op_is_here():
-    own = {name.removeprefix("razorctl::") for name in OPDEFS if name.startswith("razorctl::")}
-    assert own == set(CALLS)
+    assert {op.name for op in OPS.values()} == set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_op_takes_what_it_is_said_to_take(name, as_on_a_gpu):
     args = CALLS[name]()
-    run = OPDEFS[f"razorctl::{name}"]._init_fn
+    op = OPS[f"razorctl::{name}"]
+
+    def run(*args):
+        return op.body(*op.grouped(args))
+
     (said,), result = _costs(getattr(OWN, name), args)
     results = sum(t.untyped_storage().nbytes() for t in tree_leaves(result))
     run(*args)  # what is cached between runs is none of its own

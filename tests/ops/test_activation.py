@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from razorctl.ops.activation import (
-    FUNCTIONS,
-    activation_grad,
-    activation_grad_reference,
-    activation_quantize,
-)
+from razorctl.ops.activation import activation_grad, activation_quantize
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.quantize import quantize
+from tests import references
+from tests.references import copied, opcheck
 
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 JUMPING = ("hardswish", "relu", "relu6", "leaky-relu")  # whose derivative does
@@ -41,11 +39,11 @@ def test_reach_is_the_largest_output(function, device):
 @pytest.mark.parametrize(("shape", "tile_rows"), [((50, 7), 50), ((70, 64), 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_in_parts(shape, tile_rows, dtype, function, device, monkeypatch):
-    copy = *quantize(3 * torch.randn(shape, device=device), 4, tile_rows), 4, tile_rows
+    copy = copied(3 * torch.randn(shape, device=device), 4, tile_rows)
     dy = torch.randn(shape, device=device).to(dtype)
-    want = activation_grad_reference(dy, *copy, function)
+    want = references.activation_grad(dy, copy, function)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
-    got = activation_grad(dy, *copy, function)
+    got = activation_grad(dy, copy, function)
     assert got.dtype == dtype
     # torch also rounds 1.702 x to bfloat16.
     near = {"atol": 2e-3, "rtol": 1.6e-2} if dtype == torch.bfloat16 else {"atol": 1e-5}
@@ -53,22 +51,22 @@ def test_gradient_in_parts(shape, tile_rows, dtype, function, device, monkeypatc
     # Where the derivative jumps, rounding decides which side an element is on.
     assert far.float().mean() <= (0.002 if function in JUMPING else 0)
     strided = dy.t().contiguous().t()
-    torch.testing.assert_close(activation_grad(strided, *copy, function), want)
+    torch.testing.assert_close(activation_grad(strided, copy, function), want)
 
 
 @every_function
 def test_degenerate_inputs(function, device):
     for value in (0.0, 1e30, -1e30, 1e-30):
-        copy = *quantize(torch.full((12, 3), value, device=device), 4, 6), 4, 6
-        dx = activation_grad(torch.ones(12, 3, device=device), *copy, function)
+        copy = copied(torch.full((12, 3), value, device=device), 4, 6)
+        dx = activation_grad(torch.ones(12, 3, device=device), copy, function)
         assert dx.isfinite().all() or (function == "gelu-tanh" and abs(value) > 1e12)
     nothing = torch.empty(0, 3, device=device)
-    assert activation_grad(nothing, *quantize(nothing, 4, 6), 4, 6, function).shape == (0, 3)
+    assert activation_grad(nothing, copied(nothing, 4, 6), function).shape == (0, 3)
 
 
 def test_registration():
     x = torch.randn(18, 5)
-    torch.library.opcheck(activation_grad, (x, *quantize(x, 4, 7), 4, 7, "gelu"))
+    opcheck(activation_grad, (x, copied(x, 4, 7), "gelu"))
 
 
 @every_function
@@ -78,4 +76,4 @@ def test_output_and_copy(function, device):
     torch.testing.assert_close(y, FUNCTIONS[function].forward(x))
     for got, want in zip(copy, quantize(x.flatten(0, 1), 4, 6), strict=True):
         assert torch.equal(got, want)
-    torch.library.opcheck(activation_quantize, (x, function, 4, 6))
+    opcheck(activation_quantize, (x, function, 4, 6))

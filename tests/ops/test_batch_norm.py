@@ -3,6 +3,8 @@ import torch.nn.functional as F
 
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.images import quantize_images
+from razorctl.ops.op import FewBitCopy
+from tests.references import opcheck
 
 
 def test_gradients_at_what_was_copied_are_those_of_stock(device):
@@ -10,8 +12,8 @@ def test_gradients_at_what_was_copied_are_those_of_stock(device):
     weight = torch.randn(5, device=device).requires_grad_()
     bias = torch.zeros(5, device=device).requires_grad_()
     std, mean = torch.std_mean(x, (0, 2, 3), correction=0, keepdim=True)
-    copy = quantize_images((x - mean) / std, 8, 16)
-    got = batch_norm_grad(dy, *copy, 8, 16, weight.detach(), 1 / std.view(-1))
+    copy = FewBitCopy(*quantize_images((x - mean) / std, 8, 16), 8, 16)
+    got = batch_norm_grad(dy, copy, weight.detach(), 1 / std.view(-1))
     leaf = x.clone().requires_grad_()
     F.batch_norm(leaf, None, None, weight, bias, True, eps=1e-9).backward(dy)
     for gradient, want in zip(got, (leaf.grad, weight.grad, bias.grad), strict=True):
@@ -20,6 +22,6 @@ def test_gradients_at_what_was_copied_are_those_of_stock(device):
 
 def test_registration():
     x = torch.randn(2, 5, 4, 4)
-    arguments = x, *quantize_images(x, 4, 16), 4, 16
-    torch.library.opcheck(batch_norm_grad, (*arguments, None, torch.rand(5)))
-    torch.library.opcheck(batch_norm_grad, (*arguments, torch.rand(5), torch.rand(5)))
+    arguments = x, FewBitCopy(*quantize_images(x, 4, 16), 4, 16)
+    opcheck(batch_norm_grad, (*arguments, None, torch.rand(5)))
+    opcheck(batch_norm_grad, (*arguments, torch.rand(5), torch.rand(5)))

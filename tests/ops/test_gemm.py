@@ -6,9 +6,10 @@ from razorctl.ops.gemm import (
     exact_gemm,
     has_int8_gemm,
     scaled_gemm,
-    scaled_gemm_reference,
 )
 from razorctl.ops.int8 import int8_columns, int8_rows
+from tests import references
+from tests.references import opcheck
 
 SIZES = [(1, 1, 1), (17, 8, 8), (5, 33, 17), (40, 16, 24), (33, 2100, 9), (205, 555, 120)]
 
@@ -26,7 +27,7 @@ def test_chunks_change_nothing(device, monkeypatch):
         for rank_one in ((), (torch.arange(50.0, device=device), torch.ones(50, device=device))):
             args = a, b, a_scale, b_scale, dtype, *rank_one
             torch.testing.assert_close(
-                scaled_gemm(*args), scaled_gemm_reference(*args), rtol=tolerance, atol=tolerance
+                scaled_gemm(*args), references.scaled_gemm(*args), rtol=tolerance, atol=tolerance
             )
 
 
@@ -81,6 +82,6 @@ def test_registration():
         int8_rows(torch.randn(20, 16)),
         int8_columns(torch.randn(16, 8)),
     )
-    torch.library.opcheck(scaled_gemm, (a, b, a_scale, b_scale, torch.float32))
+    opcheck(scaled_gemm, (a, b, a_scale, b_scale, torch.float32))
     rank_one = torch.randn(20), torch.randn(8)
-    torch.library.opcheck(scaled_gemm, (a, b, None, b_scale, torch.bfloat16, *rank_one))
+    opcheck(scaled_gemm, (a, b, None, b_scale, torch.bfloat16, *rank_one))

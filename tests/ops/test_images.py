@@ -9,7 +9,10 @@ from razorctl.ops.images import (
     quantize_images,
     unrolled,
 )
-from razorctl.ops.quantize import dequantize, dequantize_reference, quantize_reference
+from razorctl.ops.op import FewBitCopy
+from razorctl.ops.quantize import dequantize
+from tests import references
+from tests.references import opcheck
 
 # Rows packed by themselves and as one line; tiles across images, and a short last one.
 shapes = pytest.mark.parametrize("shape", [(2, 7, 5, 3), (5, 64, 3, 4), (3, 6, 29)], ids=str)
@@ -27,15 +30,15 @@ def statistics(x: Tensor, each: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_copy_is_that_of_rows(bits, shape, device):
     x = torch.randn(shape, device=device)
-    got = quantize_images(x, bits, 16)
-    want = quantize_reference(x.movedim(1, -1).reshape(-1, shape[1]).contiguous(), bits, 16)
+    got = FewBitCopy(*quantize_images(x, bits, 16), bits, 16)
+    want = references.quantize(x.movedim(1, -1).reshape(-1, shape[1]).contiguous(), bits, 16)
     rows = x.numel() // shape[1]
-    back = [dequantize_reference(*t, None, bits, rows, 16, x.dtype) for t in (got, want)]
+    back = [references.dequantize(t, rows, x.dtype) for t in (got, want)]
     torch.testing.assert_close(*back)
-    bias = torch.randn(shape[1], device=device)
+    got = got._replace(bias=torch.randn(shape[1], device=device))
     for function, f in ((None, lambda t: t), ("relu6", torch.nn.functional.relu6)):
-        images = dequantize_images(*got, bias, bits, 16, x.dtype, function, list(shape))
-        values = dequantize(*got, bias, bits, rows, 16, x.dtype)
+        images = dequantize_images(got, x.dtype, function, list(shape))
+        values = dequantize(got, rows, x.dtype)
         assert images.is_contiguous()
         torch.testing.assert_close(pixels(images), f(values))
 
@@ -46,7 +49,7 @@ def test_normalized_images(each, device):
     mean, rstd = statistics(x, each)
     got, want = quantize_images(x, 4, 16, mean, rstd), (x - mean[..., None, None])
     want = quantize_images(want * rstd[..., None, None], 4, 16)
-    back = [dequantize(*t, None, 4, 72, 16, x.dtype) for t in (got, want)]
+    back = [dequantize(FewBitCopy(*t, 4, 16), 72, x.dtype) for t in (got, want)]
     assert (back[0] != back[1]).float().mean() < 0.01  # on a boundary of codes
     torch.testing.assert_close(
         normalized(x, mean, rstd), (x - mean[..., None, None]) * rstd[..., None, None]
@@ -55,8 +58,8 @@ def test_normalized_images(each, device):
 
 def test_empty_images():
     x = torch.empty(0, 3, 4, 4)
-    copy = quantize_images(x, 4, 16)
-    assert dequantize_images(*copy, None, 4, 16, x.dtype, None, [0, 3, 4, 4]).shape == x.shape
+    copy = FewBitCopy(*quantize_images(x, 4, 16), 4, 16)
+    assert dequantize_images(copy, x.dtype, None, [0, 3, 4, 4]).shape == x.shape
 
 
 def test_rows_of_images_and_back():
@@ -66,7 +69,7 @@ def test_rows_of_images_and_back():
 
 def test_registration():
     x = torch.randn(2, 5, 3, 4)
-    torch.library.opcheck(quantize_images, (x, 4, 16))
-    torch.library.opcheck(quantize_images, (x, 8, 16, *statistics(x, each=False)))
-    args = *quantize_images(x, 4, 16), torch.randn(5), 4, 16, torch.bfloat16, "relu", [2, 5, 3, 4]
-    torch.library.opcheck(dequantize_images, args)
+    opcheck(quantize_images, (x, 4, 16))
+    opcheck(quantize_images, (x, 8, 16, *statistics(x, each=False)))
+    copy = FewBitCopy(*quantize_images(x, 4, 16), 4, 16, torch.randn(5))
+    opcheck(dequantize_images, (copy, torch.bfloat16, "relu", [2, 5, 3, 4]))

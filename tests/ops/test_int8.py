@@ -4,12 +4,11 @@ import torch
 from razorctl.ops.int8 import (
     LEVELS,
     balance,
-    balance_reference,
     int8_columns,
-    int8_columns_reference,
     int8_rows,
-    int8_rows_reference,
 )
+from tests import references
+from tests.references import opcheck
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -40,9 +39,9 @@ def test_int8_is_within_half_a_step(shape, dim, dtype, device):
 def test_chunks_change_nothing(device, monkeypatch):
     x = torch.randn(50, 7, device=device)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
-    for got, want in zip(int8_rows(x), int8_rows_reference(x), strict=True):
+    for got, want in zip(int8_rows(x), references.int8_rows(x), strict=True):
         torch.testing.assert_close(got, want)
-    for got, want in zip(int8_columns(x), int8_columns_reference(x), strict=True):
+    for got, want in zip(int8_columns(x), references.int8_columns(x), strict=True):
         assert torch.equal(got, want)
 
 
@@ -64,7 +63,7 @@ def test_degenerate_values(dtype, device):
 def test_balance_halves_the_spread_of_the_rows(device, monkeypatch):
     x = torch.randn(50, 7, device=device) * torch.logspace(0, -4, 50, device=device)[:, None]
     codes, scale, _ = int8_rows(x)
-    want = balance_reference(codes, scale)
+    want = references.balance(codes, scale)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 30})
     got, balanced = balance(codes, scale)
     assert torch.equal(got, want[0])
@@ -97,7 +96,7 @@ def test_a_row_with_a_nan_has_a_scale_of_nan(device):
 
 def test_registration():
     x = torch.randn(20, 16)
-    torch.library.opcheck(int8_rows, (x,))
-    torch.library.opcheck(int8_columns, (x,))
+    opcheck(int8_rows, (x,))
+    opcheck(int8_columns, (x,))
     codes, scale, _ = int8_rows(x)
-    torch.library.opcheck(balance, (codes, scale))
+    opcheck(balance, (codes, scale))

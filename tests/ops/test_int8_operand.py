@@ -2,11 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS, applied
 from razorctl.ops.int8 import LEVELS
-from razorctl.ops.int8_operand import int8_operand, int8_operand_reference
+from razorctl.ops.int8_operand import int8_operand
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
-from razorctl.ops.quantize import dequantize, quantize
+from razorctl.ops.quantize import dequantize
+from tests import references
+from tests.references import copied, opcheck
 
 every_function = pytest.mark.parametrize("function", [None, *FUNCTIONS])
 SHAPES = [(50, 7, 50), (44, 3, 5), (70, 64, 40)]  # rows, columns, rows of a tile
@@ -17,20 +20,17 @@ def arguments(
 ) -> tuple[object, ...]:
     rows, columns = x.shape
     row_scale = torch.rand(rows, 1, device=x.device) + 0.01
-    packed, zero_point, scale = quantize(x, bits, tile_rows)
-    added = None
+    copy = copied(x, bits, tile_rows)
     if bias:  # of a norm, whose weight may turn a column round
-        scale = scale * torch.randn(columns, device=x.device)
-        added = torch.randn(columns, device=x.device)
-    return packed, zero_point, scale, added, bits, tile_rows, row_scale, function
+        scale = copy.scale * torch.randn(columns, device=x.device)
+        copy = copy._replace(scale=scale, bias=torch.randn(columns, device=x.device))
+    return copy, row_scale, function
 
 
-def exact(packed: Tensor, zero_point: Tensor, scale: Tensor, *rest: object) -> Tensor:
+def exact(copy: FewBitCopy, row_scale: Tensor, function: str | None) -> Tensor:
     """The rows times their scales."""
-    bias, bits, tile_rows, row_scale, function = rest
-    copy = packed, zero_point, scale, bias, bits
-    values = dequantize(*copy, len(row_scale), tile_rows, torch.float32)
-    return row_scale * (values if function is None else FUNCTIONS[function].forward(values))
+    values = dequantize(copy, len(row_scale), torch.float32)
+    return row_scale * applied(function, values)
 
 
 @every_function
@@ -39,7 +39,7 @@ def exact(packed: Tensor, zero_point: Tensor, scale: Tensor, *rest: object) -> T
 def test_it_is_within_half_a_scale(rows, columns, tile_rows, bits, function, device, monkeypatch):
     x = 3 * torch.randn(rows, columns, device=device)
     args = arguments(x, bits, tile_rows, bias=function is None, function=function)
-    want = int8_operand_reference(*args)
+    want = references.int8_operand(*args)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
     codes, scale, center = int8_operand(*args)
     assert codes.dtype == torch.int8
@@ -72,7 +72,7 @@ def test_degenerate_inputs(function, device):
         assert scale.isfinite().all()
         got = codes.T * scale + args[-2] * center
         x = x[:, :1]
-        want = args[-2] * (x if function is None else FUNCTIONS[function].forward(x))
+        want = args[-2] * applied(function, x)
         assert ((got - want).abs() <= 0.51 * scale + 2**-13 * want.abs() + 1e-6).all()
     args = arguments(torch.ones(4, 3, device=device), 4, 4, False, function)
     args[-2].zero_()  # of rows without a gradient
@@ -87,4 +87,4 @@ def test_degenerate_inputs(function, device):
 def test_registration(bits):
     for function, bias in ((None, True), ("gelu", False)):
         args = arguments(torch.randn(18, 5), bits, 7, bias, function)
-        torch.library.opcheck(int8_operand, args)
+        opcheck(int8_operand, args)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from razorctl.ops import kernels
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
 
 
@@ -22,13 +23,9 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(kernels, "_ran", set())
-    op = SimpleNamespace(
-        _name="op",
-        _init_fn=None,
-        register_kernel=lambda device: lambda run: found.update({device: run}),
-    )
+    op = SimpleNamespace(name="op", body=None, register=found.setdefault)
     for device in ("cuda", "cpu"):
-        kernels.register(op, device, lambda x, y: events.append("ran"))
+        kernels.register(op, device)(lambda x, y: events.append("ran"))
         found[device](torch.tensor(3), 4)
     assert events == [3, "ran", "left", "ran"]
 
@@ -36,12 +33,8 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
 def registered(kernel, device="cuda", name="op"):
     """What an op runs on a kind of device, whose body returns "body"."""
     found = {}
-    op = SimpleNamespace(
-        _name=name,
-        _init_fn=lambda x: "body",
-        register_kernel=lambda device: lambda run: found.update({device: run}),
-    )
-    kernels.register(op, device, kernel)
+    op = SimpleNamespace(name=name, body=lambda x: "body", register=found.setdefault)
+    kernels.register(op, device)(kernel)
     return found[device]
 
 
@@ -176,8 +169,8 @@ def test_kernels_that_cannot_be_imported_are_one_warning(ops, monkeypatch, caplo
 def test_tensors_need_not_be_on_the_current_device():
     x = torch.randn(130, 128, device="cuda:1")
     copy = quantize(x, 5, 64)
-    want = quantize._init_fn(x, 5, 64)
-    got, want = (dequantize(*c, None, 5, 130, 64, x.dtype) for c in (copy, want))
+    want = quantize.body(x, 5, 64)
+    got, want = (dequantize(FewBitCopy(*c, 5, 64), 130, x.dtype) for c in (copy, want))
     torch.testing.assert_close(got, want, atol=0.3, rtol=0)
     assert torch.cuda.current_device() == 0
 

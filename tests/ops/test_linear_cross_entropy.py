@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from razorctl.ops import linear_cross_entropy as file
 from razorctl.ops.linear_cross_entropy import (
     linear_cross_entropy,
-    linear_cross_entropy_reference,
     part_tokens,
 )
+from tests import references
+from tests.references import opcheck
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -28,7 +29,7 @@ def test_losses_and_gradients_equal_the_reference(tokens, smoothing, weighted, d
     monkeypatch.setattr(file, "BYTES", 1)
     args = arguments(tokens, device)
     factor = torch.randn(tokens, device=device) if weighted else None
-    want = linear_cross_entropy_reference(*args, -100, smoothing, factor)
+    want = references.linear_cross_entropy(*args, -100, smoothing, factor)
     got = linear_cross_entropy(*args, -100, smoothing, factor, True, True, True)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == torch.float32
@@ -44,7 +45,7 @@ def test_every_dtype(dtype, weight_dtype, device, monkeypatch):
     weight_dtype = dtype if dtype == torch.float64 else weight_dtype
     x, weight, bias, target = arguments(13, device, dtype, True, weight_dtype)
     cast = x, weight.to(dtype), bias.to(dtype), target
-    want = linear_cross_entropy_reference(*cast, -100, 0.0, None)
+    want = references.linear_cross_entropy(*cast, -100, 0.0, None)
     losses, *grads = linear_cross_entropy(
         x, weight, bias, target, -100, 0.0, None, True, True, True
     )
@@ -58,7 +59,7 @@ def test_small_gradients_do_not_underflow_in_fp16(device):
     x, weight, _, target = arguments(13, device, torch.float16)
     weight = weight * 2**-10
     _, dx, *_ = linear_cross_entropy(x, weight, None, target, -100, 0.0, None, True, False, False)
-    want = linear_cross_entropy_reference(x, weight, None, target, -100, 0.0, None)[1]
+    want = references.linear_cross_entropy(x, weight, None, target, -100, 0.0, None)[1]
     assert (dx.double() - want).norm() <= 1e-2 * want.norm()
 
 
@@ -78,7 +79,5 @@ def test_a_part_is_at_most_a_quarter_gibibyte_or_128_tokens():
 @pytest.mark.parametrize("bias", [True, False])
 def test_registration(bias):
     args = arguments(13, "cpu", bias=bias)
-    torch.library.opcheck(
-        linear_cross_entropy, (*args, -100, 0.1, torch.ones(13), True, True, bias)
-    )
-    torch.library.opcheck(linear_cross_entropy, (*args, -100, 0.0, None, False, True, False))
+    opcheck(linear_cross_entropy, (*args, -100, 0.1, torch.ones(13), True, True, bias))
+    opcheck(linear_cross_entropy, (*args, -100, 0.0, None, False, True, False))

@@ -6,25 +6,25 @@ import torch
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.linear_operands import linear_operands
-from razorctl.ops.quantize import quantize
+from tests.references import copied, opcheck
 
 
 def operands(rows, weight=True, bias=True, function=None, tile_rows=32):
     """Arguments for dy of 24 columns and x of 64."""
     dy, row_scale, _ = int8_rows(torch.randn(rows, 24) * torch.rand(rows, 1))
-    copy = quantize(torch.randn(rows, 64), 5, tile_rows)
-    of_x = *copy, torch.randn(64) if bias else None, 5, tile_rows, function
-    return dy, row_scale, *of_x, torch.randn(24, 64) if weight else None
+    copy = copied(torch.randn(rows, 64), 5, tile_rows)
+    copy = copy._replace(bias=torch.randn(64) if bias else None)
+    return dy, row_scale, copy, function, torch.randn(24, 64) if weight else None
 
 
 @pytest.mark.parametrize("rows", [32, 70])
 @pytest.mark.parametrize(("weight", "function"), [(True, None), (False, "gelu")])
 def test_all_operands(rows, weight, function):
     args = operands(rows, weight, True, function)
-    dy, row_scale, *copy, bits, tile_rows, _, w = args
+    dy, row_scale, copy, _, w = args
     got = linear_operands(*args)
     balanced, shared = balance(dy, row_scale)
-    of_x = int8_operand(*copy, bits, tile_rows, shared, function)
+    of_x = int8_operand(copy, shared, function)
     of_weight = int8_columns(w) if weight else (dy.new_empty(0), torch.empty(0))
     assert got[0].shape[1] == got[1].shape[1] == -(-rows // 16) * 16
     assert not got[0][:, rows:].any()
@@ -39,4 +39,4 @@ def test_all_operands(rows, weight, function):
 def test_opcheck():
     for rows in (32, 70):
         for weight in (True, False):
-            torch.library.opcheck(linear_operands, operands(rows, weight))
+            opcheck(linear_operands, operands(rows, weight))

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from razorctl.ops.norm import norm_grad, norm_grad_reference, norm_quantize, residual_add
+from razorctl.ops.norm import gradients, norm_grad, norm_quantize, residual_add
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import dequantize, quantize
+from tests.references import opcheck
 
 EPS = 1e-5
 every_norm = pytest.mark.parametrize("centers", [True, False], ids=["layer norm", "RMS norm"])
@@ -94,15 +96,16 @@ def test_gradient_from_a_copy(centers, affine, device):
     weight = torch.randn(9, device=device) if affine else None
     residual = torch.randn(50, 9, device=device)
     _, rstd, *copy = norm_quantize(x, weight, None, EPS, centers, 5, 20, torch.float32)
-    got = norm_grad(dy, *copy, 5, 20, weight, rstd, centers, residual)
-    x_hat = dequantize(*copy, None, 5, 50, 20, torch.float32)
+    copy = FewBitCopy(*copy, 5, 20)
+    got = norm_grad(dy, copy, weight, rstd, centers, residual)
+    x_hat = dequantize(copy, 50, torch.float32)
     g = dy.double() if weight is None else dy.double() * weight
     dx = g - x_hat * (g * x_hat).mean(1, keepdim=True)
     dx = (dx - g.mean(1, keepdim=True) if centers else dx) * rstd + residual
-    for gradients in (got, norm_grad_reference(dy, x_hat, weight, rstd, centers, residual)):
-        torch.testing.assert_close(gradients[0], dx.float(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(gradients[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(gradients[2], dy.sum(0), rtol=1e-4, atol=1e-5)
+    for found in (got, gradients(dy, x_hat, weight, rstd, centers, residual)):
+        torch.testing.assert_close(found[0], dx.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[2], dy.sum(0), rtol=1e-4, atol=1e-5)
 
 
 @every_norm
@@ -110,11 +113,11 @@ def test_no_rows_and_registration(centers, device):
     args = None, None, EPS, centers, 4, 20, torch.float32
     assert norm_quantize(torch.empty(0, 9, device=device), *args)[0].shape == (0, 9)
     x = torch.randn(2, 11, 9, device=device)
-    torch.library.opcheck(residual_add, (x, x.bfloat16(), EPS, centers))
-    torch.library.opcheck(residual_add, (x.transpose(0, 1), x.transpose(0, 1), EPS, centers))
+    opcheck(residual_add, (x, x.bfloat16(), EPS, centers))
+    opcheck(residual_add, (x.transpose(0, 1), x.transpose(0, 1), EPS, centers))
     assert residual_add(x[:0], x[:0], EPS, centers)[2].shape == (0, 1)
-    torch.library.opcheck(norm_quantize, (x, *args))
-    torch.library.opcheck(norm_quantize, (x, *args, *residual_add(x, x, EPS, centers)[1:]))
+    opcheck(norm_quantize, (x, *args))
+    opcheck(norm_quantize, (x, *args, *residual_add(x, x, EPS, centers)[1:]))
     _, rstd, *copy = norm_quantize(x, *args)
-    args = x.flatten(0, 1), *copy, 4, 20, None, rstd, centers
-    torch.library.opcheck(norm_grad, args)
+    args = x.flatten(0, 1), FewBitCopy(*copy, 4, 20), None, rstd, centers
+    opcheck(norm_grad, args)

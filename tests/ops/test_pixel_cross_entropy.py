@@ -5,8 +5,9 @@ from razorctl.ops import pixel_cross_entropy as file
 from razorctl.ops.pixel_cross_entropy import (
     part_images,
     pixel_cross_entropy,
-    pixel_cross_entropy_reference,
 )
+from tests import references
+from tests.references import opcheck
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # align_corners and the scales of each side
@@ -31,7 +32,7 @@ def two_images(monkeypatch):
 def test_losses_and_gradient_equal_the_reference(way, smoothing, weighted, device):
     x, target = arguments(device)
     factor = torch.randn(target.shape, device=device) if weighted else None
-    want = pixel_cross_entropy_reference(x, target, *way, 255, smoothing, factor)
+    want = references.pixel_cross_entropy(x, target, *way, 255, smoothing, factor)
     got = pixel_cross_entropy(x, target, *way, 255, smoothing, factor, True)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == torch.float32
@@ -44,7 +45,7 @@ def test_losses_and_gradient_equal_the_reference(way, smoothing, weighted, devic
 def test_every_dtype_and_memory_format(dtype, memory, device):
     x, target = arguments(device, dtype)
     x = x.contiguous(memory_format=memory)
-    want = pixel_cross_entropy_reference(x, target, *WAYS[0], 255, 0.0, None)
+    want = references.pixel_cross_entropy(x, target, *WAYS[0], 255, 0.0, None)
     losses, dx = pixel_cross_entropy(x, target, *WAYS[0], 255, 0.0, None, True)
     assert (losses.dtype, dx.dtype) == (torch.promote_types(dtype, torch.float32), dtype)
     for a, b in zip((losses, dx), want, strict=True):
@@ -53,7 +54,7 @@ def test_every_dtype_and_memory_format(dtype, memory, device):
 
 def test_large_logits_stay_finite(device):
     x, target = arguments(device)
-    want = pixel_cross_entropy_reference(1e4 * x, target, *WAYS[0], 255, 0.0, None)
+    want = references.pixel_cross_entropy(1e4 * x, target, *WAYS[0], 255, 0.0, None)
     got = pixel_cross_entropy(1e4 * x, target, *WAYS[0], 255, 0.0, None, True)
     torch.testing.assert_close(got[0], want[0].float(), rtol=1e-5, atol=1e-2)
 
@@ -73,8 +74,8 @@ def test_a_part_is_at_most_a_quarter_gibibyte_or_an_image(monkeypatch):
 
 def test_registration():
     x, target = arguments()
-    torch.library.opcheck(
+    opcheck(
         pixel_cross_entropy,
         (x, target, False, 2.3, 1.7, 255, 0.1, torch.ones(target.shape), True),
     )
-    torch.library.opcheck(pixel_cross_entropy, (x, target, *WAYS[0], 255, 0.0, None, False))
+    opcheck(pixel_cross_entropy, (x, target, *WAYS[0], 255, 0.0, None, False))

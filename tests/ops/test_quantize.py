@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, packed_bytes, unpack
-from razorctl.ops.quantize import dequantize, dequantize_reference, quantize, quantize_reference
+from razorctl.ops.quantize import dequantize, quantize
+from tests import references
+from tests.references import copied, opcheck
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_width = pytest.mark.parametrize("bits", BITS)
@@ -21,8 +24,8 @@ def round_trip(x: torch.Tensor, bits: int, seed: torch.Tensor | None = None) -> 
     assert packed.dtype == torch.uint8
     assert packed.shape == (packed_bytes(tiles * rows, columns, bits),)
     assert zero_point.shape == scale.shape == (tiles if rows else 0, columns)
-    copy = packed, zero_point, scale, None, bits
-    return dequantize(*copy, tiles * rows, max(1, rows), x.dtype).view(x.shape)
+    copy = FewBitCopy(packed, zero_point, scale, bits, max(1, rows))
+    return dequantize(copy, tiles * rows, x.dtype).view(x.shape)
 
 
 def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -70,14 +73,14 @@ def test_naive_twin(bits, device):
 def test_parts_change_nothing(rows, columns, tile_rows, bits, random, device, monkeypatch):
     x = torch.randn(rows, columns, device=device)
     args = x, bits, tile_rows, *((None, None, seed(3, device), 11) if random else ())
-    whole, reference = quantize(*args), quantize_reference(*args)
+    whole, reference = quantize(*args), references.quantize(*args)
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
-    for got, want, other in zip(quantize(*args), whole, reference, strict=True):
+    for got, want, other in zip(quantize(*args), whole, reference[:3], strict=True):
         assert torch.equal(got, want)
         assert torch.equal(got, other)
-    copy = *whole, torch.randn(columns, device=device), bits, rows, tile_rows
+    copy = FewBitCopy(*whole, bits, tile_rows, torch.randn(columns, device=device))
     for dtype in DTYPES:
-        back = [f(*copy, dtype) for f in (dequantize, dequantize_reference)]
+        back = [f(copy, rows, dtype) for f in (dequantize, references.dequantize)]
         assert back[0].dtype == dtype
         torch.testing.assert_close(back[0].float(), back[1].float(), rtol=2**-7, atol=1e-5)
 
@@ -128,7 +131,7 @@ def test_degenerate_tiles(bits, dtype, device):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_registration(bits):
     x = torch.randn(18, 5)
-    torch.library.opcheck(quantize, (x, bits, 9))
-    torch.library.opcheck(quantize, (x, bits, 7, x[:, :1], x[:, :1], torch.tensor(1), 3))
-    args = *quantize(x, bits, 7), torch.randn(5), bits, 18, 7, torch.bfloat16
-    torch.library.opcheck(dequantize, args)
+    opcheck(quantize, (x, bits, 9))
+    opcheck(quantize, (x, bits, 7, x[:, :1], x[:, :1], torch.tensor(1), 3))
+    copy = copied(x, bits, 7)._replace(bias=torch.randn(5))
+    opcheck(dequantize, (copy, 18, torch.bfloat16))

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from razorctl.ops.sampling import draw, project, systematic
+from tests.references import opcheck
 
 
 def test_projection_is_feasible_for_a_thousand_cases():
@@ -72,9 +73,9 @@ def test_systematic_draws_never_leave_the_range(u):
 
 def test_registration():
     log_w = torch.randn(30)
-    torch.library.opcheck(project, (log_w, 6.0, 0.05))
+    opcheck(project, (log_w, 6.0, 0.05))
     p, phase = project(log_w, 6.0, 0.05), torch.rand((), dtype=torch.float64)
-    torch.library.opcheck(draw, (p, phase, 6))
+    opcheck(draw, (p, phase, 6))
 
 
 def test_draws_are_systematic_and_step_by_the_golden_ratio():

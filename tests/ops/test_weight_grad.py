@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from razorctl.ops.activation import FUNCTIONS
-from razorctl.ops.quantize import dequantize, quantize
+from razorctl.ops.functions import applied
+from razorctl.ops.quantize import dequantize
 from razorctl.ops.weight_grad import linear_weight_grad
+from tests.references import copied, opcheck
 
 
 @pytest.mark.parametrize("function", [None, "silu"])
@@ -11,19 +12,18 @@ from razorctl.ops.weight_grad import linear_weight_grad
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_the_product_with_what_is_unpacked(dtype, shape, function, device, monkeypatch):
     rows, columns = shape
-    copy = *quantize(torch.randn(shape, device=device).to(dtype), 4, 20), torch.randn(columns), 4
-    copy = tuple(t.to(device) if isinstance(t, torch.Tensor) else t for t in copy)
+    copy = copied(torch.randn(shape, device=device).to(dtype), 4, 20)
+    copy = copy._replace(bias=torch.randn(columns, device=device))
     dy = torch.randn(rows, 5, device=device).to(dtype)
-    x = dequantize(*copy, rows, 20, dtype)
-    want = dy.T @ (FUNCTIONS[function].forward(x) if function else x)
+    want = dy.T @ applied(function, dequantize(copy, rows, dtype))
     monkeypatch.setattr("razorctl.ops.chunks.CACHED", {"cpu": 130})
-    got = linear_weight_grad(dy, *copy, 20, function)
+    got = linear_weight_grad(dy, copy, function)
     assert got.dtype == dtype
     torch.testing.assert_close(got, want)
 
 
 def test_registration():
-    parts = quantize(torch.randn(18, 5), 4, 7)
+    copy = copied(torch.randn(18, 5), 4, 7)
     dy = torch.randn(18, 3)
-    torch.library.opcheck(linear_weight_grad, (dy, *parts, None, 4, 7, "gelu"))
-    torch.library.opcheck(linear_weight_grad, (dy, *parts, torch.randn(5), 4, 7, None))
+    opcheck(linear_weight_grad, (dy, copy, "gelu"))
+    opcheck(linear_weight_grad, (dy, copy._replace(bias=torch.randn(5)), None))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from razorctl.errors import UsageError
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.packing import BITS, packed_bytes
 from razorctl.rules import registry
 from razorctl.rules.allocation import Names
@@ -247,7 +247,7 @@ def test_blocks_and_what_is_shared_of_them(function, device):
     ).T.reshape(8, 1)
     dy, rule = torch.randn(8, 3, device=device), Quantized(8, rows=4)
     packed = rule.pack(x)
-    assert packed.scale.shape == (2, 5)
+    assert packed.copy.scale.shape == (2, 5)
     if function is None:
         weight, bias = torch.randn(2, 5, device=device)
         shared, want = packed.of_affine(weight, bias, torch.bfloat16), x * weight + bias

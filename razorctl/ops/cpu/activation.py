@@ -1,71 +1,45 @@
-"""Kernels of ops.activation."""
+"""Kernels of ops.activation; torch computes the functions."""
 
 import torch
 from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.library import DTYPES, FUNCTIONS, Copy, call, pointer, takes_copy
+from razorctl.ops.cpu.library import DTYPES, Copy, call, takes_copy
 from razorctl.ops.cpu.quantize import quantize, takes_quantize
+from razorctl.ops.functions import FUNCTIONS, NUMBERS
 from razorctl.ops.int8 import empty_rows
+from razorctl.ops.op import FewBitCopy
 
 
+def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
+    """Whether the kernels take a gradient."""
+    return takes_copy(dy.shape[1], dy, copy.scale)
+
+
+@kernels.register(
+    op.activation_quantize, "cpu", lambda x, *_: takes_quantize(x.reshape(-1, x.shape[-1]))
+)
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `ops.activation.activation_quantize`; torch computes the function."""
     rows = x.reshape(-1, x.shape[-1])
-    return op.FUNCTIONS[function].forward(x), *quantize(rows, bits, tile_rows)
+    return FUNCTIONS[function].forward(x), *quantize(rows, bits, tile_rows)
 
 
-def activation_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    function: str,
-) -> Tensor:
-    """See `ops.activation.activation_grad`."""
-    copy = Copy(packed, zero_point, scale, None, bits, len(dy), tile_rows)
+@kernels.register(op.activation_grad, "cpu", takes_grad)
+def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
-    call(
-        *("activation_grad", copy, FUNCTIONS[function], pointer(dy), dy.stride(0)),
-        *(pointer(dx), DTYPES[dy.dtype]),
-    )
+    x, number = Copy(copy, len(dy)), NUMBERS[function]
+    call("activation_grad", x, number, dy, dy.stride(0), dx, DTYPES[dy.dtype])
     return dx
 
 
+@kernels.register(op.activation_grad_int8, "cpu", takes_grad)
 def activation_grad_int8(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    function: str,
+    dy: Tensor, copy: FewBitCopy, function: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.activation.activation_grad_int8`."""
-    copy = Copy(packed, zero_point, scale, None, bits, len(dy), tile_rows)
-    codes, each, total = empty_rows(dy)
-    call(
-        *("activation_grad_int8", copy, FUNCTIONS[function], pointer(dy), dy.stride(0)),
-        *(DTYPES[dy.dtype], pointer(codes), pointer(each), pointer(total)),
-    )
-    return codes, each, total
-
-
-def takes_grad(dy: Tensor, packed: Tensor, zero_point: Tensor, scale: Tensor, *_: object) -> bool:
-    """Whether `activation_grad` takes these arguments."""
-    return takes_copy(dy.shape[1], dy, scale)
-
-
-kernels.register(
-    op.activation_quantize,
-    "cpu",
-    activation_quantize,
-    lambda x, *others: takes_quantize(x.reshape(-1, x.shape[-1])),
-)
-kernels.register(op.activation_grad, "cpu", activation_grad, takes_grad)
-kernels.register(op.activation_grad_int8, "cpu", activation_grad_int8, takes_grad)
+    int8 = empty_rows(dy)
+    x, number = Copy(copy, len(dy)), NUMBERS[function]
+    call("activation_grad_int8", x, number, dy, dy.stride(0), DTYPES[dy.dtype], *int8)
+    return int8

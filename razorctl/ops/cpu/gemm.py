@@ -6,44 +6,7 @@ from torch import Tensor
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.cpu.library import DTYPES, Codes, call, library, pointer, takes
-
-
-def scaled_gemm(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor,
-    dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
-) -> Tensor:
-    """See `ops.gemm.scaled_gemm`; a product of torch's becomes the result in its own memory."""
-    given = a_scale, left, right
-    by, plus, along = (None if t is None else t.float().contiguous() for t in given)
-    columns = b_scale.float().contiguous()
-    if makes_products():
-        made = a.new_empty(len(a), len(b), dtype=dtype)
-        to = (pointer(t) for t in (by, columns, plus, along, made))
-        call("int8_gemm", Codes(a), Codes(b), *to, DTYPES[dtype])
-        return made
-    whole = dtype == torch.float32
-    out = None if whole else a.new_empty(len(a), len(b), dtype=dtype)
-    size = len(a) if whole else max(17, ELEMENTS // len(b))
-    for start in range(0, len(a), size):
-        rows = slice(start, start + size)
-        product = op.cpu_gemm(a[rows], b)
-        into = product.view(torch.float32) if out is None else out[rows]
-        call(
-            *("scaled", pointer(product), *product.shape),
-            *(None if by is None else pointer(by[rows]), pointer(columns)),
-            *(None if plus is None else pointer(plus[rows]), pointer(along)),
-            *(pointer(into), DTYPES[dtype]),
-        )
-        if whole:
-            return into
-    assert out is not None
-    return out
+from razorctl.ops.cpu.library import DTYPES, Codes, call, library, single, takes
 
 
 def makes_products() -> bool:
@@ -58,11 +21,39 @@ def takes_gemm(
     a_scale: Tensor | None,
     b_scale: Tensor,
     dtype: torch.dtype,
-    left: Tensor | None = None,
-    right: Tensor | None = None,
+    *_: object,
 ) -> bool:
     """Whether `scaled_gemm` takes these arguments."""
     return a.numel() > 0 and b.numel() > 0 and dtype in DTYPES and takes(b_scale)
 
 
-kernels.register(op.scaled_gemm, "cpu", scaled_gemm, takes_gemm, op.on_cpu)
+@kernels.register(op.scaled_gemm, "cpu", takes_gemm, op.on_cpu)
+def scaled_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    dtype: torch.dtype,
+    left: Tensor | None = None,
+    right: Tensor | None = None,
+) -> Tensor:
+    """A product of torch's becomes the result in its own memory."""
+    by, columns, plus, along = single(a_scale), single(b_scale), single(left), single(right)
+    if makes_products():
+        made = a.new_empty(len(a), len(b), dtype=dtype)
+        call("int8_gemm", Codes(a), Codes(b), by, columns, plus, along, made, DTYPES[dtype])
+        return made
+    whole = dtype == torch.float32
+    out = None if whole else a.new_empty(len(a), len(b), dtype=dtype)
+    size = len(a) if whole else max(17, ELEMENTS // len(b))
+    for start in range(0, len(a), size):
+        rows = slice(start, start + size)
+        product = op.cpu_gemm(a[rows], b)
+        into = product.view(torch.float32) if out is None else out[rows]
+        some_by, some_plus = (None if t is None else t[rows] for t in (by, plus))
+        scales = some_by, columns, some_plus, along
+        call("scaled", product, *product.shape, *scales, into, DTYPES[dtype])
+        if whole:
+            return into
+    assert out is not None
+    return out

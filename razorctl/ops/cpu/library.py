@@ -2,87 +2,87 @@
 
 import ctypes
 import logging
+import re
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from razorctl.ops.cpu import build
 from razorctl.ops.kernels import wanted
-from razorctl.ops.packing import GROUP, packed_bytes
+from razorctl.ops.op import FewBitCopy
+from razorctl.ops.packing import GROUP
 
 log = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # enum dtype of common.h
-_NAMES = ("gelu", "gelu-tanh", "silu", "quick-gelu", "hardswish", "relu", "relu6", "leaky-relu")
-FUNCTIONS = {name: number for number, name in enumerate((None, *_NAMES))}  # enum function
-
-_P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
 
 class Copy(ctypes.Structure):
-    """struct copy of common.h, which keeps the tensors that it points to."""
+    """struct copy of common.h for a copy of so many rows, which keeps what it points to."""
 
     _fields_ = [
-        *((name, _P) for name in ("packed", "zero_point", "scale", "bias")),
-        *((name, _L) for name in ("rows", "columns", "tile_rows")),
-        ("bits", _I),
+        *((name, c_void_p) for name in ("packed", "zero_point", "scale", "bias")),
+        *((name, c_int64) for name in ("rows", "columns", "tile_rows")),
+        ("bits", c_int),
     ]
 
-    def __init__(
-        self,
-        packed: Tensor,
-        zero_point: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        bits: int,
-        rows: int,
-        tile_rows: int,
-    ) -> None:
+    def __init__(self, copy: FewBitCopy, rows: int) -> None:
+        packed, zero_point, scale, bits, tile_rows, bias = copy
         bias = None if bias is None else bias.detach().float().contiguous()
-        self.tensors = packed.contiguous(), zero_point.contiguous(), scale.float().contiguous()
-        at = (*(pointer(t) for t in self.tensors), pointer(bias))
-        self.bias_tensor = bias
-        super().__init__(*at, rows, scale.shape[1], tile_rows, bits)
+        packed, zero_point = packed.contiguous(), zero_point.contiguous()
+        columns, scale = scale.shape[1], scale.float().contiguous()
+        self.tensors = packed, zero_point, scale, bias
+        at = packed.data_ptr(), zero_point.data_ptr(), scale.data_ptr()
+        added = None if bias is None else bias.data_ptr()
+        super().__init__(*at, added, rows, columns, tile_rows, bits)
 
 
 class Codes(ctypes.Structure):
     """struct codes of gemm.c for a matrix of int8, which it keeps."""
 
-    _fields_ = [("at", _P), *((name, _L) for name in ("rows", "row", "terms", "term"))]
+    _fields_ = [("at", c_void_p), *((name, c_int64) for name in ("rows", "row", "terms", "term"))]
 
     def __init__(self, codes: Tensor) -> None:
         self.tensor = codes if 1 in codes.stride() else codes.contiguous()
         (rows, terms), (row, term) = self.tensor.shape, self.tensor.stride()
-        super().__init__(pointer(self.tensor), rows, row, terms, term)
+        super().__init__(self.tensor.data_ptr(), rows, row, terms, term)
 
 
-_C, _M = ctypes.POINTER(Copy), ctypes.POINTER(Codes)
-_SIGNATURES = {
-    "quantize": (_P, _I, _L, _P, _P, _L, _L, _L, _I, _F, _F, _P, _L, *(_P,) * 4, _I),
-    "dequantize": (_C, _I, _P, _I, _I),
-    "quantize_images": (_P, _I, _L, _L, _L, _P, _P, _L, _L, _I, _F, _F, *(_P,) * 4, _I),
-    "dequantize_images": (_C, _I, _L, _P, _I, _I),
-    "activation_grad": (_C, _I, _P, _L, _P, _I, _I),
-    "activation_grad_int8": (_C, _I, _P, _L, _I, _P, _P, _P, _I),
-    "int8_rows": (_P, _I, _L, _L, _L, _P, _P, _P, _I),
-    "int8_heads": (_P, _P, _P, _I, *(_L,) * 7, _P, _P, _P, _I),
-    "int8_columns": (_P, _I, _L, _L, _L, _P, _P, _I),
-    "balance": (_P, _P, _L, _L, _P, _P, _I),
-    "has_int8_gemm": (),
-    "int8_gemm": (_M, _M, _P, _P, _P, _P, _P, _I, _I),
-    "int8_operand": (_C, _I, _F, _P, _P, _P, _P, _I),
-    "scaled": (_P, _L, _L, _P, _P, _P, _P, _P, _I, _I),
-    "norm_grad": (_C, _P, _I, _L, _P, _P, _I, _P, _I, _L, *(_P,) * 6, _I),
-    "batch_norm_grad": (_C, _P, _I, _L, *(_P,) * 5, _I),
-    "slope_bits": (_P, _I, _L, _F, _F, _P, _I),
-    "slope_grad": (_P, _I, _L, _L, _L, _P, _F, _F, _P, _I),
-    "max_pool": (_P, _I, _L, _P, _I, _P, _P, _P, _I),
-    "max_pool_grad": (_P, _I, _L, _P, _P, _I, _P, _I),
-    "topk_pack": (_P, _I, _L, _L, _P, _P, _I),
-    "topk_unpack": (_P, _P, _L, _I, _P, _I),
+# What arguments of kernels are handed over as, by their types in C; other pointers are addresses.
+TYPES: dict[str, Any] = {
+    "int": c_int,
+    "int64_t": c_int64,
+    "float": c_float,
+    "struct copy *": ctypes.POINTER(Copy),
+    "struct codes *": ctypes.POINTER(Codes),
 }
+_KERNEL = re.compile(r"^int razorctl_(\w+)\(([^)]*)\)", re.MULTILINE)
+
+
+def prototypes(source: str) -> dict[str, tuple[Any, ...]]:
+    """Kernel -> the types of its arguments, of those that a C file defines.
+
+    Raises TypeError for a type that no argument may have.
+    """
+    return {name: _types(name, given) for name, given in _KERNEL.findall(source)}
+
+
+def _types(name: str, given: str) -> tuple[Any, ...]:
+    """The types of arguments as C declares them: "const float *x, int64_t rows"."""
+    found = []
+    for one in [] if given.strip() == "void" else given.split(","):
+        kind = re.sub(r"\bconst\b|\w+\s*$", "", one)
+        kind = " ".join(kind.split())
+        if kind not in TYPES and not kind.endswith("*"):
+            known = ", ".join(TYPES)
+            raise TypeError(
+                f"razorctl_{name} takes {kind!r}, but arguments are pointers or {known}"
+            )
+        found.append(TYPES.get(kind, c_void_p))
+    return tuple(found)
 
 
 @cache
@@ -103,10 +103,11 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         # torch has loaded its OpenMP runtime; the library takes the same, and so its threads.
         found = ctypes.CDLL(built.loadable)
-        for name, types in _SIGNATURES.items():
-            function = getattr(found, f"razorctl_{name}")
-            function.argtypes, function.restype = types, c_int
-    except (OSError, AttributeError) as error:
+        for source in sorted(build.SOURCES.glob("*.c")):
+            for name, types in prototypes(source.read_text("utf-8")).items():
+                function = getattr(found, f"razorctl_{name}")
+                function.argtypes, function.restype = types, c_int
+    except (OSError, AttributeError, TypeError) as error:
         why = str(error).replace(built.loadable, str(built.path))
         log.warning("the CPU runs ops as PyTorch operations, slower: %s", why)
         return None, f"PyTorch operations: {why}"
@@ -119,16 +120,18 @@ def state() -> str:
 
 
 def call(name: str, *args: object) -> None:
-    """Runs a kernel on as many threads as torch runs on. Raises MemoryError if it has none."""
+    """Runs a kernel on as many threads as torch runs on; it gets the addresses of tensors.
+
+    Raises MemoryError if it has no memory, and LookupError if no C file defines it.
+    """
     found = library()
     assert found is not None, "only arguments that `takes` allows reach a kernel"
-    if getattr(found, f"razorctl_{name}")(*args, torch.get_num_threads()):
+    kernel = vars(found).get(f"razorctl_{name}")  # where ctypes keeps those that have types
+    if kernel is None:
+        raise LookupError(f"no file in {build.SOURCES} defines int razorctl_{name}(...)")
+    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+    if kernel(*given, torch.get_num_threads()):
         raise MemoryError(f"no memory for the workspace of {name}")
-
-
-def pointer(x: Tensor | None) -> int | None:
-    """The address of the elements of a tensor."""
-    return None if x is None else x.data_ptr()
 
 
 def takes(*tensors: Tensor | None) -> bool:
@@ -144,13 +147,9 @@ def takes_copy(columns: int, *tensors: Tensor | None) -> bool:
     return columns % GROUP == 0 and takes(*tensors)
 
 
-def empty_copy(
-    x: Tensor, rows: int, columns: int, bits: int, tile_rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What kernels fill with a copy as `ops.quantize.quantize` makes it, on the device of `x`."""
-    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
-    zero_point = x.new_empty(-(-rows // tile_rows), columns, dtype=torch.int16)
-    return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
+def single(x: Tensor | None) -> Tensor | None:
+    """A tensor in single precision, its elements side by side."""
+    return None if x is None else x.float().contiguous()
 
 
 def line_for(packed: Tensor, rows: int, columns: int, bits: int) -> Tensor | None:

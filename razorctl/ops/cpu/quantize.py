@@ -5,18 +5,17 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
-from razorctl.ops.cpu.library import (
-    DTYPES,
-    FUNCTIONS,
-    Copy,
-    call,
-    empty_copy,
-    line_for,
-    pointer,
-    takes,
-)
+from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, single, takes
+from razorctl.ops.functions import NUMBERS
+from razorctl.ops.op import FewBitCopy
 
 
+def takes_quantize(x: Tensor, *_: object) -> bool:
+    """Whether `quantize` takes these arguments."""
+    return takes(x)
+
+
+@kernels.register(op.quantize, "cpu", takes_quantize)
 def quantize(
     x: Tensor,
     bits: int,
@@ -26,57 +25,27 @@ def quantize(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.quantize.quantize`."""
     rows, columns = x.shape
-    packed, zero_point, scale = empty_copy(x, rows, columns, bits, tile_rows)
-    mean, rstd = (None if t is None else t.float().contiguous() for t in (mean, rstd))
-    line = line_for(packed, rows, columns, bits)
+    copy = op.empty_copy(x, rows, columns, bits, tile_rows)
+    given = x, DTYPES[x.dtype], x.stride(0), single(mean), single(rstd)
     reach = op.CLIP.get(bits, 0.0) if seed is None else 0.0
-    call(
-        *("quantize", pointer(x), DTYPES[x.dtype], x.stride(0), pointer(mean), pointer(rstd)),
-        *(rows, columns, tile_rows, bits, reach, op.LARGEST * torch.finfo(x.dtype).max),
-        *(pointer(seed), offset, pointer(line)),
-        *(pointer(t) for t in (packed, zero_point, scale)),
-    )
-    return packed, zero_point, scale
+    ends = reach, op.LARGEST * torch.finfo(x.dtype).max
+    line = line_for(copy[0], rows, columns, bits)
+    call("quantize", *given, rows, columns, tile_rows, bits, *ends, seed, offset, line, *copy)
+    return copy
 
 
-def takes_quantize(x: Tensor, *others: object) -> bool:
-    """Whether `quantize` takes these arguments."""
-    return takes(x)
+@kernels.register(
+    op.dequantize,
+    "cpu",
+    lambda copy, rows, dtype: rows > 0 and dtype in DTYPES and takes(copy.scale),
+)
+def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
+    return restored(copy, rows, dtype, None)
 
 
-def dequantize(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-    function: str | None = None,
-) -> Tensor:
-    """See `ops.quantize.dequantize`; with a `function`, its values at those."""
-    copy = Copy(packed, zero_point, scale, bias, bits, rows, tile_rows)
-    values = packed.new_empty(rows, scale.shape[1], dtype=dtype)
-    call("dequantize", copy, FUNCTIONS[function], pointer(values), DTYPES[dtype])
+def restored(copy: FewBitCopy, rows: int, dtype: torch.dtype, function: str | None) -> Tensor:
+    """What `dequantize` returns, with `function` applied to it unless it is None."""
+    values = copy.packed.new_empty(rows, copy.scale.shape[1], dtype=dtype)
+    call("dequantize", Copy(copy, rows), NUMBERS[function], values, DTYPES[dtype])
     return values
-
-
-def takes_dequantize(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> bool:
-    """Whether `dequantize` takes these arguments."""
-    return rows > 0 and dtype in DTYPES and takes(scale)
-
-
-kernels.register(op.quantize, "cpu", quantize, takes_quantize)
-kernels.register(op.dequantize, "cpu", dequantize, takes_dequantize)

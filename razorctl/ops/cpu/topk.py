@@ -1,41 +1,23 @@
 """Kernels of ops.topk."""
 
-import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import topk as op
-from razorctl.ops.cpu.library import DTYPES, call, pointer, takes
+from razorctl.ops.cpu.library import DTYPES, call, takes
 
 
+@kernels.register(op.topk_pack, "cpu", lambda x, k: takes(x), op.on_cpu)
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `ops.topk.topk_pack`."""
     x = x.contiguous()
-    values = x.new_empty(k)
-    bitmap = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    call(
-        *("topk_pack", pointer(x), DTYPES[x.dtype], x.numel(), k),
-        *(pointer(values), pointer(bitmap)),
-    )
+    values, bitmap = x.new_empty(k), op.empty_bits(x)
+    call("topk_pack", x, DTYPES[x.dtype], x.numel(), k, values, bitmap)
     return values, bitmap
 
 
+@kernels.register(op.topk_unpack, "cpu", lambda values, *_: takes(values), op.unpack_at_once)
 def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
-    """See `ops.topk.topk_unpack`."""
     values, bitmap = values.contiguous(), bitmap.contiguous()
     dense = values.new_empty(shape)
-    call(
-        *("topk_unpack", pointer(values), pointer(bitmap), dense.numel(), dense.element_size()),
-        pointer(dense),
-    )
+    call("topk_unpack", values, bitmap, dense.numel(), dense.element_size(), dense)
     return dense
-
-
-kernels.register(op.topk_pack, "cpu", topk_pack, lambda x, k: takes(x), op.on_cpu)
-kernels.register(
-    op.topk_unpack,
-    "cpu",
-    topk_unpack,
-    lambda values, *others: takes(values),
-    op.topk_unpack_reference,
-)

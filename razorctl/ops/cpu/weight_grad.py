@@ -5,29 +5,14 @@ from torch import Tensor
 from razorctl.ops import kernels
 from razorctl.ops import weight_grad as op
 from razorctl.ops.cpu.library import DTYPES, takes
-from razorctl.ops.cpu.quantize import dequantize
+from razorctl.ops.cpu.quantize import restored
+from razorctl.ops.op import FewBitCopy
 
 
-def linear_weight_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    function: str | None,
-) -> Tensor:
-    """See `ops.weight_grad.linear_weight_grad`."""
-    copy = packed, zero_point, scale, bias, bits
-    return dy.T @ dequantize(*copy, len(dy), tile_rows, dy.dtype, function)
-
-
-kernels.register(
+@kernels.register(
     op.linear_weight_grad,
     "cpu",
-    linear_weight_grad,
-    lambda dy, packed, zero_point, scale, *others: (
-        dy.dtype in DTYPES and len(dy) > 0 and takes(scale)
-    ),
+    lambda dy, copy, function: dy.dtype in DTYPES and len(dy) > 0 and takes(copy.scale),
 )
+def linear_weight_grad(dy: Tensor, copy: FewBitCopy, function: str | None) -> Tensor:
+    return dy.T @ restored(copy, len(dy), dy.dtype, function)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
+from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import int8, quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
@@ -82,16 +84,15 @@ def activation_grad_int8_kernel(
     tl.store(to, total, mask=there)
 
 
-def activation_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    function: str,
-) -> Tensor:
-    """See `op.activation_grad`; computes in single precision."""
+def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
+    """Whether the kernels take a gradient."""
+    return quantize.takes(dy) and copy.bias is None
+
+
+@kernels.register(op.activation_grad, "cuda", takes_grad)
+def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
+    """Computes in single precision."""
+    packed, zero_point, scale, bits, tile_rows, _ = copy
     rows, columns = dy.shape
     dx = dy.new_empty(rows, columns)
     sizes, warps = block(dy.dtype)
@@ -111,21 +112,18 @@ def _held(columns: int, dtype: torch.dtype, bits: int, function: str) -> tuple[i
     return held, warps, all_registers(warps if spills else 2 * warps)
 
 
+@kernels.register(
+    op.activation_grad_int8,
+    "cuda",
+    lambda dy, *others: takes_grad(dy, *others) and dy.shape[1] <= int8.WIDEST,
+)
 def activation_grad_int8(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    function: str,
+    dy: Tensor, copy: FewBitCopy, function: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.activation_grad_int8`."""
     rows, columns = dy.shape
     if columns * dy.itemsize > WIDEST:
-        return int8.int8_rows(
-            activation_grad(dy, packed, zero_point, scale, bits, tile_rows, function)
-        )
+        return int8.int8_rows(activation_grad(dy, copy, function))
+    packed, zero_point, scale, bits, tile_rows, _ = copy
     codes = dy.new_empty(rows, columns, dtype=torch.int8)
     each = dy.new_empty(rows, 1, dtype=torch.float32)
     programs = scale.shape[0] * cdiv(tile_rows, ROWS)
@@ -141,10 +139,12 @@ def activation_grad_int8(
     return codes, each, total
 
 
+@kernels.register(
+    op.activation_quantize, "cuda", lambda x, *_: quantize.takes(x.reshape(-1, x.shape[-1]))
+)
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `op.activation_quantize`."""
     y = x.new_empty(x.shape)
     rows = x.reshape(-1, x.shape[-1])
     copy = quantize.run(rows, bits, tile_rows, function=function, y=y)
@@ -155,7 +155,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     """What the launches of this file compile to."""
     chosen = BITS if every else (5,)
     for dtype in dtypes(capability, every):
-        for function in op.FUNCTIONS if every else ("gelu",):
+        for function in FUNCTIONS if every else ("gelu",):
             for bits in chosen:
                 yield from _gradients(dtype, function, bits, every)
             yield from quantize.quantizing(dtype, chosen, function=function, every=every)
@@ -185,19 +185,3 @@ def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Va
             f"activation_grad_int8 {columns} {label}",
             most_registers=most,
         )
-
-
-def _takes_int8(dy: Tensor, *others: object) -> bool:
-    return quantize.takes(dy) and dy.shape[1] <= int8.WIDEST
-
-
-kernels.register(
-    op.activation_grad, "cuda", activation_grad, lambda dy, *others: quantize.takes(dy)
-)
-kernels.register(op.activation_grad_int8, "cuda", activation_grad_int8, _takes_int8)
-kernels.register(
-    op.activation_quantize,
-    "cuda",
-    activation_quantize,
-    lambda x, *others: quantize.takes(x.reshape(-1, x.shape[-1])),
-)

@@ -73,8 +73,12 @@ def _line(count: int) -> int:
     return -(-count // GROUP) * GROUP
 
 
+def _fits(count: int, dtype: torch.dtype) -> bool:
+    return 0 < count < 2**31 - GROUP and dtype in KNOWN
+
+
+@kernels.register(op.to_buckets, "cuda", lambda x, *_: _fits(x.numel(), x.dtype))
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
-    """See `op.to_buckets`."""
     count = x.numel()
     packed = x.new_empty(packed_bytes(1, count, bits), dtype=torch.uint8)
     ends = _rounded(op.table(function, bits)[0], x.dtype)
@@ -85,10 +89,14 @@ def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     return packed
 
 
+@kernels.register(
+    op.from_buckets,
+    "cuda",
+    lambda packed, shape, function, bits, dtype: _fits(torch.Size(shape).numel(), dtype),
+)
 def from_buckets(
     packed: Tensor, shape: list[int], function: str, bits: int, dtype: torch.dtype
 ) -> Tensor:
-    """See `op.from_buckets`."""
     y = packed.new_empty(shape, dtype=dtype)
     from_buckets_kernel[(cdiv(y.numel(), RESTORED),)](
         packed, y, y.numel(), _line(y.numel()),
@@ -96,10 +104,6 @@ def from_buckets(
         V=VECTOR // dtype.itemsize, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return y
-
-
-def _fits(count: int, dtype: torch.dtype) -> bool:
-    return 0 < count < 2**31 - GROUP and dtype in KNOWN
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -129,12 +133,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
                 1,
                 f"from_buckets {bits} bits {dtype}",
             )
-
-
-kernels.register(op.to_buckets, "cuda", to_buckets, lambda x, *others: _fits(x.numel(), x.dtype))
-kernels.register(
-    op.from_buckets,
-    "cuda",
-    from_buckets,
-    lambda packed, shape, function, bits, dtype: _fits(torch.Size(shape).numel(), dtype),
-)

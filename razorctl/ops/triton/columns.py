@@ -36,8 +36,8 @@ def _rows(size: int) -> int:
     return 8 if size == 8 else 16  # of 16 rows of 8 bytes threads spill
 
 
+@kernels.register(op.gather_columns, "cuda")
 def gather_columns(x: Tensor, index: Tensor) -> Tensor:
-    """See `razorctl.ops.columns.gather_columns`."""
     out = x.new_empty(len(x), len(index))
     if not out.numel():
         return out
@@ -61,6 +61,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             gather_kernel, signature, constants, WARPS, STAGES, f"gather_columns i{bits}",
             unaligned=("rows", "columns"), most_registers=REGISTERS,
         )  # fmt: skip
-
-
-kernels.register(op.gather_columns, "cuda", gather_columns)

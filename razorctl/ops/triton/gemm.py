@@ -205,6 +205,7 @@ def takes(
     return bool(a.numel() and b.numel()) and torch.float64 not in (dtype, b_scale.dtype)
 
 
+@kernels.register(op.scaled_gemm, "cuda", takes)
 def scaled_gemm(
     a: Tensor,
     b: Tensor,
@@ -214,7 +215,6 @@ def scaled_gemm(
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> Tensor:
-    """See `ops.gemm.scaled_gemm`."""
     a, b = _aligned(a), _aligned(b)
     k = a.shape[1]
     if k <= MOST_TERMS:
@@ -420,6 +420,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
             epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
             f"scaled_gemm epilogue {dtype}", unaligned=("m", "n"),
         )  # fmt: skip
-
-
-kernels.register(op.scaled_gemm, "cuda", scaled_gemm, takes)

@@ -211,8 +211,13 @@ def _warps(columns: int) -> int:
     return min(16, max(4, columns // 256))
 
 
+def takes(x: Tensor) -> bool:
+    """Whether the kernels of `int8_rows` and `int8_columns` take x."""
+    return x.numel() > 0 and x.dtype in KNOWN and x.stride(1) == 1 and x.shape[1] <= WIDEST
+
+
+@kernels.register(op.int8_rows, "cuda", takes)
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.int8_rows`."""
     rows, columns = x.shape
     codes = x.new_empty(rows, columns, dtype=torch.int8)
     scale = x.new_empty(rows, 1, dtype=torch.float32)
@@ -221,22 +226,6 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     int8_rows_kernel[(sums.shape[1],)](
         x, codes, scale, sums, rows, columns, x.stride(0),
         ROWS=ROWS, C=held, V=VECTOR // x.dtype.itemsize, num_warps=_warps(held), num_stages=1,
-    )  # fmt: skip
-    (total,) = column_sums(sums)
-    return codes, scale, total
-
-
-def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.int8_heads`."""
-    batch, heads, tokens, width = q.shape
-    rows, columns = batch * tokens, heads * width
-    codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
-    scale = q.new_empty(rows, 1, dtype=torch.float32)
-    sums = q.new_empty(1, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
-    held = next_power_of_2(columns)
-    int8_heads_kernel[(sums.shape[1],)](
-        q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
-        ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
     )  # fmt: skip
     (total,) = column_sums(sums)
     return codes, scale, total
@@ -256,12 +245,28 @@ def takes_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
+@kernels.register(op.int8_heads, "cuda", takes_heads)
+def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, tokens, width = q.shape
+    rows, columns = batch * tokens, heads * width
+    codes = q.new_empty(rows, 3 * columns, dtype=torch.int8)
+    scale = q.new_empty(rows, 1, dtype=torch.float32)
+    sums = q.new_empty(1, cdiv(rows, ROWS), 3 * columns, dtype=torch.float32)
+    held = next_power_of_2(columns)
+    int8_heads_kernel[(sums.shape[1],)](
+        q, k, v, codes, scale, sums, rows, tokens, width, columns, *q.stride()[:3],
+        ROWS=ROWS, C=held, V=VECTOR // q.dtype.itemsize, num_warps=_warps(held), num_stages=1,
+    )  # fmt: skip
+    (total,) = column_sums(sums)
+    return codes, scale, total
+
+
 def _programs(rows: int, columns: int) -> tuple[int]:
     return (cdiv(rows, TILE["R"]) * cdiv(columns, TILE["C"]),)
 
 
+@kernels.register(op.int8_columns, "cuda", takes)
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `op.int8_columns`."""
     rows, columns = x.shape
     shape = rows, columns, x.stride(0)
     codes = x.new_empty(columns, rows, dtype=torch.int8)
@@ -274,8 +279,14 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
+@kernels.register(
+    op.balance,
+    "cuda",
+    lambda codes, scale: (
+        codes.numel() > 0 and codes.is_contiguous() and scale.dtype == torch.float32
+    ),
+)
 def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """See `op.balance`."""
     rows, columns = codes.shape
     balanced = codes.new_empty(columns, rows)
     shared = torch.empty_like(scale)
@@ -284,11 +295,6 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         **TILE, num_warps=TILE_WARPS, num_stages=1,
     )  # fmt: skip
     return balanced, shared
-
-
-def takes(x: Tensor) -> bool:
-    """Whether the kernels of `int8_rows` and `int8_columns` take x."""
-    return x.numel() > 0 and x.dtype in KNOWN and x.stride(1) == 1 and x.shape[1] <= WIDEST
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -322,16 +328,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     pointers = {"codes": "*i8", "scale": "*fp32", "most": "*fp32", "balanced": "*i8"}
     signature = {**pointers, "shared": "*fp32", "rows": "i32", "columns": "i32"}
     yield Variant(balance_kernel, signature, TILE, TILE_WARPS, 1, "balance")
-
-
-kernels.register(op.int8_rows, "cuda", int8_rows, takes)
-kernels.register(op.int8_heads, "cuda", int8_heads, takes_heads)
-kernels.register(op.int8_columns, "cuda", int8_columns, takes)
-kernels.register(
-    op.balance,
-    "cuda",
-    balance,
-    lambda codes, scale: (
-        codes.numel() > 0 and codes.is_contiguous() and scale.dtype == torch.float32
-    ),
-)

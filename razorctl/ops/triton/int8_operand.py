@@ -11,8 +11,9 @@ from triton.language import constexpr
 
 from razorctl.ops import int8_operand as op
 from razorctl.ops import kernels
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.int8 import LEVELS as CODES
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import activated, inverse, nearest
@@ -142,17 +143,18 @@ def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:
     return {"R": rows, "C": 64, "V": VECTOR}, rows // 16
 
 
+def takes(copy: FewBitCopy, row_scale: Tensor, function: str | None) -> bool:
+    """Whether the kernels take these."""
+    columns = copy.scale.shape[1]
+    single = row_scale.dtype == torch.float32 and copy.scale.dtype != torch.float64
+    return row_scale.shape[0] * columns > 0 and columns % GROUP == 0 and single
+
+
+@kernels.register(op.int8_operand, "cuda", takes)
 def int8_operand(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    row_scale: Tensor,
-    function: str | None,
+    copy: FewBitCopy, row_scale: Tensor, function: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.int8_operand`."""
+    packed, zero_point, scale, bits, tile_rows, bias = copy
     rows, (tiles, columns) = row_scale.shape[0], scale.shape
     column_scale, center, factor = (row_scale.new_empty(columns) for _ in range(3))
     fold = row_scale.new_empty(1)
@@ -170,22 +172,6 @@ def int8_operand(
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     return codes, column_scale, center
-
-
-def takes(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    row_scale: Tensor,
-    function: str | None,
-) -> bool:
-    """Whether the kernels take these."""
-    columns = scale.shape[1]
-    single = row_scale.dtype == torch.float32 and scale.dtype != torch.float64
-    return row_scale.shape[0] * columns > 0 and columns % GROUP == 0 and single
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -219,6 +205,3 @@ def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]
                 {**chosen, **sizes}, warps, 1,
                 f"int8_operand {label}{of}" + f" {tile_rows} rows" * (tile_rows < 128),
             )  # fmt: skip
-
-
-kernels.register(op.int8_operand, "cuda", int8_operand, takes)

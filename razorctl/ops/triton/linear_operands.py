@@ -10,7 +10,8 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import linear_operands as op
-from razorctl.ops.activation import FUNCTIONS
+from razorctl.ops.functions import FUNCTIONS
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS as ALL_BITS
 from razorctl.ops.triton import int8, int8_operand
 from razorctl.ops.triton.int8 import copy_columns, leave_largest, round_again, share
@@ -89,19 +90,20 @@ def codes_kernel(
             )  # fmt: skip
 
 
+def takes(
+    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
+) -> bool:
+    """Whether the kernels take these."""
+    known = weight is None or int8.takes(weight)
+    dense = dy.is_contiguous() and dy.numel() > 0
+    return known and dense and int8_operand.takes(copy, row_scale, function)
+
+
+@kernels.register(op.linear_operands, "cuda", takes)
 def linear_operands(
-    dy: Tensor,
-    row_scale: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    function: str | None,
-    weight: Tensor | None,
+    dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `op.linear_operands`."""
+    packed, zero_point, scale, bits, tile_rows, bias = copy
     (rows, outputs), (tiles, columns) = dy.shape, scale.shape
     sizes, warps = tile_of(tile_rows)
     height, width = sizes["R"], sizes["C"]
@@ -131,24 +133,6 @@ def linear_operands(
         num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
     return balanced, x, column_scale, center, of_weight, weight_scale
-
-
-def takes(
-    dy: Tensor,
-    row_scale: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    tile_rows: int,
-    function: str | None,
-    weight: Tensor | None,
-) -> bool:
-    """Whether the kernels take these."""
-    copy = packed, zero_point, scale, bias, bits, tile_rows, row_scale, function
-    known = weight is None or int8.takes(weight)
-    return known and dy.is_contiguous() and dy.numel() > 0 and int8_operand.takes(*copy)
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
@@ -187,6 +171,3 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
                 | {**sizes_of, **lengths},
                 {**chosen, **sizes}, warps, 1, f"codes {label}", most_registers=REGISTERS,
             )  # fmt: skip
-
-
-kernels.register(op.linear_operands, "cuda", linear_operands, takes)

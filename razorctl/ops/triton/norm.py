@@ -14,6 +14,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
 from razorctl.ops.triton import quantize
 from razorctl.ops.triton.int8 import codes_of, row_scale
@@ -145,8 +146,15 @@ def _added(columns: int) -> tuple[dict[str, int], int]:
     return {"R": rows, "C": held}, 8 if held > ADDED else 4
 
 
+def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
+    """Whether `residual_add` takes these."""
+    alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
+    single = x.dtype in KNOWN and f.dtype in KNOWN
+    return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
+
+
+@kernels.register(op.residual_add, "cuda", takes_sum)
 def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.residual_add`."""
     y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
     x, f = x.reshape(-1, x.shape[-1]), f.reshape(-1, f.shape[-1])
     rows, columns = x.shape
@@ -160,6 +168,9 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
+@kernels.register(
+    op.norm_quantize, "cuda", lambda x, *_: quantize.takes(x.reshape(-1, x.shape[-1]))
+)
 def norm_quantize(
     x: Tensor,
     weight: Tensor | None,
@@ -172,7 +183,6 @@ def norm_quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `op.norm_quantize`."""
     flat = x.reshape(-1, x.shape[-1])
     y = x.new_empty(x.shape, dtype=dtype)
     if rstd is None:
@@ -202,11 +212,7 @@ def _held(columns: int) -> tuple[int, int]:
 
 def _grad(
     dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
+    copy: FewBitCopy,
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
@@ -218,6 +224,7 @@ def _grad(
 
     Fills codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
     """
+    packed, zero_point, scale, bits, tile_rows, _ = copy
     rows, columns = dy.shape
     dx = rstd.new_empty(rows, columns)
     programs = scale.shape[0] * cdiv(tile_rows, ROWS)
@@ -233,41 +240,45 @@ def _grad(
     return dx, *column_sums(sums)
 
 
+def takes_grad(
+    dy: Tensor,
+    copy: FewBitCopy,
+    weight: Tensor | None,
+    rstd: Tensor,
+    centers: bool,
+    residual: Tensor | None = None,
+) -> bool:
+    """Whether the kernels take a gradient."""
+    fits = residual is None or quantize.takes(residual)
+    single = rstd.dtype == torch.float32 and copy.bias is None
+    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
+
+
+@kernels.register(op.norm_grad, "cuda", takes_grad)
 def norm_grad(
     dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
+    copy: FewBitCopy,
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.norm_grad`."""
-    copy = packed, zero_point, scale, bits, tile_rows
-    dx, dweight, dbias = _grad(dy, *copy, weight, rstd, centers, residual)
+    dx, dweight, dbias = _grad(dy, copy, weight, rstd, centers, residual)
     return dx, dweight, dbias
 
 
+@kernels.register(op.norm_grad_int8, "cuda", takes_grad)
 def norm_grad_int8(
     dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
+    copy: FewBitCopy,
     weight: Tensor | None,
     rstd: Tensor,
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `op.norm_grad_int8`."""
-    copy = packed, zero_point, scale, bits, tile_rows
     codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(dy.shape[0], 1)
-    int8 = codes, each
-    dx, dweight, dbias, total = _grad(dy, *copy, weight, rstd, centers, residual, *int8)
+    args = dy, copy, weight, rstd, centers, residual
+    dx, dweight, dbias, total = _grad(*args, codes, each)
     return dx, dweight, dbias, codes, each, total
 
 
@@ -315,39 +326,3 @@ def _gradients(dtype: str, bits: int, every: bool) -> Iterator[Variant]:
                 dict.fromkeys(copy.keys() - given.keys()) | sizes, warps, 1,
                 f"norm_grad{'_int8' * int8} {columns} {dtype}{of}",
             )  # fmt: skip
-
-
-def takes_grad(
-    dy: Tensor,
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bits: int,
-    tile_rows: int,
-    weight: Tensor | None,
-    rstd: Tensor,
-    centers: bool,
-    residual: Tensor | None = None,
-) -> bool:
-    """Whether the kernels take a gradient."""
-    fits = residual is None or quantize.takes(residual)
-    single = rstd.dtype == torch.float32
-    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
-
-
-def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
-    """Whether `residual_add` takes these."""
-    alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
-    single = x.dtype in KNOWN and f.dtype in KNOWN
-    return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
-
-
-kernels.register(op.residual_add, "cuda", residual_add, takes_sum)
-kernels.register(
-    op.norm_quantize,
-    "cuda",
-    norm_quantize,
-    lambda x, *others: quantize.takes(x.reshape(-1, x.shape[-1])),
-)
-kernels.register(op.norm_grad, "cuda", norm_grad, takes_grad)
-kernels.register(op.norm_grad_int8, "cuda", norm_grad_int8, takes_grad)

@@ -56,7 +56,7 @@ def _share_of_gelu(x):
 
 @triton.jit
 def activated(x, FUNCTION: tl.constexpr):
-    """f(x) for a name in razorctl.ops.activation.FUNCTIONS."""
+    """f(x) for a name in razorctl.ops.functions.FUNCTIONS."""
     if FUNCTION == "gelu":
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif FUNCTION == "gelu-tanh":

@@ -13,7 +13,8 @@ from triton.language import constexpr
 
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
-from razorctl.ops.packing import BITS, GROUP, packed_bytes
+from razorctl.ops.op import FewBitCopy
+from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable
 from razorctl.ops.triton.numbers import activated, as_bfloat16, inverse, nearest, uniform
 from razorctl.ops.triton.packing import STRIPS, first_width, in_byte, placed, store_others, unpacked
@@ -294,12 +295,9 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`op.quantize`, which also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
     rows, columns = x.shape
-    packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
-    tiles = op.tiles(rows, tile_rows)
-    zero_point = x.new_empty(tiles, columns, dtype=torch.int16)
-    scale = x.new_empty(tiles, columns, dtype=torch.bfloat16)
+    packed, zero_point, scale = op.empty_copy(x, rows, columns, bits, tile_rows)
     kernel, sizes, warps, most = config(x.dtype, tile_rows, bits, function, seed is not None)
-    kernel[(tiles * cdiv(columns // 8, sizes["U"]),)](
+    kernel[(len(scale) * cdiv(columns // 8, sizes["U"]),)](
         x, mean, rstd, weight, bias, seed, y, packed, zero_point, scale,
         rows, columns, x.stride(0), tile_rows, (offset + 2**31) % 2**32 - 2**31,
         BITS=bits, CLIP=op.CLIP.get(bits) if seed is None else None,
@@ -309,6 +307,7 @@ def run(
     return packed, zero_point, scale
 
 
+@kernels.register(op.quantize, "cuda", takes)
 def quantize(
     x: Tensor,
     bits: int,
@@ -318,22 +317,19 @@ def quantize(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `op.quantize`."""
     mean = None if rstd is None else mean
     return run(x, bits, tile_rows, mean=mean, rstd=rstd, seed=seed, offset=offset)
 
 
-def dequantize(
-    packed: Tensor,
-    zero_point: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    bits: int,
-    rows: int,
-    tile_rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """See `op.dequantize`."""
+@kernels.register(
+    op.dequantize,
+    "cuda",
+    lambda copy, rows, dtype: (
+        copy.scale.numel() > 0 and copy.scale.shape[1] % GROUP == 0 and dtype in KNOWN
+    ),
+)
+def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
+    packed, zero_point, scale, bits, tile_rows, bias = copy
     columns = scale.shape[1]
     y = packed.new_empty(rows, columns, dtype=dtype)
     sizes, warps = block(dtype)
@@ -396,14 +392,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
                 {**COPY, "scale": scale, "bias": "*fp32", "y": f"*{dtype}", **shape},
                 {"BITS": bits, **sizes}, warps, 1, f"dequantize {bits} bits {dtype}{of}",
             )  # fmt: skip
-
-
-kernels.register(op.quantize, "cuda", quantize, takes)
-kernels.register(
-    op.dequantize,
-    "cuda",
-    dequantize,
-    lambda packed, zero_point, scale, bias, bits, rows, tile_rows, dtype: (
-        scale.numel() > 0 and scale.shape[1] % GROUP == 0 and dtype in KNOWN
-    ),
-)

@@ -15,6 +15,7 @@ from triton.runtime.jit import create_function_from_signature
 
 import razorctl.ops.triton
 from razorctl.ops import kernels
+from razorctl.ops.op import OPS
 from razorctl.ops.triton.launch import (
     WARP,
     Kernel,
@@ -95,14 +96,14 @@ class Recording(TorchDispatchMode):
         op = func._schema.name.removeprefix("razorctl::")  # others keep their namespace
         run = kernels.REGISTERED.get((op, "cuda"))
         if run is not None and kernels.wanted():
-            given = _all_arguments(func, args, kwargs)
+            given = OPS[func._schema.name].grouped((*args, *kwargs.values()))
             if recorder() is not None:  # the kernel of another op calls it
                 run(*given)
             else:
                 self._record(op, run, given)
         return func(*args, **kwargs)
 
-    def _record(self, op: str, run: kernels.Registered, args: list[Any]) -> None:
+    def _record(self, op: str, run: kernels.Registered, args: tuple[Any, ...]) -> None:
         """Notes what an op launches."""
         key = op, *map(_kind, args)
         if key not in self._known:
@@ -151,13 +152,7 @@ def _kind(value: Any) -> Any:
     """What of an argument settles what is launched."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.storage_offset(), value.dtype
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _all_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of an operation, those left at their defaults among them."""
-    rest = func._schema.arguments[len(args) :]
-    return [*args, *(kwargs.get(one.name, one.default_value) for one in rest)]
+    return tuple(map(_kind, value)) if isinstance(value, list | tuple) else value
 
 
 def distinct(launches: Iterable[Launch]) -> list[Variant]:

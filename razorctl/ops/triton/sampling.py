@@ -149,15 +149,15 @@ def takes_draw(p: Tensor, phase: Tensor, count: int) -> bool:
 OPTIONS = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
 
 
+@kernels.register(op.project, "cuda", takes_project)
 def project(log_w: Tensor, total: float, p_min: float) -> Tensor:
-    """See `razorctl.ops.sampling.project`."""
     p = log_w.new_empty(len(log_w), dtype=torch.float64)
     project_kernel[(1,)](log_w.contiguous(), p, len(p), total, p_min, **OPTIONS)
     return p
 
 
+@kernels.register(op.draw, "cuda", takes_draw)
 def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `razorctl.ops.sampling.draw`."""
     index = p.new_empty(count, dtype=torch.int64)
     drawn = p.new_empty(count, dtype=torch.float32)
     draw_kernel[(1,)](p.contiguous(), phase, index, drawn, len(p), count, **OPTIONS)
@@ -173,7 +173,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     yield Variant(
         draw_kernel, signature, {"BLOCK": BLOCK}, WARPS, STAGES, "draw", unaligned=("count",)
     )
-
-
-kernels.register(op.project, "cuda", project, takes_project)
-kernels.register(op.draw, "cuda", draw, takes_draw)

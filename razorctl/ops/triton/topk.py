@@ -167,8 +167,8 @@ def _stretch(n: int) -> int:
     return BLOCK * -(-blocks // int(PROGRAMS))
 
 
+@kernels.register(op.topk_pack, "cuda", takes_pack)
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `razorctl.ops.topk.topk_pack`."""
     dtype, n = x.dtype, x.numel()
     x = x.reshape(-1).view(INTEGERS[x.element_size()])
     values, bitmap = x.new_empty(k), x.new_empty((n + 7) // 8, dtype=torch.uint8)
@@ -187,8 +187,8 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.view(dtype), bitmap
 
 
+@kernels.register(op.topk_unpack, "cuda", takes_unpack)
 def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
-    """See `razorctl.ops.topk.topk_unpack`."""
     dense = values.new_empty(shape)
     n, integers = dense.numel(), INTEGERS[values.element_size()]
     if not n:
@@ -228,7 +228,3 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
                 )  # fmt: skip
     signature = {"bitmap": "*u8", "counts": "*i32", "n": "i32", "stretch": "i32"}
     yield Variant(count_bits_kernel, signature, block, WARPS, STAGES, "count_bits_kernel")
-
-
-kernels.register(op.topk_pack, "cuda", topk_pack, takes_pack)
-kernels.register(op.topk_unpack, "cuda", topk_unpack, takes_unpack)

@@ -5,19 +5,22 @@ import math
 import pytest
 import torch
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad, activation_grad_int8
+from razorctl.ops.activation import activation_grad, activation_grad_int8
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.cpu import library
+from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.images import dequantize_images, quantize_images
 from razorctl.ops.int8 import adjoined, balance, int8_columns, int8_heads, int8_rows
 from razorctl.ops.int8_operand import int8_operand
 from razorctl.ops.norm import norm_grad, norm_grad_int8, norm_quantize
+from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, unpack
 from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.ops.quantize import dequantize, quantize
 from razorctl.ops.slopes import slope_bits, slope_grad
 from razorctl.ops.topk import topk_pack, topk_unpack
+from tests.references import copied
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=library.state())
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,7 +43,7 @@ images = pytest.mark.parametrize(
 
 def body(op):
     """The PyTorch body of an op."""
-    return op._init_fn
+    return op.body
 
 
 @pytest.fixture(autouse=True, params=[1, 3])
@@ -89,7 +92,7 @@ def test_no_value_is_beyond_a_kernel(bits):
     x[3, 1], x[5, 2], x[6, 3], x[:, 4], x[:, 5] = math.nan, math.inf, -math.inf, 0, 3e-40
     got, want = quantize(x, bits, 40), body(quantize)(x, bits, 40)
     torch.testing.assert_close(got[1:], want[1:])
-    assert dequantize(*got, None, bits, 40, 40, torch.float32).isfinite().all()
+    assert dequantize(FewBitCopy(*got, bits, 40), 40, torch.float32).isfinite().all()
     codes, scale, _ = int8_rows(x)
     want = body(int8_rows)(x)
     torch.testing.assert_close(scale, want[1], equal_nan=True)
@@ -102,8 +105,8 @@ def test_no_value_is_beyond_a_kernel(bits):
 @dtypes
 @pytest.mark.parametrize("bits", BITS)
 def test_dequantize(bits, dtype, rows, columns, tile_rows):
-    copy, bias = quantize(strided(rows, columns, dtype), bits, tile_rows), torch.randn(columns)
-    arguments = *copy, bias, bits, rows, tile_rows, dtype
+    copy = copied(strided(rows, columns, dtype), bits, tile_rows)
+    arguments = copy._replace(bias=torch.randn(columns)), rows, dtype
     torch.testing.assert_close(dequantize(*arguments), body(dequantize)(*arguments))
 
 
@@ -113,7 +116,7 @@ def test_slopes_are_right_to_2e_6_for_every_argument(function):
     packed = torch.zeros(len(x) * 64, dtype=torch.uint8)  # each row is a tile of the code 0
     zero_point, scale = torch.full(x.shape, -8, dtype=torch.int16), x
     dy = torch.ones_like(x)
-    got = activation_grad(dy, packed, zero_point, scale, 8, 1, function)
+    got = activation_grad(dy, FewBitCopy(packed, zero_point, scale, 8, 1), function)
     exact = FUNCTIONS[function].backward(dy.double(), x.double()).float()
     assert (got - exact).abs().max() <= 2e-6
 
@@ -137,8 +140,8 @@ def test_int8_copies(dtype, rows, columns, tile_rows):
 @shapes
 @pytest.mark.parametrize("function", [None, *FUNCTIONS])
 def test_int8_operand(function, rows, columns, tile_rows):
-    copy, bias = quantize(strided(rows, columns, torch.float32), 5, tile_rows), torch.randn(columns)
-    arguments = *copy, bias, 5, tile_rows, torch.rand(rows, 1), function
+    copy = copied(strided(rows, columns, torch.float32), 5, tile_rows)
+    arguments = copy._replace(bias=torch.randn(columns)), torch.rand(rows, 1), function
     got, want = int8_operand(*arguments), body(int8_operand)(*arguments)
     assert (got[0].int() - want[0].int()).abs().max() <= 1
     assert (got[0] != want[0]).float().mean() < 2e-3
@@ -160,10 +163,10 @@ def test_scaled_gemm(scaled, dtype):
 @dtypes
 @pytest.mark.parametrize("centers", [True, False])
 def test_norm_grad(centers, dtype, rows, columns, tile_rows):
-    copy = quantize(strided(rows, columns, torch.float32), 4, tile_rows)
+    copy = copied(strided(rows, columns, torch.float32), 4, tile_rows)
     dy, rstd = strided(rows, columns, dtype), torch.rand(rows, 1)
     for weight, residual in [(None, None), (torch.randn(columns), strided(rows, columns, dtype))]:
-        arguments = dy, *copy, 4, tile_rows, weight, rstd, centers, residual
+        arguments = dy, copy, weight, rstd, centers, residual
         got, want = norm_grad(*arguments), body(norm_grad)(*arguments)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
@@ -182,16 +185,16 @@ def test_norm_quantize(centers, dtype):
 
 @dtypes
 def test_gradients_with_their_int8_copy(dtype):
-    copy = quantize(strided(70, 192, torch.float32), 4, 32)
+    copy = copied(strided(70, 192, torch.float32), 4, 32)
     dy, rstd = strided(70, 192, dtype), torch.rand(70, 1)
     for got, want in [
         (
-            norm_grad_int8(dy, *copy, 4, 32, None, rstd, True),
-            norm_grad(dy, *copy, 4, 32, None, rstd, True),
+            norm_grad_int8(dy, copy, None, rstd, True),
+            norm_grad(dy, copy, None, rstd, True),
         ),
         (
-            activation_grad_int8(dy, *copy, 4, 32, "gelu"),
-            (activation_grad(dy, *copy, 4, 32, "gelu"),),
+            activation_grad_int8(dy, copy, "gelu"),
+            (activation_grad(dy, copy, "gelu"),),
         ),
     ]:
         torch.testing.assert_close(got[:-3], want[: len(got) - 3], rtol=0, atol=0)
@@ -225,16 +228,20 @@ def test_images(bits, dtype, shape, tile_rows):
         torch.testing.assert_close(got[1], want[1], rtol=0, atol=0 if bits > 2 else 1)
         torch.testing.assert_close(got[2], want[2])
     for function in (None, "hardswish"):
-        copy = *got, torch.randn(shape[1]), bits, tile_rows, dtype, function, list(shape)
-        torch.testing.assert_close(dequantize_images(*copy), body(dequantize_images)(*copy))
+        copy = FewBitCopy(*got, bits, tile_rows, torch.randn(shape[1]))
+        arguments = copy, dtype, function, list(shape)
+        torch.testing.assert_close(
+            dequantize_images(*arguments), body(dequantize_images)(*arguments)
+        )
 
 
 @images
 @dtypes
 def test_batch_norm_grad(dtype, shape, tile_rows):
-    copy, dy = quantize_images(torch.randn(shape), 4, tile_rows), torch.randn(shape).to(dtype)
+    copy = FewBitCopy(*quantize_images(torch.randn(shape), 4, tile_rows), 4, tile_rows)
+    dy = torch.randn(shape).to(dtype)
     for weight in (None, torch.randn(shape[1])):
-        arguments = dy, *copy, 4, tile_rows, weight, torch.rand(shape[1])
+        arguments = dy, copy, weight, torch.rand(shape[1])
         got, want = batch_norm_grad(*arguments), body(batch_norm_grad)(*arguments)
         torch.testing.assert_close(
             got[0], want[0], rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-5

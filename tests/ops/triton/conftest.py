@@ -17,9 +17,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from torch._library.custom_ops import OPDEFS
 
-from razorctl.ops import direct, kernels
+from razorctl.ops import kernels, op
 
 try:
     import triton
@@ -173,21 +172,20 @@ def card() -> Iterator[Callable[[str], None]]:
     """
     for _, name, _ in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{name}")
-    own = {name: op for name, op in OPDEFS.items() if name.startswith("razorctl::")}
-    fused = [op for op in own.values() if "cuda" in op._backend_fns]
-    before = {op: op._backend_fns.get("cpu", op._init_fn) for op in fused}
+    fused = [one for one in op.OPS.values() if "cuda" in one.kernels]
+    before = {one: one.kernels.get("cpu", one.body) for one in fused}
 
     def run(what: str) -> None:
-        for op in fused:
-            op.register_kernel("cpu")(op._backend_fns["cuda"] if what == "kernels" else op._init_fn)
+        for one in fused:
+            one.register("cpu", one.kernels["cuda"] if what == "kernels" else one.body)
 
     with _interpreting() as (patch, swap), kernels.assumed(dot=True):
         gemm = swap(import_module(f"{package.__name__}.gemm"))
-        patch.setattr(direct, "alone", lambda args: False)
+        patch.setattr(op, "alone", lambda args: False)
         patch.setattr(gemm, "_capability", lambda device: 80)
         patch.setattr(gemm, "tiles", lambda capability, aligned: (SMALL,))
         patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))
         run("kernels")
         yield run
-    for op, function in before.items():
-        op.register_kernel("cpu")(function)
+    for one, kernel in before.items():
+        one.register("cpu", kernel)

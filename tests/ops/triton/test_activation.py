@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from razorctl.ops.activation import FUNCTIONS, activation_grad_reference
-from razorctl.ops.int8 import int8_rows_reference
-from razorctl.ops.quantize import quantize_reference
+from razorctl.ops.functions import FUNCTIONS
+from tests import references
 from tests.ops.triton.test_int8 import alike as alike_int8
 from tests.ops.triton.test_quantize import TYPES, activation, alike
 
@@ -20,39 +19,39 @@ def kernels(interpreted):
 @every_function
 def test_activation_grad(function, kernels):
     dy = torch.randn(70, 200)[:, :192]
-    copy = quantize_reference(3 * torch.randn(70, 192), 5, 40)
-    want = activation_grad_reference(dy, *copy, 5, 40, function)
-    torch.testing.assert_close(kernels.activation_grad(dy, *copy, 5, 40, function), want)
+    copy = references.quantize(3 * torch.randn(70, 192), 5, 40)
+    want = references.activation_grad(dy, copy, function)
+    torch.testing.assert_close(kernels.activation_grad(dy, copy, function), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_activation_grad_half(dtype, kernels):
-    dy, copy = torch.randn(33, 64).to(dtype), quantize_reference(torch.randn(33, 64), 4, 40)
-    want = activation_grad_reference(dy.float(), *copy, 4, 40, "gelu")
-    got = kernels.activation_grad(dy, *copy, 4, 40, "gelu")
+    dy, copy = torch.randn(33, 64).to(dtype), references.quantize(torch.randn(33, 64), 4, 40)
+    want = references.activation_grad(dy.float(), copy, "gelu")
+    got = kernels.activation_grad(dy, copy, "gelu")
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-4)
 
 
 @every_function
 def test_activation_grad_int8(function, kernels, monkeypatch):
-    dy, copy = torch.randn(26, 200)[:, :192], quantize_reference(3 * torch.randn(26, 192), 5, 16)
-    want = activation_grad_reference(dy, *copy, 5, 16, function)
+    dy, copy = torch.randn(26, 200)[:, :192], references.quantize(3 * torch.randn(26, 192), 5, 16)
+    want = references.activation_grad(dy, copy, function)
     for widest in (768, 767):  # in one kernel, and in two
         monkeypatch.setattr(kernels, "WIDEST", widest)
-        codes, *others = kernels.activation_grad_int8(dy, *copy, 5, 16, function)
-        wanted = int8_rows_reference(want)
+        codes, *others = kernels.activation_grad_int8(dy, copy, function)
+        wanted = references.int8_rows(want)
         alike_int8(codes, wanted[0])
         torch.testing.assert_close(others, list(wanted[1:]), rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_activation_grad_int8_is_that_of_dx_in_its_dtype(dtype, kernels):
-    dy, copy = torch.randn(33, 64).to(dtype), quantize_reference(torch.randn(33, 64), 4, 33)
+    dy, copy = torch.randn(33, 64).to(dtype), references.quantize(torch.randn(33, 64), 4, 33)
     dy[1], dy[2, 3] = 0, float("nan")
-    codes, scale, total = kernels.activation_grad_int8(dy, *copy, 4, 33, "gelu")
-    want = kernels.activation_grad(dy, *copy, 4, 33, "gelu")
-    wanted = int8_rows_reference(want)
+    codes, scale, total = kernels.activation_grad_int8(dy, copy, "gelu")
+    want = kernels.activation_grad(dy, copy, "gelu")
+    wanted = references.int8_rows(want)
     finite = dy.isfinite().all(1)
     alike_int8(codes[finite], wanted[0][finite])
     torch.testing.assert_close(scale, wanted[1], rtol=1e-6, atol=0, equal_nan=True)
@@ -65,4 +64,4 @@ def test_activation_quantize(function, tile_rows, kernels):
     x = activation(20, 128)[:, 32:96].view(4, 5, 64)
     y, *copy = kernels.activation_quantize(x, function, 5, tile_rows)
     torch.testing.assert_close(y, FUNCTIONS[function].forward(x))
-    alike(copy, quantize_reference(x.reshape(20, 64), 5, tile_rows), 5, 20, 64)
+    alike(copy, references.quantize(x.reshape(20, 64), 5, tile_rows), 5, 20, 64)

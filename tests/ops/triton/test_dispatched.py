@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._library.custom_ops import OPDEFS
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import Linear
 from razorctl.ops import kernels
+from razorctl.ops.op import OPS
 from razorctl.ops.packing import packed_bytes
 from razorctl.ops.triton import topk
 from tests.models import vit
@@ -39,30 +39,31 @@ def some_bytes(elements: int) -> Tensor:
     return torch.randint(256, (ROWS * WIDTH // elements,), dtype=torch.uint8)
 
 
-def packed() -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, zero points and scales of [ROWS, WIDTH]."""
+def packed(bias: Tensor | None = None) -> tuple[Any, ...]:
+    """A few-bit copy of [ROWS, WIDTH], as schemas have it."""
     shape = -(-ROWS // TILE_ROWS), WIDTH
     scale = torch.rand(shape).bfloat16()
     zero_point = torch.randint(0, 8 * 2**BITS, shape, dtype=torch.int16)
     size = packed_bytes(ROWS, WIDTH, BITS)
-    return torch.randint(256, (size,), dtype=torch.uint8), zero_point, scale
+    codes = torch.randint(256, (size,), dtype=torch.uint8)
+    return codes, zero_point, scale, BITS, TILE_ROWS, bias
 
 
 def _norm() -> tuple[Any, ...]:
     sides = normal(WIDTH), torch.rand(ROWS, 1), True
-    return (normal(), *packed(), BITS, TILE_ROWS, *sides, normal())
+    return (normal(), *packed(), *sides, normal())
 
 
 NORM = (BITS, TILE_ROWS, torch.float32)
 # Op -> arguments that its kernel takes, for each way that it can go.
 CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
-    "activation_grad": lambda: [(normal(), *packed(), BITS, TILE_ROWS, "gelu")],
-    "activation_grad_int8": lambda: [(normal(), *packed(), BITS, TILE_ROWS, "gelu")],
+    "activation_grad": lambda: [(normal(), *packed(), "gelu")],
+    "activation_grad_int8": lambda: [(normal(), *packed(), "gelu")],
     "activation_quantize": lambda: [(normal(2, 20, WIDTH), "gelu", BITS, TILE_ROWS)],
     "balance": lambda: [(codes(ROWS, WIDTH), torch.rand(ROWS, 1))],
     "dequantize": lambda: [
-        (*packed(), None, BITS, ROWS, TILE_ROWS, torch.bfloat16),
-        (*packed(), normal(WIDTH), BITS, ROWS, TILE_ROWS, torch.float32),
+        (*packed(), ROWS, torch.bfloat16),
+        (*packed(normal(WIDTH)), ROWS, torch.float32),
     ],
     "draw": lambda: [
         (torch.full((WIDTH,), 0.25).double(), torch.tensor(0.5, dtype=torch.double), 32)
@@ -72,12 +73,12 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "int8_columns": lambda: [(normal(),)],
     "int8_heads": lambda: [tuple(normal(2, 2, ROWS // 2, 64) for _ in range(3))],
     "int8_operand": lambda: [
-        (*packed(), bias, BITS, TILE_ROWS, torch.rand(ROWS, 1), function)
+        (*packed(bias), torch.rand(ROWS, 1), function)
         for bias, function in ((normal(WIDTH), None), (None, "gelu"))
     ],
     "int8_rows": lambda: [(normal(),)],
     "linear_operands": lambda: [
-        (codes(ROWS, 32), torch.rand(ROWS, 1), *packed(), None, BITS, TILE_ROWS, None, weight)
+        (codes(ROWS, 32), torch.rand(ROWS, 1), *packed(), None, weight)
         for weight in (normal(32, WIDTH), None)
     ],
     "norm_grad": lambda: [_norm()],
@@ -100,9 +101,7 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
 
 
 def test_every_op_with_a_kernel_is_here():
-    own = [op for name, op in OPDEFS.items() if name.startswith("razorctl::")]
-    fused = {op._name for op in own if "cuda" in op._backend_fns}
-    assert fused == set(CALLS)
+    assert {op.name for op in OPS.values() if "cuda" in op.kernels} == set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -239,6 +238,6 @@ def test_a_nan_in_the_gradient_reaches_that_of_the_input_of_a_frozen_layer():
 def test_a_nan_of_a_weight_is_the_scale_of_its_column():
     weight = normal(300, WIDTH)  # several programs share a column
     weight[200, 7] = torch.nan
-    args = codes(ROWS, 300), torch.rand(ROWS, 1), *packed(), None, BITS, TILE_ROWS, None, weight
+    args = codes(ROWS, 300), torch.rand(ROWS, 1), *packed(), None, weight
     for scale in (OWN.int8_columns(weight)[1], OWN.linear_operands(*args)[5]):
         assert scale.isnan().nonzero().tolist() == [[7]]

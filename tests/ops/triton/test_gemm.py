@@ -7,9 +7,9 @@ from razorctl.memory.costs import cost
 from razorctl.memory.trace_cache import Kernel
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
-from razorctl.ops.gemm import scaled_gemm_reference
 from razorctl.ops.triton import gemm
 from razorctl.ops.triton.gemm import Tile
+from tests import references
 
 SMALL = [Tile(16, 32, 32, 1, 4, 3), Tile(32, 16, 32, 2, 4, 3)]
 SIZES = [(1, 1, 1), (33, 17, 70), (16, 32, 64), (300, 20, 48)]
@@ -49,7 +49,7 @@ def test_equals_the_reference(m, n, k, dtype, way):
     a, b, a_scale, b_scale, left, right = operands(m, n, k)
     for some, outer in ((a_scale, (left, right)), (None, (left, right)), (a_scale, (None, None))):
         got = gemm.scaled_gemm(a, b, some, b_scale, dtype, *outer)
-        want = scaled_gemm_reference(a, b, some, b_scale, dtype, *outer)
+        want = references.scaled_gemm(a, b, some, b_scale, dtype, *outer)
         assert got.is_contiguous()
         torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
     exact = gemm.scaled_gemm(a, b, None, torch.ones(n), torch.float32)
@@ -68,7 +68,7 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
 
     monkeypatch.setattr(interpreted(gemm), "cublas_gemm", recorded)
     gemm.run_cublas(*work, None, None, out)
-    assert torch.equal(out, scaled_gemm_reference(*work, torch.half))
+    assert torch.equal(out, references.scaled_gemm(*work, torch.half))
     assert [len(product) for product in products] == [40, 40, 20]
     with kernels.assumed(dot=False):
         said = cost(torch.ops.razorctl.scaled_gemm.default, (*work, torch.half), {}, out)
@@ -90,7 +90,7 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
 
 def test_operands_of_any_layout(way):
     a, b, a_scale, b_scale, *_ = operands(20, 24, 64)
-    want = scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32)
+    want = references.scaled_gemm(a, b, a_scale, b_scale, torch.float32)
     wide = torch.zeros(20, 81, dtype=torch.int8)
     wide[:, 1:65] = a
     for other in (a.T.contiguous().T, wide[:, 1:65]):
@@ -102,7 +102,7 @@ def test_sums_too_long_for_int32_are_made_in_parts(way, monkeypatch):
     a, b, a_scale, b_scale, left, right = operands(5, 6, 200)
     monkeypatch.setattr(gemm, "MOST_TERMS", 64)
     got = gemm.scaled_gemm(a, b, a_scale, b_scale, torch.float32, left, right)
-    want = scaled_gemm_reference(a, b, a_scale, b_scale, torch.float32, left, right)
+    want = references.scaled_gemm(a, b, a_scale, b_scale, torch.float32, left, right)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-2)
 
 
@@ -135,7 +135,7 @@ def test_a_split_product_takes_no_more_than_planning_counts(dtype, interpreted, 
 
     monkeypatch.setattr(gemm, "_scale", noted)
     gemm.run_split(SMALL[0], *work, out)
-    torch.testing.assert_close(out, scaled_gemm_reference(*work[:4], dtype, *work[4:]))
+    torch.testing.assert_close(out, references.scaled_gemm(*work[:4], dtype, *work[4:]))
     (product,) = products
     taken = 0 if product.data_ptr() == out.data_ptr() else product.nbytes
     assert taken == (0 if dtype == torch.float32 else 4 * out.numel())

@@ -3,10 +3,8 @@ import torch
 
 from razorctl.ops.int8 import (
     adjoined,
-    balance_reference,
-    int8_columns_reference,
-    int8_rows_reference,
 )
+from tests import references
 from tests.ops.triton.test_quantize import TYPES, activation
 
 SHAPES = [(1, 1), (33, 64), (70, 100)]
@@ -31,7 +29,7 @@ def alike(got: torch.Tensor, want: torch.Tensor) -> None:
 def test_int8_rows(rows, columns, dtype, kernels):
     x = activation(rows, columns, dtype)
     x[rows // 2] = 0
-    got, want = kernels.int8_rows(x), int8_rows_reference(x)
+    got, want = kernels.int8_rows(x), references.int8_rows(x)
     alike(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])
     exact, most = x.double().sum(0), x.double().abs().sum(0)
@@ -54,7 +52,7 @@ def test_int8_heads(joint, dtype, kernels):
     shape = (2, 7, 3, 3, 24) if joint else (3, 2, 3, 7, 24)
     x = activation(2 * 7, 3 * 3 * 24, dtype).reshape(shape)
     q, k, v = (x.permute(2, 0, 3, 1, 4) if joint else x).unbind(0)
-    got, want = kernels.int8_heads(q, k, v), int8_rows_reference(adjoined(q, k, v))
+    got, want = kernels.int8_heads(q, k, v), references.int8_rows(adjoined(q, k, v))
     alike(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])
     torch.testing.assert_close(got[2], want[2], rtol=1e-5, atol=1e-4)
@@ -73,7 +71,7 @@ def test_int8_heads_takes_what_a_thread_can_load(kernels):
 def test_int8_columns(rows, columns, dtype, kernels):
     x = activation(rows, columns, dtype)
     x[:, columns // 2] = 0
-    got, want = kernels.int8_columns(x), int8_columns_reference(x)
+    got, want = kernels.int8_columns(x), references.int8_columns(x)
     assert got[0].is_contiguous()
     alike(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])
@@ -84,7 +82,7 @@ def test_balance(rows, columns, kernels):
     codes = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
     scale = 10 ** -(4 * torch.rand(rows, 1))
     scale[rows // 2] = 0
-    got, want = kernels.balance(codes, scale), balance_reference(codes, scale)
+    got, want = kernels.balance(codes, scale), references.balance(codes, scale)
     assert got[0].is_contiguous()
     alike(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from razorctl.ops.int8 import int8_rows_reference
-from razorctl.ops.norm import norm_grad_reference, statistics
-from razorctl.ops.quantize import dequantize_reference, quantize_reference
+from razorctl.ops.norm import gradients, statistics
+from tests import references
 from tests.ops.triton.test_int8 import alike as alike_int8
 from tests.ops.triton.test_quantize import TYPES, activation, alike
 
@@ -33,7 +32,7 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
     torch.testing.assert_close(
         y.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
     )
-    alike(copy, quantize_reference(x, 5, tile_rows, mean, rstd), 5, 20, 320)
+    alike(copy, references.quantize(x, 5, tile_rows, mean, rstd), 5, 20, 320)
     # With statistics that are not those of x, to see that they count.
     mean, rstd = (torch.randn(20, 1) if centers else torch.empty(0)), torch.rand(20, 1)
     got, empty, *copy = kernels.norm_quantize(
@@ -46,7 +45,7 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
     )
     assert empty.shape == (0,)
     known = mean if centers else None
-    alike(copy, quantize_reference(x, 5, tile_rows, known, rstd), 5, 20, 320)
+    alike(copy, references.quantize(x, 5, tile_rows, known, rstd), 5, 20, 320)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -75,12 +74,12 @@ def test_residual_add(rows, columns, centers, wide, dtype, kernels):
 def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
     dy, rstd = torch.randn(rows, columns + 8).to(dtype)[:, :columns], torch.rand(rows, 1)
     weight = torch.randn(columns) if centers else None
-    copy = quantize_reference(torch.randn(rows, columns), 5, tile_rows)
-    x_hat = dequantize_reference(*copy, None, 5, rows, tile_rows, torch.float32)
+    copy = references.quantize(torch.randn(rows, columns), 5, tile_rows)
+    x_hat = references.dequantize(copy, rows, torch.float32)
     residual = None if rows == 1 else torch.randn(rows, columns + 8)[:, 8:]
     more = weight, rstd, centers, residual
-    dx, *sums = kernels.norm_grad(dy, *copy, 5, tile_rows, *more)
-    want, *wanted = norm_grad_reference(dy, x_hat, *more)
+    dx, *sums = kernels.norm_grad(dy, copy, *more)
+    want, *wanted = gradients(dy, x_hat, *more)
     torch.testing.assert_close([dx, *sums], [want, *wanted], rtol=1e-5, atol=2e-5)
 
 
@@ -89,24 +88,24 @@ def test_norm_grad(rows, columns, tile_rows, centers, dtype, kernels):
 def test_norm_grad_int8(rows, tile_rows, dtype, kernels):
     dy, rstd = torch.randn(rows, 192).to(dtype), torch.rand(rows, 1)
     dy[rows // 2] = 0
-    copy = *quantize_reference(torch.randn(rows, 192), 4, tile_rows), 4, tile_rows
+    copy = references.quantize(torch.randn(rows, 192), 4, tile_rows)
     residual = torch.randn(rows, 192).to(dtype) if rows > 1 else None
     more = torch.randn(192), rstd, dtype == torch.float32, residual
-    want = kernels.norm_grad(dy, *copy, *more)
-    *got, codes, scale, total = kernels.norm_grad_int8(dy, *copy, *more)
+    want = kernels.norm_grad(dy, copy, *more)
+    *got, codes, scale, total = kernels.norm_grad_int8(dy, copy, *more)
     torch.testing.assert_close(got, list(want), rtol=0, atol=0)
-    wanted = int8_rows_reference(want[0])
+    wanted = references.int8_rows(want[0])
     alike_int8(codes, wanted[0])
     torch.testing.assert_close([scale, total], list(wanted[1:]), rtol=1e-6, atol=1e-5)
 
 
 def test_norm_grad_int8_of_what_is_not_finite(kernels):
     dy, rstd = torch.randn(4, 64), torch.ones(4, 1)
-    copy = *quantize_reference(torch.randn(4, 64), 4, 4), 4, 4
+    copy = references.quantize(torch.randn(4, 64), 4, 4)
     residual = torch.zeros(4, 64)
     residual[1, 3], residual[2, 5] = float("nan"), float("inf")
-    dx, *_, codes, scale, _ = kernels.norm_grad_int8(dy, *copy, None, rstd, True, residual)
-    want = int8_rows_reference(dx)
+    dx, *_, codes, scale, _ = kernels.norm_grad_int8(dy, copy, None, rstd, True, residual)
+    want = references.int8_rows(dx)
     torch.testing.assert_close(scale, want[1], equal_nan=True)
     assert scale[1].isnan()
     assert torch.equal(codes[[0, 2, 3]], want[0][[0, 2, 3]])

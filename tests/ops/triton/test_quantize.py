@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from razorctl.ops.packing import BITS, unpack
-from razorctl.ops.quantize import dequantize_reference, quantize_reference
+from tests import references
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Ragged tiles, one row, and a tile that is longer than a program holds at once.
@@ -38,7 +38,7 @@ def alike(got, want, bits: int, rows: int, columns: int) -> None:
 @pytest.mark.parametrize(("rows", "tile_rows", "bits"), TILES)
 def test_quantize(rows, tile_rows, bits, kernels):
     x = activation(rows, 192)
-    want = quantize_reference(x, bits, tile_rows)
+    want = references.quantize(x, bits, tile_rows)
     alike(kernels.quantize(x, bits, tile_rows), want, bits, rows, 192)
 
 
@@ -47,14 +47,14 @@ def test_quantize_half(dtype, kernels):
     x = activation(9, 64, dtype)
     x[0, :3] = torch.tensor([float("inf"), -float("inf"), 0])
     x[:, 3] = 0
-    alike(kernels.quantize(x, 4, 9), quantize_reference(x, 4, 9), 4, 9, 64)
+    alike(kernels.quantize(x, 4, 9), references.quantize(x, 4, 9), 4, 9, 64)
 
 
 @pytest.mark.parametrize("tile_rows", [8, 300])
 def test_quantize_at_random(tile_rows, kernels):
     x, seed = activation(20, 64), torch.tensor(-5)
     for offset in (3, 2**32 - 700):  # the second one wraps around
-        want = quantize_reference(x, 2, tile_rows, seed=seed, offset=offset)
+        want = references.quantize(x, 2, tile_rows, seed=seed, offset=offset)
         alike(kernels.quantize(x, 2, tile_rows, None, None, seed, offset), want, 2, 20, 64)
 
 
@@ -62,23 +62,21 @@ def test_quantize_at_random(tile_rows, kernels):
 def test_quantize_normalized(centers, kernels):
     x = activation(20, 64, torch.bfloat16)
     mean, rstd = torch.randn(20, 1) if centers else None, torch.rand(20, 1) + 0.5
-    want = quantize_reference(x, 5, 8, mean, rstd)
+    want = references.quantize(x, 5, 8, mean, rstd)
     alike(kernels.quantize(x, 5, 8, mean, rstd), want, 5, 20, 64)
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_dequantize(bits, kernels):
     x, bias = activation(70, 192), torch.randn(192)
-    for copy in (
-        (*quantize_reference(x, bits, 40), None),
-        (*quantize_reference(x, bits, 40)[:2], torch.randn(2, 192), bias),
-    ):
-        want = dequantize_reference(*copy, bits, 70, 40, torch.float32)
-        got = kernels.dequantize(*copy, bits, 70, 40, torch.float32)
+    own = references.quantize(x, bits, 40)
+    for copy in (own, own._replace(scale=torch.randn(2, 192), bias=bias)):
+        want = references.dequantize(copy, 70, torch.float32)
+        got = kernels.dequantize(copy, 70, torch.float32)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
 
 
 def test_dequantize_to_half(kernels):
-    copy = (*quantize_reference(activation(20, 64), 5, 20), None, 5, 20, 20)
-    want = dequantize_reference(*copy, torch.float16)
-    torch.testing.assert_close(kernels.dequantize(*copy, torch.float16), want)
+    copy = references.quantize(activation(20, 64), 5, 20)
+    want = references.dequantize(copy, 20, torch.float16)
+    torch.testing.assert_close(kernels.dequantize(copy, 20, torch.float16), want)

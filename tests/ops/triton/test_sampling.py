@@ -28,15 +28,13 @@ def test_projects_as_the_reference(size, total, spread):
         assert p.sum().item() == pytest.approx(total, rel=1e-8)
         assert p.min() >= p_min * (1 - 1e-12)
         assert p.max() <= 1
-        want = op.project_reference(log_w, total, p_min)
+        want = op.projected(log_w, total, p_min)
         torch.testing.assert_close(p, want, rtol=1e-7, atol=1e-9)
 
 
 def test_projects_what_is_not_finite():
     log_w = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, 1.0, -2.0, 3e4])
-    torch.testing.assert_close(
-        sampling.project(log_w, 3, 0.05), op.project_reference(log_w, 3, 0.05)
-    )
+    torch.testing.assert_close(sampling.project(log_w, 3, 0.05), op.projected(log_w, 3, 0.05))
 
 
 def test_projects_to_the_bounds_of_the_feasible_set():
@@ -58,7 +56,7 @@ def test_takes_what_is_feasible_and_fits():
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 7), (30, 6), (300, 77), (1000, 3)])
 def test_draws_as_the_reference(size, count):
-    p = op.project_reference(weights(size, 2.0), count, 0.1 * count / size)
+    p = op.projected(weights(size, 2.0), count, 0.1 * count / size)
     ours, theirs = (torch.tensor(0.25, dtype=torch.float64) for _ in range(2))
     for _ in range(5):
         index, drawn = sampling.draw(p, ours, count)

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from razorctl.ops import topk as op
-from razorctl.ops.topk import topk_pack_reference, topk_unpack_reference
+from razorctl.ops.topk import unpack_at_once
 from razorctl.ops.triton import topk
+from tests import references
 
 
 @pytest.fixture
@@ -23,11 +24,11 @@ def test_saves_what_the_reference_saves(n, dtype, small):
     for x in (some, (3 * some).round(), odd, torch.zeros_like(some)):
         for k in {max(1, n // 3), n}:
             values, bitmap = topk.topk_pack(x, k)
-            want = topk_pack_reference(x, k)
+            want = references.topk_pack(x, k)
             assert torch.equal(bitmap, want[1])
             torch.testing.assert_close(values, want[0], rtol=0, atol=0, equal_nan=True)
             dense = topk.topk_unpack(values, bitmap, [n])
-            want_dense = topk_unpack_reference(*want, [n])
+            want_dense = unpack_at_once(*want, [n])
             torch.testing.assert_close(dense, want_dense, rtol=0, atol=0, equal_nan=True)
 
 
@@ -35,16 +36,16 @@ def test_shapes_and_layouts(small):
     x = torch.randn(7, 40).T
     values, bitmap = topk.topk_pack(x, 50)
     dense = topk.topk_unpack(values, bitmap, list(x.shape))
-    assert torch.equal(dense, topk_unpack_reference(*topk_pack_reference(x, 50), [40, 7]))
+    assert torch.equal(dense, unpack_at_once(*references.topk_pack(x, 50), [40, 7]))
 
 
-@pytest.mark.parametrize("pack", [topk.topk_pack, op.topk_pack._init_fn, op.on_cpu, op.topk_pack])
+@pytest.mark.parametrize("pack", [topk.topk_pack, op.topk_pack.body, op.on_cpu, op.topk_pack])
 def test_nothing_is_packed_of_nothing(pack, small):
     """By the kernel, its body, the body on a CPU, and what runs there."""
     values, bitmap = pack(torch.empty(0, 3, dtype=torch.bfloat16), 0)
     assert (values.shape, values.dtype) == ((0,), torch.bfloat16)
     assert (bitmap.shape, bitmap.dtype) == ((0,), torch.uint8)
-    for unpack in (topk.topk_unpack, op.topk_unpack._init_fn, op.topk_unpack):
+    for unpack in (topk.topk_unpack, op.topk_unpack.body, op.topk_unpack):
         assert unpack(values, bitmap, [0, 3]).shape == (0, 3)
 
 
