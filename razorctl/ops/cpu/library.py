@@ -43,7 +43,10 @@ class Copy(ctypes.Structure):
 class Codes(ctypes.Structure):
     """struct codes of gemm.c for a matrix of int8, which it keeps."""
 
-    _fields_ = [("at", c_void_p), *((name, c_int64) for name in ("rows", "row", "terms", "term"))]
+    _fields_ = [
+        ("at", c_void_p),
+        *((name, c_int64) for name in ("rows", "row_stride", "terms", "term_stride")),
+    ]
 
     def __init__(self, codes: Tensor) -> None:
         self.tensor = codes if 1 in codes.stride() else codes.contiguous()
@@ -74,7 +77,7 @@ def _types(name: str, given: str) -> tuple[Any, ...]:
     """The types of arguments as C declares them: "const float *x, int64_t rows"."""
     found = []
     for one in [] if given.strip() == "void" else given.split(","):
-        kind = re.sub(r"\bconst\b|\w+\s*$", "", one)
+        kind = re.sub(r"\bconst\b|\brestrict\b|\w+\s*$", "", one)
         kind = " ".join(kind.split())
         if kind not in TYPES and not kind.endswith("*"):
             known = ", ".join(TYPES)

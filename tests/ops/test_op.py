@@ -1,4 +1,4 @@
-"""When an op calls its kernel without PyTorch's dispatcher, and when not."""
+"""What an op makes of its signature; and when it calls a kernel without PyTorch's dispatcher."""
 
 from contextlib import nullcontext
 
@@ -7,7 +7,13 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from razorctl.ops import kernels
+from razorctl.ops.activation import activation_grad
 from razorctl.ops.int8 import int8_rows
+from razorctl.ops.norm import norm_grad
+from razorctl.ops.op import FewBitCopy
+from razorctl.ops.quantize import dequantize, quantize
+from tests.references import copied
 
 
 class Mode(TorchDispatchMode):
@@ -72,3 +78,36 @@ def test_a_compiler_sees_the_op():
     torch._dynamo.reset()
     torch.compile(rows, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2, 8))
     assert "razorctl.int8_rows" in seen[0].code
+
+
+def test_a_copy_is_several_arguments_in_the_schema_and_one_elsewhere():
+    schema = [a.name for a in norm_grad.overload._schema.arguments]
+    own = list(FewBitCopy._fields)
+    assert schema == ["dy", *own, "weight", "rstd", "centers", "residual"]
+    dy, copy = torch.randn(6, 64), copied(torch.randn(6, 64), 4, 6)
+    args = dy, copy, None, torch.rand(6, 1), True
+    assert norm_grad.grouped(norm_grad.flat(args)) == (*args, None)  # the default of the residual
+    with torch.no_grad():
+        got = norm_grad(*args)
+    for mine, theirs in zip(got, norm_grad.overload(*norm_grad.flat(args)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_no_kernel_forgets_the_bias_of_a_copy():
+    dy, copy = torch.randn(6, 64), copied(torch.randn(6, 64), 4, 6)
+    biased = copy._replace(bias=torch.randn(64))
+    for op, others in ((norm_grad, (None, torch.rand(6, 1), True)), (activation_grad, ("gelu",))):
+        got, want = op(dy, biased, *others), op.body(dy, biased, *others)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        registered = kernels.REGISTERED.get((op.name, "cuda"))
+        assert registered is None or not registered.takes(dy, biased, *others)
+
+
+def test_a_compiler_sees_an_op_that_takes_a_copy():
+    def restored(x):
+        with torch.no_grad():
+            return dequantize(FewBitCopy(*quantize(x, 4, 2), 4, 2), 2, torch.float32)
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 64)
+    assert torch.equal(torch.compile(restored, backend="eager", fullgraph=True)(x), restored(x))

@@ -1,0 +1,58 @@
+"""What Python knows of the C files, read from them."""
+
+import re
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+
+import pytest
+import torch
+
+from razorctl.ops.cpu import build, library
+from razorctl.ops.functions import NUMBERS
+
+HEADER = (build.SOURCES / "common.h").read_text("utf-8")
+SOURCES = "\n".join(path.read_text("utf-8") for path in build.SOURCES.glob("*.c"))
+
+
+def members(kind: str, source: str) -> list[str]:
+    """The names in `struct x {...}` or `enum x {...}`, in their order."""
+    inside = re.search(rf"{kind} {{(.*?)}}", source, re.DOTALL)[1]
+    return re.findall(r"(\w+)(?=\s*[,;]|\s*$)", inside)
+
+
+def test_types_of_arguments_are_those_in_c():
+    source = """
+int razorctl_one(const struct copy *copy, const void *restrict x, int64_t rows,
+                 float low, int8_t *codes, int threads) {
+}
+int razorctl_two(void) { return 1; }
+static int mine(double x) {
+"""
+    types = POINTER(library.Copy), c_void_p, c_int64, c_float, c_void_p, c_int
+    assert library.prototypes(source) == {"one": types, "two": ()}
+    with pytest.raises(TypeError, match=r"^razorctl_f takes 'double', but arguments are pointers"):
+        library.prototypes("int razorctl_f(double x, int threads) {")
+
+
+def test_no_kernel_is_called_but_those_whose_types_are_known():
+    if library.library() is None:
+        pytest.skip(library.state())
+    names = re.findall(r"\brazorctl_(\w+)\(", SOURCES)
+    assert set(names) == set(library.prototypes(SOURCES))
+    with pytest.raises(
+        LookupError, match=r"^no file in .*cpu defines int razorctl_other\(\.\.\.\)$"
+    ):
+        library.call("other", torch.ones(3))
+
+
+@pytest.mark.parametrize("name", ["copy", "codes"])
+def test_a_structure_has_the_members_that_it_has_in_c(name):
+    structure = {"copy": library.Copy, "codes": library.Codes}[name]
+    found = members(f"struct {name}", HEADER + SOURCES)
+    assert [field for field, _ in structure._fields_] == found
+
+
+def test_numbers_of_functions_and_dtypes_are_those_in_c():
+    names = ["IDENTITY" if f is None else f.upper().replace("-", "_") for f in NUMBERS]
+    assert names == members("enum function", HEADER)
+    assert list(NUMBERS.values()) == list(range(len(names)))
+    assert len(library.DTYPES) == len(members("enum dtype", HEADER))
