@@ -1,4 +1,7 @@
-"""Dropout that returns its mask, and draws what the stock one draws."""
+"""Dropout that returns its mask, and draws what the stock one draws.
+
+Forward: y = mask x / (1 - p), of any shape. Backward: dx = mask dy / (1 - p).
+"""
 
 import torch
 import torch.nn.functional as F

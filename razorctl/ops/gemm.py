@@ -1,5 +1,8 @@
 """The GEMM of two int8 operands with the scales of both.
 
+out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k], b [n, k], a_scale [m, 1],
+b_scale [n], left [m], right [n].
+
 The dimension that it contracts cannot have scales, so each operand has one for each slice along its
 other dimension. In dX = dy W these are the rows of dy and the columns of W. `int8_operand` makes
 the operand that stands for x in dW = dy^T x.

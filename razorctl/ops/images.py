@@ -1,5 +1,7 @@
 """Images [batch, channels, ...] as rows [pixels, channels], and few-bit copies of them.
 
+Forward: the copy of x, or of (x - mean) rstd. Backward: f(x) for the x of the copy, as images.
+
 The ops here make a copy of images with channels first, and images of a copy, without rows in
 memory. Their kernels are for CPUs; elsewhere rows are made first, for the ops of `quantize`.
 """

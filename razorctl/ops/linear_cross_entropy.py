@@ -1,5 +1,8 @@
 """Cross-entropy of the logits of a linear layer, which never exist as a whole.
 
+Logits z = x W^T + b [tokens, classes], loss = logsumexp(z) - sum t z of each token; and the
+gradients dx = g W, dW = g^T x, db = sum g, for g = factor (p - t).
+
 With p the softmax of the logits and t the target, smoothed or not, the gradient of a token's loss
 with respect to its logits is p - t. So the pass over parts of the tokens that computes the losses
 can compute the gradients of the layer's input and weight too, and nothing of the vocabulary's size

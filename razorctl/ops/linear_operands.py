@@ -1,7 +1,8 @@
 """All that the int8 GEMMs of a linear layer's backward pass multiply with dy, in one operation.
 
 For dW = dy^T x these are dy with half of the spread of its rows' scales, and x with the rest of it
-(`int8.balance`, `int8_operand`), for dX = dy W the weight (`int8.int8_columns`). Each is an op too.
+(`int8.balance`, `int8_operand`), for dX = dy W the weight (`int8.int8_columns`); dy [rows, out], x
+[rows, in], W [out, in]. Each is an op too.
 On a card they take two launches together, where they would take seven.
 """
 

@@ -1,5 +1,8 @@
 """Cross-entropy of the enlarged logits of images, which never exist for a whole batch.
 
+Logits z = enlarged x, loss = logsumexp(z) - sum t z of each pixel [batch, height, width]; and the
+gradient dx [batch, classes, h, w], what enlarging sends back of factor (p - t).
+
 Segmentation models compute logits of a low resolution and enlarge them to that of the labels. With
 p the softmax of a pixel's logits and t its target, smoothed or not, the gradient of its loss with
 respect to them is p - t. So the pass over parts of the images that computes the losses can compute

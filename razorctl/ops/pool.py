@@ -1,4 +1,8 @@
-"""Maxima of windows of images, with the place of each in its window in a few bits."""
+"""Maxima of windows of images, with the place of each in its window in a few bits.
+
+Forward: y = max of each window of x [batch, channels, height, width]. Backward: dx is the sum of dy
+of the windows whose maximum an element was.
+"""
 
 import math
 

@@ -1,9 +1,11 @@
 """Few-bit copies: codes of 2 to 8 bits with a zero point and a scale for each tile.
 
-A tile is one column of some rows that follow each other. A value is scale * (code - zero_point /
-8). The codes cover their tile from its least to its greatest value; 2-bit codes cover less (CLIP).
-Group-wise quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et
-al., 2021). Tiles are columns here, because columns of activations differ more than rows do.
+Forward, of x [rows, columns]: scale = (max - min) / (2^bits - 1) and zero_point = round(-8 min /
+scale) of each tile, code = round(x / scale + zero_point / 8). Backward: x = scale * (code -
+zero_point / 8) + bias. A tile is one column of some rows that follow each other. The codes cover
+their tile from its least to its greatest value; 2-bit codes cover less (CLIP). Group-wise
+quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021).
+Tiles are columns here, because columns of activations differ more than rows do.
 """
 
 from collections.abc import Callable

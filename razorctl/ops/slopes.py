@@ -1,6 +1,6 @@
 """Functions with two slopes: one bit for each element tells which, and so the exact gradient.
 
-Forward: bit = low < x < high. Backward: dx = dy inside where the bit is set, dy outside elsewhere.
+Forward: bit = low < x < high, for x [n]. Backward: dx = dy inside where it is set, else dy outside.
 """
 
 import math

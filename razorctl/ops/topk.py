@@ -1,5 +1,8 @@
 """Exact-k element top-k: k values and one bit per element (Back Razor, NeurIPS 2022).
 
+Forward: the k elements of largest |x|, and a bit for each of the n elements. Backward: the dense x
+that has them where a bit is set, and 0 elsewhere.
+
 Exactly k elements are kept, and of equal ones those at the lowest positions, so the kept bytes
 depend on shapes alone. A `>=` threshold would keep every element once more than numel - k of them
 are 0.

@@ -1,4 +1,7 @@
-"""Kernels of activation functions: with a few-bit copy of their input, and their gradient."""
+"""Kernels of ops.activation: y = f(x) with a copy of x, and dx = f'(x) dy, all [rows, columns].
+
+The copy is made by the kernels of `quantize`, which store f(x) as well.
+"""
 
 from collections.abc import Iterator
 

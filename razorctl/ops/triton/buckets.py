@@ -1,4 +1,7 @@
-"""Kernels of to_buckets and from_buckets: the whole tensor is one line of codes."""
+"""Kernels of ops.buckets: code = how many ends are below x, and the stand-in of each code.
+
+The whole tensor is one line of codes.
+"""
 
 from collections.abc import Iterator
 

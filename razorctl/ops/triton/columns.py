@@ -1,4 +1,4 @@
-"""The kernel of gather_columns."""
+"""The kernel of ops.columns: out [n, s] = x[:, index] for x [n, d] and index [s]."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,7 @@
 """GEMMs of int8 operands, both contiguous along k, whose scales are applied before the store.
 
+out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k].
+
 Three ways compute the same numbers: a Triton kernel in one of the tiles of `tiles`; for a product
 of few tiles, the same kernel with the terms of each tile split among several programs, which add
 theirs to an int32 product, in whichever order; and `torch._int_mm` with its int32 product. The

@@ -1,4 +1,8 @@
-"""Kernels of int8 copies: of rows, of columns, and with half of the rows' spread taken back."""
+"""Kernels of ops.int8, for x [rows, columns]: of rows, of columns, and `balance`.
+
+scale = max |x| / 127 of a row or a column, code = round(x / scale). balance: codes sqrt(scale / s),
+rounded, and scales sqrt(scale s), for the largest scale s.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""Kernels of int8_operand: the columns' scales from those of their tiles, then the codes."""
+"""Kernels of ops.int8_operand: the columns' scales from those of their tiles, then the codes.
+
+codes [columns, rows] = round(row_scale (f(x) - center) / scale), for x [rows, columns] of a copy.
+"""
 
 from collections.abc import Iterator
 from itertools import product

@@ -1,6 +1,7 @@
 """Kernels of linear_operands: first all scales and bounds, then all codes, side by side.
 
-A program of either does what one of `int8_operand`, `int8.balance` or `int8.int8_columns` does.
+int8 copies of dy [rows, out], x [rows, in] and the weight [out, in], each transposed. A program of
+either does what one of `int8_operand`, `int8.balance` or `int8.int8_columns` does.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Kernels of norms: statistics of rows, and the gradient from a few-bit copy of x_hat.
+"""Kernels of ops.norm: statistics of rows, and the gradient from a few-bit copy of x_hat.
+
+x_hat = (x - mean) rstd of x [rows, columns]; with g = dy weight, dx = rstd (g - mean(g) - x_hat
+mean(g x_hat)) + residual, dweight = sum dy x_hat, dbias = sum dy; without means for RMSNorm.
 
 norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they are
 known, as after `residual_add`; the second, that of `quantize`, reads it again for y and the codes.

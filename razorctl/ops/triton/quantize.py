@@ -1,4 +1,8 @@
-"""Kernels of quantize and dequantize; the quantizing ones serve functions and norms as well."""
+"""Kernels of ops.quantize; those that make a copy serve functions and norms as well.
+
+code = round(x / scale + zero_point / 8) of x [rows, columns], and x = scale * (code - zero_point /
+8) + bias; scale, zero_point [tiles, columns].
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -1,4 +1,7 @@
-"""The bandit's projection and a systematic draw, each one launch of one program."""
+"""Kernels of ops.sampling: the bandit's projection and a draw, each one launch of one program.
+
+p = clip(c w, p_min, 1) with sum p = total; and the entries that hold u, u + 1, ... of their sums.
+"""
 
 from collections.abc import Iterator
 

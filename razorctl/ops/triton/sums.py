@@ -1,4 +1,7 @@
-"""Sums of partial sums, which several kernels leave for each of their programs."""
+"""Sums of partial sums, which several kernels leave for each of their programs.
+
+total [columns] = sum over rows of partial [rows, columns], for up to three matrices.
+"""
 
 import triton.language as tl
 from torch import Tensor

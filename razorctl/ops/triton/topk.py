@@ -1,4 +1,6 @@
-"""Exact-k selection: the key of rank k digit by digit from histograms, then one ordered pass.
+"""Kernels of ops.topk: the key of rank k digit by digit from histograms, then one ordered pass.
+
+values [k] and bits [n] of the k largest |x|; and the dense tensor [n] of them.
 
 Keys are the bits of |x|, 15 or 31 of them, so kernels see integers. Every program owns one stretch
 of positions, of which there are at most PROGRAMS; what lies before a stretch is the sum of the
