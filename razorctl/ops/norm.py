@@ -1,8 +1,8 @@
 """Norms over the last axis: with a few-bit copy of the normalized input, and the gradient from it.
 
-Forward, of x [rows, columns]: x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat weight
-+ bias. Backward, with g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)) + residual,
-without mean(g) for RMSNorm; dweight = sum dy x_hat, dbias = sum dy over the rows.
+Forward, of x [rows, columns]: x_hat = (x - mean) rstd, without the mean for RMSNorm; y = x_hat
+weight + bias. Backward, with g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)) +
+residual, without mean(g) for RMSNorm; dweight = sum dy x_hat, dbias = sum dy over the rows.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Draws with given inclusion probabilities, and the projection that makes probabilities of weights.
 
-project: p = clip(c w, p_min, 1) [size] with the c for which sum p = total. draw: the d [count] whose
-stretch of the running sum of p holds one of u, u + 1, ... They have no backward pass.
+project: p = clip(c w, p_min, 1) [size] with the c for which sum p = total. draw: the d [count]
+whose stretch of the running sum of p holds one of u, u + 1, ... They have no backward pass.
 
 Registered as ops, so that each can become one kernel launch and no compiler takes them apart.
 """

@@ -66,25 +66,25 @@ def activation_grad_int8_kernel(
     first = tile * tile_rows + start
     last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
     column = tl.arange(0, C)
-    there = (column < columns)[None, :]
+    inside = (column < columns)[None, :]
     total = tl.zeros((1, C), tl.float32)
     for number in tl.range(first, last, num_stages=AHEAD):
         row = number + tl.zeros((1,), tl.int64)
-        numbers = unpacked(packed, row, column, columns, there, BITS, V)
+        numbers = unpacked(packed, row, column, columns, inside, BITS, V)
         # Read again, from a cache, for each row: a thread has no registers left to hold these.
         offset, step = affine(zero_point, scale, None, tile, column, columns)
         x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         src = dy + row[:, None] * stride + column[None, :]
-        result = tl.load(src, mask=there, other=0.0).to(tl.float32) * slope(x, FUNCTION)
+        result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
         # The int8 copy is that of the gradient in its dtype.
         result = result.to(dy.dtype.element_ty).to(tl.float32)
         at = row[:, None] * columns + column[None, :]
         each = row_scale(result)
-        tl.store(codes + at, codes_of(result, inverse(each)[:, None]), mask=there)
+        tl.store(codes + at, codes_of(result, inverse(each)[:, None]), mask=inside)
         tl.store(code_scale + row, each)
         total += result
     to = sums + tl.program_id(0).to(tl.int64) * columns + column[None, :]
-    tl.store(to, total, mask=there)
+    tl.store(to, total, mask=inside)
 
 
 def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:

@@ -26,9 +26,10 @@ def gather_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    source = tl.load(index + column, column < columns, 0) * column_stride
-    values = tl.load(x + row[:, None] * row_stride + source[None, :], inside)
-    tl.store(out + row[:, None] * columns + column[None, :], values, inside)
+    at = tl.load(index + column, column < columns, 0) * column_stride
+    src = x + row[:, None] * row_stride + at[None, :]
+    to = out + row[:, None] * columns + column[None, :]
+    tl.store(to, tl.load(src, inside), inside)
 
 
 def _rows(size: int) -> int:
