@@ -59,8 +59,20 @@ def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
     assert eval(train, names)["job"]["steps"] == 2
 
 
+def test_the_op_of_contributing_works_as_printed():
+    """In a process of its own, since an op stays."""
+    code, _ = blocks(CONTRIBUTING)
+    run(
+        "-c",
+        f"__name__ = 'razorctl.ops.limits'\n{code}\n"
+        "import torch\nfrom tests.references import opcheck\n"
+        "opcheck(limited, (x := torch.randn(5, 7), 0.5))\n"
+        "assert torch.equal(limited(x, 0.5), x.clamp(-0.5, 0.5))",
+    )
+
+
 def test_the_rule_of_contributing_works_as_printed(monkeypatch):
-    (code,) = blocks(CONTRIBUTING)
+    _, code = blocks(CONTRIBUTING)
     names: dict[str, Any] = {"__name__": "signs"}
     exec(code, names)
     rule = names["Signs"]()
