@@ -52,8 +52,8 @@ def said(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
 
 
-def train(job: Job, out) -> Run:
-    run = finetune(job, RAZOR, out=out, device="cpu")
+def train(job: Job, out, recipe: Recipe = RAZOR) -> Run:
+    run = finetune(job, recipe, out=out, device="cpu")
     list(run)
     return run
 
@@ -82,7 +82,9 @@ def test_a_compiled_run_trains_as_an_eager_one(no_codegen, tmp_path):
 
 def test_a_run_without_a_compiler_is_the_eager_one(broken, tmp_path, caplog):
     job = replace(JOB, steps=5, accumulate=2)
-    eager, failed = (train(replace(job, compile=c), tmp_path / str(c)) for c in (False, True))
+    eager, failed = (
+        train(replace(job, compile=c), tmp_path / str(c), Recipe("full")) for c in (False, True)
+    )
     assert failed.result()["job"]["compile"]
     assert not failed.result()["compiled"]
     assert [step.loss for step in failed.history] == [step.loss for step in eager.history]
