@@ -1,7 +1,7 @@
 """Codes of a function's argument that tell its derivative: the interval that it lies in.
 
-Forward: code = how many of the 2^bits - 1 ends are below x, of any shape. Backward: f'(s) dy, where
-s is the stand-in of the interval; `from_buckets` gives s.
+Forward: code = how many of the 2^bits - 1 ends are below x, of any shape. Backward: f'(r) dy, where
+r is the stand-in of the interval; `from_buckets` gives r.
 
 The derivative of GELU or SiLU is all that their backward pass needs. It is nearly constant over
 long stretches, so few intervals tell it (Few-bit backward, Novikov et al., 2023). The intervals are
