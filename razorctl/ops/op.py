@@ -139,14 +139,15 @@ class Op(Generic[P, R]):
         """A function of the body's arguments as one of those that the schema has."""
         if self.place is None:
             return function
+        place, end = self.place, self.place + len(FewBitCopy._fields)
 
-        def run(*flat: Any, **kwargs: Any) -> R:
-            return function(*self.grouped(flat), **kwargs)
+        def run(*flat: Any) -> R:  # the function has the defaults of what is missing
+            return function(*flat[:place], FewBitCopy._make(flat[place:end]), *flat[end:])
 
         signature = inspect.signature(self.body)
         found = list(signature.parameters.values())
-        found[self.place : self.place + 1] = [
-            inspect.Parameter(name, found[self.place].kind, annotation=kind)
+        found[place : place + 1] = [
+            inspect.Parameter(name, found[place].kind, annotation=kind)
             for name, kind in FewBitCopy.__annotations__.items()
         ]
         vars(run)["__signature__"] = signature.replace(parameters=found)
