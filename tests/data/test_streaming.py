@@ -163,6 +163,20 @@ def test_lines_are_checked_as_they_are_read():
     assert splits.skipped == ["train.csv, line 24 (empty text)", "train.csv, line 25 (no label)"]
 
 
+def test_a_row_of_another_type_hides_no_other():
+    for split in ("train", "test"):
+        texts = [5, "a b", " ", "c d"] if split == "train" else ["a b", "c d"]
+        rows = [json.dumps({"text": text, "label": "ab"[i % 2]}) for i, text in enumerate(texts)]
+        Path("d").mkdir(exist_ok=True)
+        Path("d", f"{split}.jsonl").write_text("\n".join(rows))
+    splits = data.of(replace(TEXTS, skip_bad=True, text_column="text", label_column="label")).load()
+    assert [row.values["text"] for row in splits.train.in_order()] == ["a b", "c d"]
+    assert splits.skipped == [
+        "train.jsonl, line 1 (text is no text)",
+        "train.jsonl, line 3 (empty text)",
+    ]
+
+
 def test_an_image_outside_the_folder_is_never_left_out():
     photos(Path("d"))
     for split in ("train", "test"):

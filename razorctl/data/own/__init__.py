@@ -10,13 +10,11 @@ from typing import TypeVar
 from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
-from razorctl.data.own import folder, hub, masks, recognition, stream, tables, tasks, texts
+from razorctl.data.own import folder, hub, recognition, stream, tables, texts
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
-from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw
-from razorctl.data.own.rows import faults
-from razorctl.data.own.splitting import Checked, held, share
+from razorctl.data.own.splitting import Checked, checked, held
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.job import LANGUAGE, Job, Task
@@ -44,7 +42,7 @@ def find(job: Job, trained: Job | None = None) -> Source:
     card = hub.card(ask) if of_hub and trained is None else None
     if card is not None:
         return _of_card(ask, card)
-    return _source(_checked(ask, read(ask)))
+    return _source(checked(ask, read(ask)))
 
 
 def _source(checked: Checked) -> Source:
@@ -57,11 +55,11 @@ def _source(checked: Checked) -> Source:
 def _of_card(ask: Ask, card: hub.Card) -> Source:
     """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
     counts = {**card.counts}
-    counts["aside"] = held(counts["train"], share(ask, counts))
+    counts["aside"] = held(counts["train"], ask.share(counts))
     counts["train"] -= counts["aside"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
-        return _checked(ask, hub.read(ask)).load(progress)
+        return checked(ask, hub.read(ask)).load(progress)
 
     used = card.columns
     told = f"{used.told}, as its card says"
@@ -118,22 +116,6 @@ def read(ask: Ask) -> Raw:
     return hub.read(ask) if ask.name.startswith(hub.PREFIX) else _read(ask, _raw)
 
 
-def _checked(ask: Ask, raw: Raw) -> Checked:
-    """The rows with all that is wrong with them; refuses them at once if that is known by now."""
-    for split, own in raw.names.items():
-        if not len(raw.splits[split]):
-            raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
-    if raw.task in LANGUAGE:
-        raw = texts.divided(ask, raw)
-    elif raw.task == "segmentation":
-        raw = masks.named(raw)
-    classes, numbers = numbered(raw)
-    checked = Checked(ask, raw, classes, numbers, faults(raw, numbers))
-    if not ask.skip_bad and (any(checked.faults.values()) or raw.nowhere):
-        checked.looked(lambda _: None)
-    return checked
-
-
 def _read(ask: Ask, found: Callable[[Ask, Path], T]) -> T:
     """What `found` makes of the file or the folder that is named."""
     name, path = ask.name, Path(ask.name).expanduser()
@@ -163,12 +145,12 @@ def _raw(ask: Ask, path: Path) -> Raw:
     if found is not None:
         return tables.read(ask, found)
     recognition.refuse_folder(ask, path)
-    if "segmentation" in ask.tasks and (parts := masks.layout(path)) is not None:
-        return masks.read(ask, path, parts)
+    if "segmentation" in ask.tasks and (parts := folder.layout(path)) is not None:
+        return folder.masked(ask, path, parts)
     if language is not None and (files := texts.in_folder(path)):
         return texts.read(ask, path, files, language)
     if "classification" not in ask.tasks:
-        raise tasks.unserved(ask)
+        raise recognition.unserved(ask)
     return folder.read(ask, path)
 
 

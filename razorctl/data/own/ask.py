@@ -3,12 +3,14 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Optional
 
 from razorctl import models
 from razorctl.errors import UsageError
 from razorctl.job import LANGUAGE, Job, Task
 
+SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
 KNOWN = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -118,7 +120,32 @@ class Ask:
                 )
         return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
 
+    def share(self, splits: Collection[str]) -> float:
+        """The share of the training rows that is put aside of data that have these splits.
+
+        Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
+        """
+        if "validation" in splits:
+            if self.validation is not None:
+                raise UsageError(
+                    f"{self.name} has a validation split, so nothing is put aside; leave "
+                    "--validation out."
+                )
+            return 0.0
+        if self.validation == 0 and "test" not in splits:
+            raise UsageError(
+                f"{self.name} has no validation or test split; give --validation a share such "
+                f"as {SHARE}."
+            )
+        return SHARE if self.validation is None else self.validation
+
 
 def role(name: str) -> str | None:
     """The split that is usually called so; None if there is none."""
     return next((split for split in KNOWN if name.casefold() in KNOWN[split]), None)
+
+
+def split_of(file: Path) -> str:
+    """The split that a file is of: its name, without the number of a part, as in train-00000."""
+    word = file.stem.replace("_", "-").split("-")[0].split(".")[0]
+    return word if role(word) else file.stem

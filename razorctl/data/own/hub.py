@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data import Splits
-from razorctl.data.own import chats, columns, parquet, recognition, stream, tasks
+from razorctl.data.own import chats, columns, parquet, recognition, stream
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.labels import Labels
@@ -77,7 +77,7 @@ def card(ask: Ask) -> Card | None:
     sample = columns.Sample(values, images, classes)
     recognition.refuse(ask, sample)
     try:
-        used = tasks.detect(ask, sample)
+        used = recognition.detect(ask, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     if used.task in LANGUAGE and "classification" not in ask.tasks[:1]:
@@ -218,7 +218,7 @@ def _detected(
     ask: Ask, sample: Sample, kinds: "Features"
 ) -> tuple[Columns, tuple[str, ...] | None]:
     """The columns that are used, and the names of the classes if the label's type has them."""
-    used = tasks.detect(columns.as_trained(ask, sample), sample)
+    used = recognition.detect(columns.as_trained(ask, sample), sample)
     for column, flag in ((used.image, "--image-column"), (used.mask, "--label-column")):
         if column is not None and column not in sample.images:
             raise UsageError(

@@ -166,7 +166,7 @@ def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
                 row[own], fault = chats.written(value)
                 row["fault"] = row["fault"] or fault
             elif value is not None and not isinstance(value, str):
-                row["fault"] = row["fault"] or f"{column} is no text"
+                row[own], row["fault"] = None, row["fault"] or f"{column} is no text"
             elif own in ("image", "mask"):
                 row[own], row["fault"] = image(file.parent, value, row["fault"], own)
             else:

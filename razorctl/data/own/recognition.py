@@ -1,4 +1,4 @@
-"""Kinds of data by what they look like; what a model is not for is refused by its name."""
+"""What data are for, by what they look like; what no model is for is refused by its name."""
 
 import mmap
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from razorctl import documents, models
-from razorctl.data.own import columns, masks
+from razorctl.data.own import columns, folder
 from razorctl.data.own.ask import Ask, role
-from razorctl.data.own.columns import LABELS, SUFFIXES, TEXTS, Sample
+from razorctl.data.own.columns import LABELS, SUFFIXES, TEXTS, Columns, Sample
 from razorctl.data.own.labels import DECIMAL
 from razorctl.errors import UsageError
 from razorctl.job import Task
@@ -238,6 +238,60 @@ def of_others(ask: Ask, what: str, task: Task, override: str) -> UsageError:
     )
 
 
+def detect(ask: Ask, sample: Sample) -> Columns:
+    """The task that a table is for, and the columns that it uses.
+
+    A given task settles it. Otherwise conversations are for causal-lm, images with masks for
+    segmentation, what has a label for classification, and texts alone for the first task of the
+    model that models language, as far as the model is for these. If that is its most usual task,
+    only a column that is a label by name or type counts as one.
+    Raises what `columns.detect` raises, and UsageError if the table does not serve the given task
+    or is of one of KINDS.
+    """
+    tasks = ask.tasks
+    refuse(ask, sample)
+    if ask.text_column is None and ask.label_column is None:
+        messages = columns.conversations(sample)
+        if messages is not None and "causal-lm" in tasks:
+            return Columns("", task="causal-lm", messages=messages)
+        if messages is not None:
+            override = "name a column of texts with --text-column"
+            raise of_others(ask, "conversations", "causal-lm", override)
+    if "segmentation" in tasks or ask.label_column is None:
+        image, mask = columns.masked(ask, sample)
+        if image is not None and mask is not None:
+            if "segmentation" in tasks:
+                return Columns("", image, task="segmentation", mask=mask)
+            override = "name the column of classes with --label-column"
+            raise of_others(ask, "images with masks", "segmentation", override)
+    lm = ask.language
+    if lm is not None:
+        text = columns.text(ask, sample)
+        named = tasks[0] == lm
+        classes = "classification" in tasks
+        if text is not None and not (classes and columns.labels(ask, sample, [text], named=named)):
+            if ask.label_column is not None:
+                raise UsageError(f"{lm} learns from texts alone; leave --label-column out.")
+            return Columns("", texts=(text,), task=lm)
+    if "classification" not in tasks:
+        raise unserved(ask, f", only the columns {', '.join(sample.values)}")
+    return columns.detect(ask, sample)
+
+
+def unserved(ask: Ask, more: str = "") -> UsageError:
+    """The error for data that serve none of the tasks; more: what they have instead."""
+    name, task = ask.name, ask.tasks[0]
+    if "segmentation" in ask.tasks:
+        return UsageError(
+            f"{name} has no images with masks, which segmentation learns from{more}; give folders "
+            "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    return UsageError(
+        f"{name} has no single column or files of texts, which {task} learns from{more}; give TXT "
+        "files, or a table with --text-column."
+    )
+
+
 def refuse_document(ask: Ask, file: Path) -> UsageError:
     """Raises UsageError for a JSON document of one of KINDS; returns that for any other."""
     found: Any = None
@@ -311,12 +365,12 @@ class Folder:
 
     @property
     def drawn(self) -> bool:
-        """Whether it has images with masks, as `masks.layout` finds them."""
+        """Whether it has images with masks, as `folder.layout` finds them."""
         near = [self.top, *(self.top / name for name in self.inside[self.top][0])]
         called = [{name.casefold() for name in self.inside[here][0]} for here in near]
-        if not any(of & {*masks.IMAGES} and of & {*masks.MASKS} for of in called):
+        if not any(of & {*folder.IMAGES} and of & {*folder.MASKS} for of in called):
             return False
-        parts = masks.layout(self.top) or {}
+        parts = folder.layout(self.top) or {}
         return any(
             file.is_relative_to(of) for _, of in parts.values() for file in self.files(*SUFFIXES)
         )

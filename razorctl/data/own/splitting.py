@@ -1,42 +1,20 @@
 """The splits of checked rows; some training rows are put aside where there is no validation."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, Splits, place
 from razorctl.data.own import contents, images, masks, notes, rows
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Said
-from razorctl.data.own.labels import Numbers
+from razorctl.data.own.labels import Numbers, numbered
 from razorctl.data.own.raw import Faults, Raw, refuse
-from razorctl.errors import DataError, UsageError
+from razorctl.errors import DataError
+from razorctl.job import LANGUAGE
 from razorctl.models.images import white
 
 if TYPE_CHECKING:
     import numpy as np
-
-SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
-
-
-def share(ask: Ask, splits: Collection[str]) -> float:
-    """The share of the training rows that is put aside of data that have these splits.
-
-    Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
-    """
-    if "validation" in splits:
-        if ask.validation is not None:
-            raise UsageError(
-                f"{ask.name} has a validation split, so nothing is put aside; leave "
-                "--validation out."
-            )
-        return 0.0
-    if ask.validation == 0 and "test" not in splits:
-        raise UsageError(
-            f"{ask.name} has no validation or test split; give --validation a share such "
-            f"as {SHARE}."
-        )
-    return SHARE if ask.validation is None else ask.validation
 
 
 def held(rows: int, share: float) -> int:
@@ -131,7 +109,7 @@ class Checked:
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
-        part = share(self.ask, self.raw.splits)
+        part = self.ask.share(self.raw.splits)
         if self.raw.cut:
             return kept[-1:]
         found = aside(self.numbers["train"][kept], part, self.ask.seed)
@@ -219,8 +197,62 @@ class Checked:
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
-            "validation": share(self.ask, self.raw.splits),
+            "validation": self.ask.share(self.raw.splits),
             "seed": self.ask.seed,
             "rows": away.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in found.items() if bad},
         }
+
+
+def checked(ask: Ask, raw: Raw) -> Checked:
+    """The rows with all that is wrong with them; refuses them at once if that is known by now."""
+    for split, own in raw.names.items():
+        if not len(raw.splits[split]):
+            raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
+    if raw.task in LANGUAGE:
+        raw = _divided(ask, raw)
+    elif raw.task == "segmentation":
+        raw = masks.named(raw)
+    classes, numbers = numbered(raw)
+    found = Checked(ask, raw, classes, numbers, rows.faults(raw, numbers))
+    if not ask.skip_bad and (any(found.faults.values()) or raw.nowhere):
+        found.looked(lambda _: None)
+    return found
+
+
+def _divided(ask: Ask, raw: Raw) -> Raw:
+    """The rows with a single training text as two, if its end is to be put aside.
+
+    It is cut at a line break, or else at a space. Raises DataError if it has none.
+    """
+    import pyarrow as pa
+    from datasets import Dataset
+
+    train = raw.splits["train"]
+    part = ask.share(raw.splits)
+    if "text" not in train.column_names or len(train) != 1 or not part:
+        return raw
+    text = train[0]["text"] or ""
+    at = _cut(text, part)
+    if at is None:
+        if not text.strip():
+            return raw  # which is bad
+        raise DataError(
+            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
+            "texts, or a validation split."
+        )
+    places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]
+    kind = pa.large_string()
+    table = pa.table({"text": pa.array([text[:at], text[at:].lstrip()], kind), "place": places})
+    return replace(raw, splits={**raw.splits, "train": Dataset(table)}, cut=True)
+
+
+def _cut(text: str, share: float) -> int | None:
+    """Where the end begins that is nearest to a share of a text; None if it cannot be cut."""
+    middle = min(max(round(len(text) * (1 - share)), 1), len(text))
+    for mark in ("\n", " "):
+        found = [text.rfind(mark, 0, middle), text.find(mark, middle)]
+        cuts = [at for at in found if at > 0 and text[:at].strip() and text[at:].strip()]
+        if cuts:
+            return min(cuts, key=lambda at: abs(at - middle))
+    return None

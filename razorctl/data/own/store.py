@@ -40,6 +40,15 @@ def packed(rows: Iterable[Mapping[str, Any]], schema: "pa.Schema") -> Iterator["
         yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
+def table(rows: Iterable[Mapping[str, Any]], *names: str) -> "Dataset":
+    """Rows in memory, with columns of text."""
+    import datasets
+    import pyarrow as pa
+
+    schema = pa.schema([(name, pa.string()) for name in names])
+    return datasets.Dataset(pa.Table.from_batches(packed(rows, schema), schema))
+
+
 def stored(
     files: Sequence[Path],
     schema: "pa.Schema",

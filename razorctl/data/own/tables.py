@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from razorctl.data import Splits
-from razorctl.data.own import columns, labels, lines, masks, notes, parquet, rows, stream, tasks
-from razorctl.data.own.ask import Ask, role
+from razorctl.data.own import (
+    columns,
+    folder,
+    labels,
+    lines,
+    notes,
+    parquet,
+    recognition,
+    rows,
+    stream,
+)
+from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.store import stamp
@@ -26,12 +36,6 @@ SUFFIXES = (*lines.READERS, ".parquet")
 
 def is_table(file: Path) -> bool:
     return file.suffix.casefold() in SUFFIXES and os.path.isfile(file)  # noqa: PTH113
-
-
-def split_of(file: Path) -> str:
-    """The split that a file is of: its name, without the number of a part, as in train-00000."""
-    word = file.stem.replace("_", "-").split("-")[0].split(".")[0]
-    return word if role(word) else file.stem
 
 
 def in_folder(folder: Path) -> dict[str, list[Path]]:
@@ -103,11 +107,11 @@ def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False)
     first = read.sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = tasks.detect(columns.as_trained(ask, first), first)
+    used = recognition.detect(columns.as_trained(ask, first), first)
     for file in every[1:]:
         _check(file, read.sample(file), used)
     if used.task == "segmentation":
-        class_names = [masks.class_names(root)]
+        class_names = [folder.class_names(root)]
     else:
         class_names = [read.class_names(file, used) for file in every]
     if len(set(class_names)) > 1:

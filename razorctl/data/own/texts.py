@@ -2,18 +2,15 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import lines, tables
-from razorctl.data.own.ask import Ask, role
+from razorctl.data.own import lines
+from razorctl.data.own.ask import Ask, role, split_of
 from razorctl.data.own.columns import SUFFIXES as IMAGES
 from razorctl.data.own.raw import Raw
-from razorctl.data.own.splitting import share
 from razorctl.data.own.store import packed, stored
-from razorctl.errors import DataError
 from razorctl.folders import spelled
 from razorctl.job import Task
 
@@ -51,7 +48,7 @@ def in_folder(folder: Path) -> Files:
 
 def _split(folder: Path, file: Path) -> str:
     inside = file.relative_to(folder).parts
-    return spelled(inside[0] if len(inside) > 1 else tables.split_of(file))
+    return spelled(inside[0] if len(inside) > 1 else split_of(file))
 
 
 def read(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
@@ -108,41 +105,3 @@ def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]
 def _joined(document: list[str]) -> str:
     """The lines of a document, with line breaks of Unix, and none at its end."""
     return "".join(document).replace("\r\n", "\n").replace("\r", "\n").rstrip()
-
-
-def divided(ask: Ask, raw: Raw) -> Raw:
-    """The rows with a single training text as two, if its end is to be put aside.
-
-    It is cut at a line break, or else at a space. Raises DataError if it has none.
-    """
-    import pyarrow as pa
-    from datasets import Dataset
-
-    train = raw.splits["train"]
-    part = share(ask, raw.splits)
-    if "text" not in train.column_names or len(train) != 1 or not part:
-        return raw
-    text = train[0]["text"] or ""
-    at = _cut(text, part)
-    if at is None:
-        if not text.strip():
-            return raw  # which is bad
-        raise DataError(
-            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
-            "texts, or a validation split."
-        )
-    places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]
-    kind = pa.large_string()
-    table = pa.table({"text": pa.array([text[:at], text[at:].lstrip()], kind), "place": places})
-    return replace(raw, splits={**raw.splits, "train": Dataset(table)}, cut=True)
-
-
-def _cut(text: str, share: float) -> int | None:
-    """Where the end begins that is nearest to a share of a text; None if it cannot be cut."""
-    middle = min(max(round(len(text) * (1 - share)), 1), len(text))
-    for mark in ("\n", " "):
-        found = [text.rfind(mark, 0, middle), text.find(mark, middle)]
-        cuts = [at for at in found if at > 0 and text[:at].strip() and text[at:].strip()]
-        if cuts:
-            return min(cuts, key=lambda at: abs(at - middle))
-    return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Progress, own
-from razorctl.data.own import columns, folder, images, masks, rows, tables, texts
+from razorctl.data.own import columns, folder, images, rows, tables, texts
 from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.labels import numbered
 from razorctl.data.own.raw import NOT_UTF8, Raw, content, refusal, refuse
@@ -250,7 +250,7 @@ def _images(name: str, stdin: Iterable[str], ask: Ask) -> list[tuple[str, str]]:
     top = Path(name)
     if name == STDIN or not top.is_dir():
         return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
-    parts = masks.layout(top) if ask.task == "segmentation" else None
+    parts = folder.layout(top) if ask.task == "segmentation" else None
     folders = {"": top}
     if parts is not None:
         folders = {split if len(parts) > 1 else "": of for split, (of, _) in parts.items()}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.data.own.masks import NAMES
+from razorctl.data.own.folder import NAMES
 from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
