@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data import Splits
-from razorctl.data.own.raw import content
+from razorctl.data.own.raw import COLUMNS, content
 
 if TYPE_CHECKING:
     import numpy as np
     from datasets import Dataset
 
 BATCH = 256  # rows
-COLUMNS = ("image", "mask", "text", "text_pair", "messages")
 
 
 def digested(splits: Splits) -> Splits:

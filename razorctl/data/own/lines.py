@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
-from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
+from razorctl.data.own.fields import FIELDS, worse
 from razorctl.data.own.labels import NUMBERS, SEVERAL
-from razorctl.data.own.raw import ADDRESS, OUTSIDE
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
 
@@ -124,11 +123,11 @@ def sample(file: Path) -> Sample:
 
 
 def schema(columns: Columns) -> "pa.Schema":
-    """The columns of `Raw`, all of text but conversations."""
+    """The columns of `Raw`; labels are texts."""
     import pyarrow as pa
 
     names = [*columns.renamed.values(), "place", "fault"]
-    return pa.schema([(n, chats.kind() if n == "messages" else pa.string()) for n in names])
+    return pa.schema([(n, FIELDS[n].kind() if n in FIELDS else pa.string()) for n in names])
 
 
 def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
@@ -162,15 +161,10 @@ def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
             value = line.values.get(column)
             if own == "label":
                 row[own] = _label(value, place, kinds)
-            elif own == "messages":
-                row[own], fault = chats.written(value)
-                row["fault"] = row["fault"] or fault
-            elif value is not None and not isinstance(value, str):
-                row[own], row["fault"] = None, row["fault"] or f"{column} is no text"
-            elif own in ("image", "mask"):
-                row[own], row["fault"] = image(file.parent, value, row["fault"], own)
             else:
-                row[own] = value
+                row[own], fault = FIELDS[own].read(value, column, file.parent)
+                if fault is not None:
+                    row["fault"] = worse(row["fault"], fault)
         yield row
 
 
@@ -192,19 +186,3 @@ def _label(value: Any, place: str, kinds: dict[str, str]) -> str | None:
         found = " and ".join(f"{kind} ({where})" for kind, where in kinds.items())
         raise DataError(f"labels are of mixed type, {found}; give all of them one type.")
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
-def image(
-    root: Path, value: str | None, fault: str | None = None, what: str = "image"
-) -> tuple[str, str | None]:
-    """The image or mask at the path `value`, relative to `root`, and the fault of its row."""
-    value = (value or "").strip()
-    path = Path(value)
-    if not value:
-        fault = fault or f"no {what} path"
-    elif "://" in value:
-        fault = ADDRESS
-    elif path.is_absolute() or ".." in path.parts:
-        fault = OUTSIDE
-    # Absolute, since the rows may be kept and used from another directory.
-    return str(root.absolute() / path), fault

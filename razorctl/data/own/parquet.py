@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import chats
 from razorctl.data.own.columns import SAMPLE, Columns, Sample
-from razorctl.data.own.lines import image
+from razorctl.data.own.fields import FIELDS, Reasons, worse
 from razorctl.data.own.store import BATCH, stored
 from razorctl.errors import DataError
 
@@ -123,17 +122,10 @@ def _schema(file: Path, columns: Columns) -> "pa.Schema":
     """The columns of `Raw`, with a `fault` if images are named by paths."""
     import pyarrow as pa
 
-    stored = _plain(_open(file).schema_arrow)
-    fields = [stored.field(column).with_name(own) for column, own in columns.renamed.items()]
-    if columns.messages:
-        fields = [
-            field.with_type(chats.standard(pa.array([], field.type)).type) for field in fields
-        ]
-    paths = [f.name for f in fields if f.name in ("image", "mask") and _is_text(f.type)]
-    if paths:
-        fields = [pa.field(f.name, pa.string()) if f.name in paths else f for f in fields]
-        fields.append(pa.field("fault", pa.string()))
-    return pa.schema(fields)  # without metadata, which says how the old names are read
+    found = _plain(_open(file).schema_arrow)
+    arrays = {own: pa.nulls(0, found.field(name).type) for name, own in columns.renamed.items()}
+    made = _made(arrays, file.parent)
+    return pa.schema([(name, values.type) for name, values in made.items()])
 
 
 def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.RecordBatch"]:
@@ -141,20 +133,30 @@ def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.Rec
 
     renamed = columns.renamed
     for batch in _open(file).iter_batches(BATCH, columns=list(renamed)):
-        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-        arrays = {name: arrays[column] for column, name in renamed.items()}
-        if columns.messages:
-            arrays = {name: chats.standard(array) for name, array in arrays.items()}
-        if "fault" in own.names:
-            faults: list[str | None] = [None] * len(batch)
-            for name in [n for n in ("image", "mask") if n in arrays and _is_text(arrays[n].type)]:
-                values = zip(arrays[name].to_pylist(), faults, strict=True)
-                found = [image(file.parent, value, fault, name) for value, fault in values]
-                arrays[name] = pa.array([path for path, _ in found], pa.string())
-                faults = [fault for _, fault in found]
-            arrays["fault"] = pa.array(faults, pa.string())
-        cast = [arrays[field.name].cast(field.type) for field in own]
+        arrays = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
+        made = _made({own: arrays[name] for name, own in renamed.items()}, file.parent)
+        cast = [made[field.name].cast(field.type) for field in own]
         yield pa.RecordBatch.from_arrays(cast, schema=own)
+
+
+def _values(array: "pa.Array") -> "pa.Array":
+    """Categories of other libraries as what they stand for."""
+    import pyarrow as pa
+
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _made(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array"]:
+    """The columns of a file, by their names in `Raw`, as rows have them."""
+    import pyarrow as pa
+
+    made = {**arrays}
+    faults: Reasons | None = None
+    for name in [name for name in FIELDS if name in arrays]:
+        made[name], found = FIELDS[name].stored(arrays[name], folder)
+        if found is not None:
+            faults = found if faults is None else [*map(worse, faults, found)]
+    return made if faults is None else {**made, "fault": pa.array(faults, pa.string())}
 
 
 @contextmanager
@@ -167,9 +169,3 @@ def _reading(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(f"{path} cannot be read ({reason}); write it again.") from None
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -13,6 +13,7 @@ from razorctl.models import Modality
 if TYPE_CHECKING:
     from datasets import Dataset
 
+COLUMNS = ("image", "mask", "text", "text_pair", "messages")  # that a row may hold
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
-from razorctl.data.own import chats
+from razorctl.data.own.fields import FIELDS
 from razorctl.data.own.labels import Numbers
 from razorctl.data.own.raw import Faults, Raw
 from razorctl.errors import DataError
@@ -31,12 +31,8 @@ def check(
     if "fault" in rows.column_names:
         column = rows.column("fault")
         found |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
-    for text in ("text", "text_pair"):
-        if text in rows.column_names:
-            for row in _where(_blank(rows.column(text))):
-                found.setdefault(row, "empty text")
-    if "messages" in rows.column_names:
-        for row, reason in chats.faults(rows.column("messages"), answered).items():
+    for name in [name for name in FIELDS if name in rows.column_names]:
+        for row, reason in FIELDS[name].faults(rows.column(name), answered).items():
             found.setdefault(row, reason)
     for row in _where(numbers < 0):
         found.setdefault(row, "no label")
@@ -46,20 +42,6 @@ def check(
 def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
     rows: list[int] = mask.nonzero()[0].tolist()
     return rows
-
-
-def _blank(column: Any) -> "np.ndarray[Any, Any]":
-    """Which texts are missing or have nothing but white space."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise DataError(
-            f"a text column has values of type {column.type}; choose another with --text-column."
-        )
-    written = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
-    blank: np.ndarray[Any, Any] = ~written.to_numpy().astype(bool)
-    return blank
 
 
 def good(numbers: Numbers, found: Faults) -> dict[str, "np.ndarray[Any, Any]"]:

@@ -8,7 +8,7 @@ from razorctl.data.own import contents, images, masks, notes, rows
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers, numbered
-from razorctl.data.own.raw import Faults, Raw, refuse
+from razorctl.data.own.raw import COLUMNS, Faults, Raw, refuse
 from razorctl.errors import DataError
 from razorctl.job import LANGUAGE
 from razorctl.models.images import white
@@ -56,8 +56,7 @@ def chosen(
     from datasets import Image
 
     found = raw.splits[split]
-    of_rows = ("image", "mask", "text", "text_pair", "messages")
-    found = found.select_columns([name for name in of_rows if name in found.column_names])
+    found = found.select_columns([name for name in COLUMNS if name in found.column_names])
     # Before rows are left out: they are copied when a column is added after that.
     for name, values in columns.items():
         found = found.add_column(name, values)

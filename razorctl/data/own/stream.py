@@ -133,6 +133,9 @@ class Stream:
 
     def _stored(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         try:
+            if not self.renamed:
+                yield from rows
+                return
             for row in rows:
                 yield {self.renamed.get(name, name): value for name, value in row.items()}
         except RazorError:
