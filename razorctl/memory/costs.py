@@ -91,8 +91,8 @@ def caller(operation: Any) -> str | None:
 
 def _fused(work: Fused, dot: bool, args: Any, result: Any) -> Cost:
     """The cost of an op of razorctl where fused kernels run it."""
-    results = sum(map(_bytes, _tensors((result,))))
-    moved = sum(map(_bytes, _tensors(args))) + results + work.again
+    results = sum(map(_bytes, tensors((result,))))
+    moved = sum(map(_bytes, tensors(args))) + results + work.again
     operations, launches = work.operations, Counter[Kernel]()
     if not operations:
         launches[Kernel("fp32", 0, moved, work.reduces, own=True)] += 1
@@ -102,7 +102,7 @@ def _fused(work: Fused, dot: bool, args: Any, result: Any) -> Cost:
     in_parts = _in_parts(operations, work.rows, args, moved)
     if not dot:
         return in_parts
-    a, b, *_ = _tensors(args)
+    a, b, *_ = tensors(args)
     launches[Kernel("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
     return Cost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
 
@@ -118,7 +118,7 @@ def _in_parts(operations: int, most: int, args: Any, moved: int) -> Cost:
 
     Each part is made by cuBLAS, which reads all of the second operand, and scaled by a kernel.
     """
-    a, b, *_ = _tensors(args)
+    a, b, *_ = tensors(args)
     others, row = moved - _bytes(a) - _bytes(b), len(b) * torch.int32.itemsize
     most, launches = min(most, len(a)), Counter[Kernel]()
     for rows, count in (most, len(a) // most), (len(a) % most, 1):
@@ -145,7 +145,7 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
         args, kwargs = tree_unflatten(blanks, tree)
         with _Watch() as watch:
             result = OPS[name].body(*OPS[name].grouped((*args, *kwargs.values())))
-        outputs = {_storage(t): t.untyped_storage().nbytes() for t in _tensors((result,))}
+        outputs = {_storage(t): t.untyped_storage().nbytes() for t in tensors((result,))}
     return Cost(watch.kernels, watch.most - sum(outputs.values()))
 
 
@@ -162,10 +162,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+        known = {_storage(tensor) for tensor in tensors((*args, *kwargs.values()))}
         result = func(*args, **kwargs)
         self.kernels.update(_kernels(func, args, kwargs, result))
-        for tensor in _tensors((result,)):
+        for tensor in tensors((result,)):
             if _storage(tensor) not in known:
                 storage = tensor.untyped_storage()
                 self._add(storage.nbytes())
@@ -179,7 +179,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel]:
     """The kernels that CUDA runs for an operation; none for a view or an empty tensor."""
-    inputs, outputs = _tensors((*args, *kwargs.values())), _tensors((result,))
+    inputs, outputs = tensors((*args, *kwargs.values())), tensors((result,))
     if "empty" in operation.name() or operation is aten.detach_.default:
         return []
     if outputs and not any(tensor.numel() for tensor in outputs):
@@ -308,14 +308,14 @@ def _depthwise(args: Any, x: Tensor) -> bool:
 
 def _rearranged(packet: Any, args: Any) -> list[Tensor]:
     """Operands that an operation copies because they are not contiguous."""
-    return [t for t in _tensors(args[: _CONTIGUOUS.get(packet, 0)]) if not t.is_contiguous()]
+    return [t for t in tensors(args[: _CONTIGUOUS.get(packet, 0)]) if not t.is_contiguous()]
 
 
 def _read(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors among the arguments whose values the operation reads."""
     if operation.overloadpacket.__name__ in _CREATE:
         return []
-    return _tensors((*args[operation.overloadpacket is aten.copy_ :], *kwargs.values()))
+    return tensors((*args[operation.overloadpacket is aten.copy_ :], *kwargs.values()))
 
 
 def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor]:
@@ -329,7 +329,7 @@ def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> l
         and argument.alias_info.is_write
         and argument.name != "grads"
     ]
-    inside = _tensors(changed)
+    inside = tensors(changed)
     known = {_storage(tensor) for tensor in inside}
     return [*inside, *(tensor for tensor in outputs if _storage(tensor) not in known)]
 
@@ -340,14 +340,14 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.itemsize * math.prod(size for size, stride in sizes if stride or not size)
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
+def tensors(values: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments or results, also those inside lists and tuples."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
+            found += tensors(value)
     return found
 
 

@@ -24,10 +24,7 @@ def fake(
                 if tensor is None or not tensor.is_meta:
                     continue
                 if id(tensor) not in known:  # tied weights stay tied
-                    stand_in = _fake_like(tensor, mode, device)
-                    if isinstance(tensor, nn.Parameter):
-                        stand_in = nn.Parameter(stand_in, tensor.requires_grad)
-                    known[id(tensor)] = stand_in
+                    known[id(tensor)] = _stand_in(tensor, mode, device)
                 tensors[name] = known[id(tensor)]  # type: ignore[assignment]
     return mode
 
@@ -39,12 +36,26 @@ def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
 
 def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A copy of a model whose parameters and buffers are fake."""
+    # To copy a fake tensor, the mode would return an earlier copy that is still alive.
+    new = {
+        id(tensor): _stand_in(tensor, mode, tensor.device)
+        for tensor in (*model.parameters(), *model.buffers())
+        if isinstance(tensor, FakeTensor)
+    }
     with FakeCopyMode(mode):
-        twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model, new)
     # The mode may remember a parameter from before it was frozen.
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
     return twin
+
+
+def _stand_in(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:
+    """A fake parameter or buffer like another one."""
+    stand_in = _fake_like(tensor, mode, device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(stand_in, tensor.requires_grad)
+    return stand_in
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device | str) -> Tensor:

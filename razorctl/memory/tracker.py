@@ -1,24 +1,30 @@
-"""Traced steps and their peak, on torch's private memory tracker."""
+"""Traced steps and their peak."""
 
-import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from razorctl.layers.lazy import Lazy
-from razorctl.memory.costs import caller, cost
+from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
 from razorctl.memory.saved import _forward, _note_saved, _tracing
 from razorctl.memory.trace_cache import Calls, Kernel, Trace
+
+# What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
+WEIGHTS, GRADIENTS, OPTIMIZER, REST = "weights", "gradients", "optimizer", "rest"
 
 
 def trace(
@@ -43,11 +49,12 @@ def trace(
     Raises UsageError if the model needs tensor values.
     """
     mode, model, inputs = fake_copies(model, inputs)
-    tracker, marks = _Tracker(), list[tuple[Counter[Kernel], Counter[str]]]()
+    marks = list[tuple[Counter[Kernel], Counter[str]]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
-            tracker.reset_mod_stats()  # otherwise it raises when a module runs a second time
+            for parameter in model.parameters():
+                tracker.note_gradient(parameter.grad)  # what was made before the first pass
             marks.append((tracker.kernels.copy(), tracker.calls.copy()))
             yield inputs
         marks.append((tracker.kernels.copy(), tracker.calls.copy()))
@@ -56,27 +63,23 @@ def trace(
     with _tracing(model, mode):
         hold_largest(model, partial(_note_saved, model, run))
         _note_saved(model, run, sizes.append)
-        tracker.track_external(model, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor)))
         updates = optimizer(model) if optimizer else None
         if updates is not None:
             _make_state(updates)
-            tracker.track_external(updates)
-        with tracker, _no_warning():
+        with _Tracker(model, inputs, updates) as tracker:
             step(model, micro(min(2, micro_batches)), updates)
     update = tracker.calls - marks[-1][1]
     kernels, calls = (
         _repeated(whole, end - start, max(0, micro_batches - 2))
         for whole, end, start in zip((tracker.kernels, tracker.calls), *marks[:-3:-1], strict=True)
     )
-    parts: Counter[Any] = Counter()
-    for device in tracker.get_tracker_snapshot("peak").values():
-        parts.update({getattr(name, "value", name): size for name, size in device.items()})
+    peak = tracker.peak.total()
     return Trace(
-        peak=parts["Total"],
-        workspace=max(0, tracker.highest - parts["Total"]),
-        weights=parts["Parameter"] + parts["Buffer"],
-        gradients=parts["Gradient"],
-        optimizer=parts["Optstate"],
+        peak=peak,
+        workspace=max(0, tracker.highest - peak),
+        weights=tracker.peak[WEIGHTS],
+        gradients=tracker.peak[GRADIENTS],
+        optimizer=tracker.peak[OPTIMIZER],
         saved=sum(sizes),
         kernels=kernels,
         fused=tracker.fused,
@@ -126,22 +129,6 @@ def _repeated(whole: Counter[Any], part: Counter[Any], times: int) -> Counter[An
     return whole + Counter({name: times * count for name, count in part.items()})
 
 
-@contextmanager
-def _no_warning() -> Iterator[None]:
-    """Inside the block torch's tracker does not warn of modules that run inside themselves.
-
-    What it then loses is of no use here. It would also change how all warnings look.
-    """
-    formatted = warnings.formatwarning
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The module hierarchy tracking")
-            warnings.filterwarnings("ignore", "Module is None")
-            yield
-    finally:
-        warnings.formatwarning = formatted
-
-
 def _make_state(optimizer: Optimizer) -> None:
     """Gives an optimizer of fake parameters the state that it has after a first step."""
     for group in optimizer.param_groups:
@@ -151,54 +138,110 @@ def _make_state(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
-class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """A MemTracker that also accepts frozen parameters, on which it cannot register a hook.
+@dataclass(slots=True)
+class _Storage:
+    """A storage that is counted: what tells of its end, its label and its bytes."""
 
-    kernels: how often each ran. calls: how often the operations of each field of `Calls` were
-    called. highest: highest bytes of tensors and workspaces of kernels. fused: whether a kernel of
-    fused attention ran.
+    freed: weakref.ref[torch.UntypedStorage]
+    label: str
+    size: int = 0
+
+
+class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts bytes of storages for as long as these are alive, and the kernels that run inside it.
+
+    peak: bytes at the highest moment, by label. kernels: how often each ran. calls: how often the
+    operations of each field of `Calls` were called. highest: highest bytes of tensors and
+    workspaces of kernels. fused: whether a kernel of fused attention ran.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        modules: Any = self._mod_tracker
-        after = modules._fw_post_hook
-
-        def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            # It would hook logits that are not computed yet, and so have them computed.
-            after(module, inputs, tree_map_only(Lazy, lambda _: None, outputs))
-
-        modules._fw_post_hook = hook
+    def __init__(self, model: nn.Module, inputs: Any, optimizer: Optimizer | None) -> None:
+        """The tensors that are there from the start."""
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: Counter[Kernel] = Counter()
         self.calls: Counter[str] = Counter()
         self.highest = 0
         self.fused = False
+        self._known: dict[int, _Storage] = {}
+        self._now: Counter[str] = Counter()
+        self._label, self._total = REST, 0
+        self._hooks: list[Any] = []
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._note(tensor, WEIGHTS)
+        for leaf in tree_leaves(inputs):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, REST)
+        if optimizer is not None:
+            self._note_state(optimizer)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                hooked: Any = parameter
+                hooked.register_hook(self.note_gradient)
+                hooked.register_post_accumulate_grad_hook(lambda p: self.note_gradient(p.grad))
+        self.peak, self._most = self._now.copy(), self._total
+
+    def __enter__(self) -> Self:
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: setattr(self, "_label", OPTIMIZER)),
+            register_optimizer_step_post_hook(self._updated),
+        ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # TorchFunctionModes have already seen this call; they must not see the tracker's own.
         with torch._C.DisableTorchFunction():
-            result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            result = func(*args, **(kwargs or {}))
+            if func.namespace == "prim":  # most calls ask a fake tensor for its device
+                return result
+            for tensor in tensors((result,)):
+                self._note(tensor)
             kernels, workspace = cost(func, args, kwargs or {}, result)
         self.kernels.update(kernels)
         if kind := caller(func):
             self.calls[kind] += 1
-        now = sum(device["Total"] for device in self._curr_mem_snap.values())
-        self.highest = max(self.highest, now + workspace)
+        if self._total > self._most:
+            self.peak, self._most = self._now.copy(), self._total
+        self.highest = max(self.highest, self._total + workspace)
         self.fused = self.fused or "scaled_dot_product" in func.name()
         return result
 
-    def _track_module_params_and_buffers(
-        self, module: nn.Module, install_grad_hooks: bool = True
-    ) -> tuple[int, int]:
-        trainable = all(p.requires_grad for p in module.parameters())
-        sizes: tuple[int, int] = super()._track_module_params_and_buffers(
-            module, install_grad_hooks and trainable
-        )
-        return sizes
+    def _note(self, tensor: Tensor, label: str | None = None) -> None:
+        """Counts the storage of a tensor, unless it is known, by a label, or by the current one."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._known.get(key)
+        if known is None:
+            freed = weakref.ref(storage, lambda _: self._free(key))
+            self._known[key] = known = _Storage(freed, label or self._label)
+        elif known.size == size and label in (None, known.label):
+            return
+        self._count(known.label, -known.size)
+        known.size, known.label = size, label or known.label
+        self._count(known.label, size)
 
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        # MemTracker's own also updates a peak for every module: two thirds of a trace's time.
-        for device, now in self._curr_mem_snap.items():
-            if now["Total"] > self._peak_mem.get(device, 0):
-                self._peak_mem[device] = now["Total"]
-                self._peak_mem_snap[device] = dict(now)
+    def _free(self, key: int) -> None:
+        known = self._known.pop(key)
+        self._count(known.label, -known.size)
+
+    def _count(self, label: str, size: int) -> None:
+        self._now[label] += size
+        self._total += size
+
+    def note_gradient(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # an optimizer in the backward pass has it no more
+            self._note(gradient, GRADIENTS)
+
+    def _note_state(self, optimizer: Optimizer) -> None:
+        for state in optimizer.state.values():
+            for tensor in tensors(state.values()):
+                self._note(tensor, OPTIMIZER)
+
+    def _updated(self, optimizer: Optimizer, *_: Any) -> None:
+        self._note_state(optimizer)
+        self._label = REST

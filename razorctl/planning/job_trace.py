@@ -1,5 +1,6 @@
 """Traces a job's training step on fake tensors, without weights, data or a device."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -103,11 +104,14 @@ class _AsOnCuda(TorchFunctionMode):
 @cache
 def _blueprint(
     name: str, task: str | None, classes: int, input_size: int | None
-) -> tuple[nn.Module, FakeTensorMode]:
-    """A model whose parameters are fake tensors of their real sizes, and their fake mode."""
+) -> tuple[nn.Module, FakeTensorMode, dict[Any, int]]:
+    """A model whose parameters are fake tensors of their real sizes, and their fake mode.
+
+    The last is for the bytes that steps of it keep in full, by what these depend on.
+    """
     with torch.device("meta"):
         model = models.find(name, task).bare(classes, input_size)
-    return model, fake.fake(model)
+    return model, fake.fake(model), {}
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
     recipe that the model cannot take.
     """
-    with _prepared(job, recipe, classes, device, dot) as it:
+    with _uncollected(), _prepared(job, recipe, classes, device, dot) as it:
         found = tracker.trace(
             *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
         )
@@ -157,12 +161,24 @@ def launches(
 
 
 @contextmanager
+def _uncollected() -> Iterator[None]:
+    """Inside the block no garbage is collected: that would look through all that was imported."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextmanager
 def _prepared(
     job: Job, recipe: Recipe, classes: int, device: str, dot: bool
 ) -> Iterator[_Prepared]:
     """Inside the block CPU tensors stand for those of the device; see `trace`."""
     family = models.find(job.model, job.task)
-    model, mode = _blueprint(job.model, job.task, classes, job.input_size)
+    model, mode, full = _blueprint(job.model, job.task, classes, job.input_size)
     of_job = OfJob(family, job)
     with mode:
         batch = family.batch(model, job.micro_batch, job.input_size)
@@ -195,5 +211,7 @@ def _prepared(
         if device != "cpu":
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
-        of_job.sparsify(model, recipe, inputs)
+        if recipe.has_byte_budget and (job, device, dot) not in full:
+            full[job, device, dot] = of_job.saved_bytes(model, inputs)
+        of_job.sparsify(model, recipe, inputs, full.get((job, device, dot)))
         yield _Prepared(model, batch, optimizer, step, forward)

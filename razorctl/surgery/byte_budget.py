@@ -35,6 +35,7 @@ def sparsify_within(
     *,
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
+    full: int | None = None,
 ) -> tuple[str, ...]:
     """`sparsify`, so that a step on `inputs` keeps at most 1 - ratio of what it keeps in full.
 
@@ -42,15 +43,17 @@ def sparsify_within(
     on. This traces the model at hand and takes rules of fewer bits where it keeps more. A method
     without a byte budget is left to `sparsify`. Activation checkpointing changes no rule: the
     budget is met without it, and must be met with it too. autocast: the dtype of a mixed-precision
-    step, None for none. forward: as in `saved_bytes`. Returns the names of the swapped modules.
-    Raises what `sparsify` raises, and UsageError with the largest ratio that can be met if this one
-    cannot; the model is then as it was.
+    step, None for none. forward: as in `saved_bytes`. full: what a step on `inputs` keeps in full,
+    if that is known. Returns the names of the swapped modules. Raises what `sparsify` raises, and
+    UsageError with the largest ratio that can be met if this one cannot; the model is then as it
+    was.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     mode, twin, batch = fake.fake_copies(model, inputs)  # one for all tries
-    full = saved.saved_by_copy(mode, twin, batch, **run)
+    if full is None:
+        full = saved.saved_by_copy(mode, twin, batch, **run)
     most = largest("wide" if autocast is None else "narrow")
     plain, ratio = replace(recipe, activation_checkpointing=False), recipe.ratio
     while True:

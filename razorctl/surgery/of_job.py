@@ -47,9 +47,11 @@ class OfJob:
     def _settings(self) -> dict[str, Any]:
         return {"autocast": DTYPES[self.job.precision], "forward": self.forward}
 
-    def sparsify(self, model: nn.Module, recipe: Recipe, inputs: Any) -> tuple[str, ...]:
-        """`sparsify_within` for a micro-batch."""
-        return sparsify_within(model, recipe, inputs, **self._settings)
+    def sparsify(
+        self, model: nn.Module, recipe: Recipe, inputs: Any, full: int | None = None
+    ) -> tuple[str, ...]:
+        """`sparsify_within` for a micro-batch; full: its `saved_bytes` in full, if known."""
+        return sparsify_within(model, recipe, inputs, **self._settings, full=full)
 
     def saved_bytes(self, model: nn.Module, inputs: Any) -> int:
         """What a model as it is keeps of a micro-batch."""

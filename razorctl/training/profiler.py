@@ -297,7 +297,7 @@ def _sparsified_rows(
     found = kept.kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
-    of_job.sparsify(net, recipe, inputs)
+    of_job.sparsify(net, recipe, inputs, sum(full.values()))
     own = of_job.saved_by_module(net, inputs)
     return kept.rows(kept.kinds(net) | found, own, full)  # adapters are new modules
 

@@ -158,7 +158,7 @@ class Run(Record, Iterator[Step]):
     def _sparsify(self, recipe: Recipe) -> None:
         restore(self.model)  # after a step out of memory it is sparsified already
         inputs = self._of_job.inputs(self.model, self.device)
-        self.pruned = self._of_job.sparsify(self.model, recipe, inputs)
+        self.pruned = self._of_job.sparsify(self.model, recipe, inputs, self.full_saved_bytes)
         parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes
         self.saved_bytes = sum(parts.values())
         self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""

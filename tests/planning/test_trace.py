@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl import models, saved_bytes
 from razorctl.job import Job
 from razorctl.layers.linear import RazorLinear
+from razorctl.memory import fake
 from razorctl.memory.costs import caller
 from razorctl.memory.trace_cache import Trace
 from razorctl.optimizer import build_optimizer
@@ -258,3 +260,15 @@ def test_calls_are_those_of_a_real_step(method, small):
     assert three.calls.ops - traced.calls.ops == traced.calls.ops - one.calls.ops
     assert 0 < traced.update.aten == one.update.aten == three.update.aten < one.calls.aten / 2
     assert traced.update.ops == 0
+
+
+def test_copies_of_a_fake_model_share_nothing_with_each_other():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    mode = fake.fake(model)
+    one, other = fake.copied(model, mode), fake.copied(model, mode)  # the first is still alive
+    for copy in (one, other):
+        assert copy[2].weight is copy[0].weight is not model[0].weight
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        assert not {*map(id, tensors(one))} & {*map(id, tensors(other))}
