@@ -93,7 +93,8 @@ def kept(run: "Run") -> str:
 def show(result: dict[str, Any]) -> None:
     """The closing table of `finetune`."""
     title = f"{views.pair(result['model'], result['dataset'])}: {summary(result['recipe'])}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    views.out.print(title, soft_wrap=True, highlight=False, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_column(style="dim")

@@ -1,4 +1,4 @@
-"""What `--help` prints: an example, the options that people use first, and the others in panels.
+"""Pages of help: an example, the options that people use first, and the others in panels.
 
 Its lines are drawn here: panels of rich would take as long as half of the command.
 """

@@ -10,7 +10,16 @@ from typing import TypeVar
 from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.data import DATASETS, Progress, Source, Splits
-from razorctl.data.own import folder, hub, recognition, stream, tables, texts
+from razorctl.data.own import (
+    folder,
+    hub,
+    recognition,
+    stream,
+    tables,
+    texts,
+    unsupported,
+    unsupported_folders,
+)
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns
 from razorctl.data.own.raw import NOT_UTF8, Raw
@@ -117,7 +126,7 @@ def read(ask: Ask) -> Raw:
 
 
 def _read(ask: Ask, found: Callable[[Ask, Path], T]) -> T:
-    """What `found` makes of the file or the folder that is named."""
+    """The data of the file or the folder that is named, as `found` returns them."""
     name, path = ask.name, Path(ask.name).expanduser()
     if not exists(path):
         if any(separator in name for separator in SEPARATORS):
@@ -144,7 +153,7 @@ def _raw(ask: Ask, path: Path) -> Raw:
     found = _tables(ask, path)
     if found is not None:
         return tables.read(ask, found)
-    recognition.refuse_folder(ask, path)
+    unsupported_folders.refuse_folder(ask, path)
     if "segmentation" in ask.tasks and (parts := folder.layout(path)) is not None:
         return folder.masked(ask, path, parts)
     if language is not None and (files := texts.in_folder(path)):
@@ -176,7 +185,7 @@ def _tables(ask: Ask, path: Path) -> tables.Tables | None:
     if path.suffix.casefold() in folder.ARCHIVES:
         raise DataError(f"{name} is an archive; unpack it, and name the folder.")
     if path.suffix.casefold() == ".json":
-        raise recognition.refuse_document(ask, path)
+        raise unsupported.refuse_document(ask, path)
     if not tables.is_table(path):
         plain = texts.SUFFIXES if ask.language is not None else ()
         kinds = ", ".join(s.removeprefix(".").upper() for s in (*plain, *tables.SUFFIXES))

@@ -1,7 +1,7 @@
-"""What is asked of data: which, what for, and which of their splits and columns."""
+"""A question for data: which, what for, and which of their splits and columns."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Optional
@@ -20,7 +20,7 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Ask:
-    """What a job asks of its data; fields are as those of `Job`, unless they are named here.
+    """The part of a job that its data depend on; fields are those of `Job`, but for these.
 
     name: what the data are called in sentences. trained: what a finished run has asked, whose
     columns are used where tables have them; None without one.
@@ -41,20 +41,12 @@ class Ask:
 
     @classmethod
     def of(cls, job: Job, trained: Job | None = None) -> "Ask":
-        """What a job asks; trained: the job of a finished run."""
+        """The question of a job; trained: the job of a finished run."""
+        shared = {field.name for field in fields(cls)} & {field.name for field in fields(Job)}
         return cls(
-            job.dataset,
-            job.model,
-            job.task,
-            job.image_column,
-            job.text_column,
-            job.label_column,
-            job.split,
-            job.validation,
-            job.skip_bad,
-            job.streaming,
-            job.seed,
-            None if trained is None else cls.of(trained),
+            name=job.dataset,
+            trained=None if trained is None else cls.of(trained),
+            **{name: getattr(job, name) for name in shared},
         )
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import hub
 from razorctl.config.registry import unknown
 from razorctl.data import Splits
-from razorctl.data.own import chats, columns, parquet, recognition, stream
+from razorctl.data.own import chats, columns, parquet, recognition, stream, unsupported
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.labels import Labels
@@ -75,7 +75,7 @@ def card(ask: Ask) -> Card | None:
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     sample = columns.Sample(values, images, classes)
-    recognition.refuse(ask, sample)
+    unsupported.refuse(ask, sample)
     try:
         used = recognition.detect(ask, sample)
     except UsageError:
