@@ -89,7 +89,7 @@ def _typed(content: bytes | str, kind: Any) -> Any:
 
 
 def _whole(content: bytes | str, kind: Any) -> Any:
-    """The same, with the defaults of what is left out, unless it is sealed or they are None."""
+    """The checked value with the defaults of absent keys, unless it is sealed or they are None."""
     value = check(content, kind)
     if isinstance(value, dict) and SEAL in value:
         return value

@@ -2,8 +2,10 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +128,75 @@ def test_every_room_has_a_floor():
         p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
     }
     assert modules - {"__init__"} == set(LEVELS)
+
+
+ROOT = PACKAGE.parent
+EVERY_FILE = [f for name in ("razorctl", "tests", "scripts") for f in (ROOT / name).rglob("*.py")]
+# A first line that begins with one of these leaves its subject to another sentence.
+SUBJECTLESS = re.compile(r"(Those|That|The same|What|As|It|They|These|This|Which|Whose)\b")
+# Folders and files whose sentences are still being rewritten.
+UNREAD = (
+    *("razorctl/cli", "razorctl/data", "razorctl/layers", "razorctl/memory", "razorctl/models"),
+    *("razorctl/ops", "razorctl/planning", "razorctl/rules", "razorctl/sampling"),
+    *("razorctl/surgery", "razorctl/training", "razorctl/hub.py", "razorctl/job.py"),
+    *("razorctl/processes.py", "razorctl/recipe.py", "scripts/", "tests/"),
+)
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_docstrings_begin_with_their_subject():
+    riddles = [
+        f"{file.relative_to(ROOT)}: {first}"
+        for file in EVERY_FILE
+        if not file.relative_to(ROOT).as_posix().startswith(UNREAD)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, Definition)
+        for first in (ast.get_docstring(node) or "").splitlines()[:1]
+        if SUBJECTLESS.match(first)
+    ]
+    assert not riddles
+
+
+# Names that are still of two classes.
+SHARED = {
+    *("Call", "Card", "Checkpoint", "Columns", "Compiled", "Cost", "CrossEntropyFunction", "Entry"),
+    *("Kept", "Kernel", "Kind", "Line", "Messages", "Part", "Payoff", "Place", "Recorder"),
+    *("RazorGELU", "RazorGELUTanh", "RazorGroupNorm", "RazorLayerNorm", "RazorLayerNorm2d"),
+    *("Result", "Settings"),
+}
+
+
+def test_no_two_public_classes_have_one_name():
+    names = Counter(
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} <= SHARED
+
+
+# Of lines. The second has what is still longer.
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+LONG = {
+    *("razorctl/ops/triton/gemm.py", "razorctl/planning/search.py"),
+    *("compare", "evaluate", "predict", "profile", "__post_init__", "write"),
+    *("quantize_tile", "quantize_long_tile"),
+}
+
+
+def test_files_and_functions_are_short():
+    long = set()
+    for file in EVERY_FILE:
+        text, name = file.read_text(), file.relative_to(ROOT).as_posix()
+        if file.is_relative_to(PACKAGE) and len(text.splitlines()) > LONGEST_FILE:
+            long.add(name)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= LONGEST_FUNCTION:
+                    long.add(node.name)
+    assert long <= LONG
 
 
 LIGHT = {
