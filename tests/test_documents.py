@@ -25,12 +25,12 @@ from razorctl.planning import gpus
 from razorctl.planning.plan import plan
 from razorctl.planning.plan import read as read_plan
 from razorctl.recipe import Recipe
-from razorctl.training import checkpoints, rundir, trackers
+from razorctl.training import checkpoints, run_files, trackers
 from razorctl.training.checkpoints import MARKER, Checkpoints
 from razorctl.training.comparing import comparison
+from razorctl.training.payoff import Payoff
 from razorctl.training.predicting import inference
 from razorctl.training.run import finetune
-from razorctl.training.written import Payoff
 from tests.comparing import write as write_run
 
 EDITS = 500
@@ -80,7 +80,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "run/result.json": (
         lambda top: view.show(resuming.finished(top / "run")),
         lambda top: inference.load(top / "run", device="cpu"),
-        lambda top: comparison.read(top / "run").best,
+        lambda top: comparison.read_run(top / "run").best,
     ),
     "run/plan.json": (lambda top: resuming.begun(top / "run", Settings({}), None),),
     "plan.json": (lambda top: read_plan(top / "plan.json"),),
@@ -92,10 +92,10 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "run/checkpoints/step-00000002/state.json": (lambda top: Checkpoints(top / "run"),),
     "run/config.toml": (
         lambda top: resuming.begun(top / "run", Settings({}), None),
-        lambda top: comparison.read(top / "run"),
+        lambda top: comparison.read_run(top / "run"),
     ),
-    "run/metrics.jsonl": (lambda top: comparison.read(top / "run").time_to(0.5),),
-    "run/trackers.json": (lambda top: trackers.check((), top / "run"),),
+    "run/metrics.jsonl": (lambda top: comparison.read_run(top / "run").time_to(0.5),),
+    "run/trackers.json": (lambda top: trackers.check_trackers((), top / "run"),),
     "grid/razor-0/failure.json": (lambda top: comparison.of_grid(top / "grid"),),
     "grid/comparison.toml": (
         lambda top: comparison.of_grid(top / "grid"),
@@ -225,7 +225,7 @@ def test_what_would_never_end_is_not_read(whole, tmp_path, caplog):
     (tmp_path / "run/result.json").unlink()
     (tmp_path / "run/result.json").symlink_to("/dev/zero")
     with pytest.raises(DataError, match=r"result\.json cannot be read \(it is no regular file\)"):
-        rundir.finished(tmp_path / "run")
+        run_files.finished_run(tmp_path / "run")
 
 
 # Part of result.json that is changed -> the field that is named.
@@ -248,7 +248,7 @@ def test_an_edited_result_is_refused_by_its_field(field, whole, tmp_path):
     holder[last] = {"of": "another kind"}
     (tmp_path / "run/result.json").write_text(json.dumps(result))
     with pytest.raises(DataError) as caught:
-        rundir.finished(tmp_path / "run")
+        run_files.finished_run(tmp_path / "run")
     assert caught.value.exit_code == 5
     assert RESULTS[field] in str(caught.value)
 

@@ -154,9 +154,9 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
-        from razorctl.training import rundir
+        from razorctl.training import atomic
 
-        rundir.check_room(html, "--html", replace=resume)
+        atomic.check_room(html, "--html", replace=resume)
 
 
 def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
                 raise UsageError(
                     f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
                 )
-        return comparison.finished(map(Path, what))
+        return comparison.of_directories(map(Path, what))
     if len(what) != 2 or any(there):
         raise UsageError(
             f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
@@ -238,10 +238,10 @@ def _run(
     from razorctl.cli import effects, planning
     from razorctl.ops.cpu import build
     from razorctl.recipe import Recipe
-    from razorctl.training.comparing.budget import seconds
+    from razorctl.training.comparing.budget import parse_seconds
 
     settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
-    options["seconds"] = None if budget is None else seconds(budget)
+    options["seconds"] = None if budget is None else parse_seconds(budget)
     job = settings.job
     planning.say_data(job)
     build.start(options["device"])

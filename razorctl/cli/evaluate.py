@@ -55,20 +55,20 @@ def evaluate(
     from razorctl import data
     from razorctl.cli import progress
     from razorctl.data.own.stream import count
-    from razorctl.training import labeled, rundir
+    from razorctl.training import evaluation_rows, run_files
 
     given = told(ctx, {**flags, "split": split, "batch_size": batch_size}).given
     columns = {name: given[name] for name in COLUMNS if name in given}
     if dataset is None and columns:
         flag = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{flag} says how DATASET is read; name DATASET, or leave it out.")
-    _, job = rundir.finished(run)
+    _, job = run_files.finished_run(run)
     wanted = _job(job, dataset or job.dataset, columns)
     with views.waiting(f"loading {wanted.dataset}") as at:
         if dataset is None:
-            rows = labeled.own_rows(run, given.get("split"), at)
+            rows = evaluation_rows.rows_of_run(run, given.get("split"), at)
         else:
-            rows = labeled.labeled(run, wanted, given.get("split"), at)
+            rows = evaluation_rows.rows_of_job(run, wanted, given.get("split"), at)
         at(f"loading {run}")
         from razorctl.training.predicting import inference
 
@@ -82,7 +82,7 @@ def evaluate(
         )
     view.skipped(rows.skipped)
     with progress.counting(f"evaluating {found.weights}", count(rows.rows)) as done:
-        result = inference.evaluated(found, rows, wanted.dataset, done)
+        result = inference.evaluation_document(found, rows, wanted.dataset, done)
     if json:
         views.print_json(result)
     else:

@@ -181,7 +181,7 @@ def _settle(
     if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
         views.say(f"{out} holds a finished run")
         return result
-    trackers = tracking.check(tracker, out if resume else None)
+    trackers = tracking.check_trackers(tracker, out if resume else None)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
     settings = read(ctx, flags, recipe)

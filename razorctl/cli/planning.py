@@ -43,9 +43,10 @@ def plan(settings: Settings, place: "torch.device | None" = None, *, quiet: bool
     if recipe is not None:
         import torch
 
-        from razorctl.training.compiled import refuse
+        from razorctl.training.compiled import refuse_uncompilable
 
-        refuse(job, recipe, place or torch.device("cuda"))  # `finetune` would, when it is run
+        # `finetune` would refuse it when it is run.
+        refuse_uncompilable(job, recipe, place or torch.device("cuda"))
     if job.activation_memory_budget is not None and not quiet:
         views.note("what the activation memory budget changes is not predicted.")
     prefer = given.get("prefer", "balanced")

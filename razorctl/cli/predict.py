@@ -126,16 +126,16 @@ def predict(
     """
     from razorctl import models
     from razorctl.data.own import whole
-    from razorctl.training import rundir
+    from razorctl.training import run_files
 
     given = told(ctx, {**flags, "batch_size": batch_size}).given
-    _, trained = rundir.finished(run)
+    _, trained = run_files.finished_run(run)
     _check_task(ctx, run, trained, out)
     plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
     job = replace(trained, **{name: given.get(name, value) for name, value in plain.items()})
     with views.waiting("reading the files") as at:
         modality = models.named(job.model).modality
-        white = rundir.known_split(run).get("white")
+        white = run_files.read_split(run).get("white")
         lines = _stdin(files)
         parts, skipped = whole.unlabeled(files, job, modality, lines, at, white, trained)
         at(f"loading {run}")
@@ -158,7 +158,7 @@ def predict(
 def _labels(top: int, every: bool, trained: "Trained", parts: list["Part"], done: Done) -> Made:
     from razorctl.training.predicting import labels
 
-    rows = labels.predicted(trained, parts)
+    rows = labels.predict_labels(trained, parts)
     return view.labels(trained.classes, top, every), view.counted(rows, done)
 
 
@@ -167,14 +167,14 @@ def _texts(
 ) -> Made:
     from razorctl.training.predicting import continuations
 
-    rows = continuations.continued(trained, parts, new, temperature, seed)
+    rows = continuations.continue_texts(trained, parts, new, temperature, seed)
     return view.plain("file", "row", "text"), view.counted(rows, done)
 
 
 def _masks(out: Path, trained: "Trained", parts: list["Part"], done: Done) -> Made:
     from razorctl.training.predicting import masks
 
-    rows = masks.written(trained, parts, out, done)
+    rows = masks.write_masks(trained, parts, out, done)
     return view.plain("file", "row", "mask", "label", "share"), rows
 
 
@@ -241,12 +241,12 @@ def _stdin(files: list[str]) -> list[str]:
 
 def _check(out: Path, folder: bool) -> None:
     """Raises UsageError if a file, or a folder, exists or cannot be made."""
-    from razorctl.training import rundir
+    from razorctl.training import atomic
 
     if not folder:
-        rundir.check_room(out, "--out")
+        atomic.check_room(out, "--out")
         return
-    with rundir.whole_folder(out):
+    with atomic.atomic_folder(out):
         pass
     out.rmdir()
 
@@ -263,7 +263,7 @@ def _opened(out: Path | None) -> Iterator[Any]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         return
-    from razorctl.training import rundir
+    from razorctl.training import atomic
 
-    with rundir.whole(out) as file, file.open("w", encoding="utf-8", newline="") as stream:
+    with atomic.atomic_file(out) as file, file.open("w", encoding="utf-8", newline="") as stream:
         yield stream

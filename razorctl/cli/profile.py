@@ -143,9 +143,9 @@ def _own(ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]) -> di
     sizes = [flags.get(name) for name in ("batch_size", "input_size")]
     settings = _of_own(ctx, recipe, flags, OF_NAMED)
     with views.waiting(f"loading {model}") as at:
-        from razorctl.training import own_models
+        from razorctl.training import imported_models
 
-        net, inputs = own_models.load(model, *sizes)
+        net, inputs = imported_models.load(model, *sizes)
         at(f"tracing {model}")
         return _kept(settings, net, inputs) | {"model": model}
 
@@ -177,13 +177,13 @@ def _of_own(
 def _kept(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
     from razorctl.config.registry import find
     from razorctl.step import DTYPES
-    from razorctl.training.kept import of_module
+    from razorctl.training.kept_bytes import trace_kept_bytes
 
     precision = settings.given.get("precision", "auto")
     precision = "fp32" if precision == "auto" else precision
     autocast = find("precision", precision, DTYPES)
     recipe = settings.recipe if settings.orders else None
-    found = of_module(net, inputs, recipe, autocast=autocast, forward=forward)
+    found = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
     return {**found.result(), "precision": precision}
 
 

@@ -25,7 +25,7 @@ from razorctl.cli.views.evaluate import skipped
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training import rundir
+from razorctl.training import run_files, rundir
 from razorctl.training.checkpoints import left
 from razorctl.training.signals import noted
 from razorctl.training.trackers import tracked
@@ -54,11 +54,11 @@ def train(
     """Prepares a run, trains it to the end and returns it; prints its settings and progress.
 
     prepare: makes the run of `job` and `recipe` in `out`; it calls its argument with the name of
-    each stage. trackers: as `trackers.check` returns them. The first signal while it trains ends it
-    after a step, with a checkpoint.
+    each stage. trackers: as `trackers.check_trackers` returns them. The first signal while it
+    trains ends it after a step, with a checkpoint.
     """
     view.header(job, recipe, out, device)
-    before = rundir.settings(out) is not None
+    before = run_files.read_settings(out) is not None
     run: Run | None = None
     try:
         with views.waiting("loading PyTorch") as at:
@@ -79,7 +79,7 @@ def train(
             run.rescue()
         raise
     except (KeyboardInterrupt, Terminated) as stop:
-        if before or rundir.settings(out) is not None:
+        if before or run_files.read_settings(out) is not None:
             stop.add_note(
                 f"{left(out)}; go on with `{rundir.resuming(out, device, job.processes)}`"
             )

@@ -59,7 +59,7 @@ class Result(Mapping[str, Any]):
             from razorctl.training.comparing import comparison
 
             with suppress(RazorError):  # the directory may have gone
-                return report.of_run(comparison.read(Path(document["run_dir"])))
+                return report.of_run(comparison.read_run(Path(document["run_dir"])))
             return ()
 
         return cls(document, view.show, plots)

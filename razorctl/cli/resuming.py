@@ -10,7 +10,7 @@ from razorctl.cli.planning import Settled
 from razorctl.cli.settings import Settings
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.training import checkpoints, rundir
+from razorctl.training import checkpoints, run_files, rundir
 
 
 def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
@@ -21,7 +21,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     """
     if out is None:
         raise UsageError("there is nothing to resume; name the directory of the run with --out.")
-    found = rundir.settings(out)
+    found = run_files.read_settings(out)
     if found is None:
         if not {"model", "dataset"} <= told.given.keys():
             raise UsageError(
@@ -32,8 +32,8 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     job, recipe = found
     from razorctl.planning.plan import Document  # imported here: few commands need it
 
-    document = rundir.document(out / rundir.PLAN, Document)
-    known = rundir.merged(job, recipe)
+    document = run_files.read_document(out / rundir.PLAN, Document)
+    known = run_files.merged_settings(job, recipe)
     wanted = {name: value for name, value in told.given.items() if name in known}
     if "dataset" in wanted:
         wanted["dataset"] = data.place(wanted["dataset"])
@@ -47,15 +47,17 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
         del wanted["precision"]  # the run has the one that suited its device
     if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
         job = replace(job, learning_rate=wanted.pop("learning_rate"))  # `Run` checks that it fits
-    rundir.refuse_others(out, known | _planned(document), wanted | _planning(told, plan, document))
+    run_files.refuse_others(
+        out, known | _planned(document), wanted | _planning(told, plan, document)
+    )
     return job, recipe, document
 
 
 def finished(out: Path) -> dict[str, Any] | None:
     """The result of the run in a directory, None if it is not finished."""
-    from razorctl.training.written import Result  # imported here: few commands need it
+    from razorctl.training.schemas import RunResult  # imported here: few commands need it
 
-    result = rundir.document(out / rundir.RESULT, Result)
+    result = run_files.read_document(out / rundir.RESULT, RunResult)
     if result is not None and not result["job"].get("keep_checkpoints"):
         checkpoints.clear(out)  # of a process that was killed before it did so
     return result

@@ -20,7 +20,9 @@ from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import CHECKPOINTS, merged, refuse_others, steps, sync, whole
+from razorctl.training.atomic import atomic_file, sync
+from razorctl.training.run_files import merged_settings, refuse_others, steps_taken
+from razorctl.training.rundir import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Checkpoint:
 
         One whose next step diverged also takes a lower learning rate.
         """
-        known, wanted = dict(self.marker["settings"]), merged(job, recipe)
+        known, wanted = dict(self.marker["settings"]), merged_settings(job, recipe)
         if self.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
             del known["learning_rate"]
         refuse_others(out, known, wanted)
@@ -152,7 +154,7 @@ class Checkpoints:
     def mark(self, checkpoint: Checkpoint, **marks: Any) -> None:
         """Writes the marker of a checkpoint, with these entries too."""
         marker = documents.sealed({**checkpoint.marker, **marks})
-        with whole(checkpoint.path / MARKER) as file:
+        with atomic_file(checkpoint.path / MARKER) as file:
             file.write_text(documents.text(marker, indent=2), "utf-8")
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -177,7 +179,7 @@ def clear(out: Path) -> None:
 
 def left(out: Path) -> str:
     """What a run that has stopped has saved, as a part of a sentence."""
-    taken, marker = steps(out), newest_marker(out)
+    taken, marker = steps_taken(out), newest_marker(out)
     if marker is None:
         return f"at step {taken:,}, and no step is saved yet" if taken else "before the first step"
     saved = int(marker["step"])
@@ -213,7 +215,7 @@ def _marker(path: Path) -> dict[str, Any]:
 
     Raises OSError, UnlikeError for one of another kind, and UsageError for one of another format.
     """
-    from razorctl.training.written import Marker  # imported here: few commands need it
+    from razorctl.training.schemas import Marker  # imported here: few commands need it
 
     content = documents.contents(path / MARKER)
     marker: dict[str, Any] = documents.parse(content)

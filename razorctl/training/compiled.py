@@ -1,11 +1,10 @@
 """Training through torch.compile, where that works, and whether it pays off."""
 
 import logging
-import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +15,7 @@ from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
+from razorctl.training.payoff import Payoff
 
 log = logging.getLogger(__name__)
 
@@ -27,42 +27,7 @@ WARM_UPS = 1  # steps of each kind that are not timed; the first compiled one is
 JUDGED = EAGER + 1 + WARM_UPS + TIMED  # the step after which the payoff is known
 
 
-@dataclass(frozen=True)
-class Payoff:
-    """What compiling took, seconds of a step before and after, and the steps that make up for it.
-
-    steps: None if a compiled step is no faster.
-    """
-
-    compile_seconds: float
-    eager_step_seconds: float
-    step_seconds: float
-    steps: int | None
-
-    def __str__(self) -> str:
-        steps = map(units.duration, (self.step_seconds, self.eager_step_seconds))
-        return (
-            f"compiling took {units.duration(self.compile_seconds)}; a step takes "
-            f"{' instead of '.join(steps)}, so it {self.verdict}"
-        )
-
-    @property
-    def verdict(self) -> str:
-        """The end of a sentence on compiling."""
-        return (
-            "does not pay off"
-            if self.steps is None
-            else f"pays off after {units.count(self.steps, 'step')}"
-        )
-
-
-def payoff(first: float, eager: float, compiled: float) -> Payoff:
-    """The payoff of compiling, from seconds of the first compiled step, and of steady ones."""
-    took, gain = max(0.0, first - compiled), eager - compiled
-    return Payoff(took, eager, compiled, math.ceil(took / gain) if gain > 0 else None)
-
-
-def refuse(job: Job, recipe: Recipe, device: torch.device) -> None:
+def refuse_uncompilable(job: Job, recipe: Recipe, device: torch.device) -> None:
     """Raises UsageError for a job that cannot be compiled, or captured, as it says."""
     if job.cuda_graphs and device.type != "cuda":
         raise UsageError(
@@ -136,14 +101,14 @@ class Compiled:
             with self._budgeted():
                 return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            log.warning("training goes on without compiling: %s", reason(error))
+            log.warning("training goes on without compiling: %s", failure_reason(error))
             self._compiled = None
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             if not self._graphs:
                 raise
-            log.warning("training goes on without CUDA graphs: %s", reason(error))
+            log.warning("training goes on without CUDA graphs: %s", failure_reason(error))
             self._graphs = False
             self._compiled = self._compile()
         self.model.zero_grad()  # of the micro-batches before
@@ -205,7 +170,7 @@ class Trial(Compiled):
         if len(self._seconds) != JUDGED or not self.works:
             return
         eager, timed = median(self._seconds[WARM_UPS:EAGER]), median(self._seconds[-TIMED:])
-        self.payoff = payoff(self._seconds[EAGER], eager, timed)
+        self.payoff = Payoff.of(self._seconds[EAGER], eager, timed)
         self.compile_seconds += self.payoff.compile_seconds
         if self.payoff.steps is None:
             log.warning("%s; leave --compile out.", self.payoff)
@@ -215,7 +180,7 @@ class Trial(Compiled):
             log.info("%s.", self.payoff)
 
 
-def reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """The sentence of a UsageError that a layer raised while it was traced, else torch's first."""
     refusal = re.search(r"raised exception UsageError\((['\"])(.*)\1\)", str(error))
     if refusal:

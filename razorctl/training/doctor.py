@@ -33,7 +33,7 @@ from razorctl.planning import detect
 from razorctl.recipe import Recipe
 from razorctl.step import Passes, by_logits, passes
 from razorctl.surgery.sparsify import sparsify
-from razorctl.training.captured import WARM_UPS, Captured
+from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
 
 State = Literal["ok", "note", "problem"]
@@ -271,7 +271,7 @@ def graphs(device: torch.device) -> Check:
     """Whether razor's steps run as CUDA graphs on a device, and give the same gradient so."""
     job = Job("", "", precision="fp16" if _narrow(device) is torch.float16 else "bf16")
     torch.manual_seed(0)
-    model, captured = _small_vit().to(device).train(), Captured()
+    model, captured = _small_vit().to(device).train(), CapturedPasses()
     sparsify(model, TRIED[0])
     losses = by_logits(lambda net, images: net(images), job)
     scaler = torch.amp.GradScaler(device.type, enabled=False)

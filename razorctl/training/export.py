@@ -19,9 +19,10 @@ from razorctl.errors import RazorError
 from razorctl.surgery import adapters
 from razorctl.surgery.sparsify import restore
 from razorctl.training import checkpoints, parallel, state, summary, tensors
+from razorctl.training.atomic import atomic_file, sync
 from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.record import Record
-from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, sync, unlock, whole
+from razorctl.training.rundir import ADAPTER, LAST, RESULT, WEIGHTS, unlock
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def finish(run: Record, unsharded: nn.Module | None) -> None:
     if run.peak_bytes is not None:
         run.peak_bytes = processes.most(run.peak_bytes, run.device)
     run.model = parallel.gathered(run.model, unsharded)
-    processes.of_first(partial(finished, run))
+    processes.of_first(partial(write_finished, run))
 
 
 def _undamaged(run: Record, best: Checkpoint | None) -> Checkpoint | None:
@@ -58,7 +59,7 @@ def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
         return run.tested or run.history[-1].metrics or {}
     if run.feed.test is None:
         return run.history[best.step - 1].metrics or {}
-    last = parallel.whole(run.model.state_dict())
+    last = parallel.full_tensors(run.model.state_dict())
     last = {name: value.to("cpu", copy=True) for name, value in last.items()}
     state.load_model(best.path, run.model)
     figures = run.evaluate(run.feed.test)
@@ -66,7 +67,7 @@ def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
     return figures
 
 
-def finished(run: Record) -> None:
+def write_finished(run: Record) -> None:
     """Writes the weights of a finished run, then its result, and gives its directory free.
 
     Raises RazorError if the disk does not take them.
@@ -84,10 +85,10 @@ def finished(run: Record) -> None:
         there = (name for name in (WEIGHTS, LAST) if (out / name).exists())
         run.checksums = {name: documents.entry(out / name) for name in there}
         run.check_own()
-        with whole(out / RESULT) as file:
+        with atomic_file(out / RESULT) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")
     except OSError as error:
-        newest, needed = run.checkpoints.newest, 2 * tensors.size(run.model.state_dict())
+        newest, needed = run.checkpoints.newest, 2 * tensors.nbytes(run.model.state_dict())
         room = units.size(needed, math.ceil)
         saved = f"step {newest.step:,} of {job.steps:,}" if newest else "no step"
         raise RazorError(
@@ -134,6 +135,6 @@ def _write(save: Callable[[Path], object], folder: Path) -> None:
             raise OSError(code, os.strerror(code)) from error
         files = sorted(Path(made).iterdir(), key=lambda file: (file.name == WEIGHTS, file.name))
         for file in files:
-            with whole(folder / file.name) as partial:
+            with atomic_file(folder / file.name) as partial:
                 file.replace(partial)
     sync(folder)

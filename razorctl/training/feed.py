@@ -13,7 +13,7 @@ from razorctl.data.own import contents
 from razorctl.data.own.stream import count
 from razorctl.job import Job
 from razorctl.step import counted
-from razorctl.training.loading import Loading, in_order, kept, moved
+from razorctl.training.loading import Loading, cached, in_order, moved
 from razorctl.training.mixing import mixing
 
 
@@ -63,13 +63,13 @@ class Feed:
         trained = splits.train.with_transform(changed)
         drawn = job.augment != "none" or family.trained is not None
         if not drawn:
-            trained = kept(trained, device)
+            trained = cached(trained, device)
         self.loading = Loading(trained, job, device, drawn)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": count(splits.train), self.split: count(rows)}
         self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
-        self.evaluated = in_order(kept(rows.with_transform(transform), device), job, device)
+        self.evaluated = in_order(cached(rows.with_transform(transform), device), job, device)
         self.test: DataLoader[Any] | None = None
         if self.split != "test" and splits.test is not None:
             self.test = in_order(splits.test.with_transform(transform), job, device)

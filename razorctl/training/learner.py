@@ -14,8 +14,8 @@ from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, passes, refuse_infinite, train_step
 from razorctl.training import parallel, state
-from razorctl.training.captured import Captured
 from razorctl.training.compiled import Trial
+from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.recovery import parted
 
 PARTS = ("optimizer", "scheduler", "scaler", "trial")  # what has a state of its own
@@ -42,7 +42,7 @@ class Learner:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, job.decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.trial = Trial(together, job)
-        self._captured = Captured() if job.captured else None
+        self._captured = CapturedPasses() if job.captured else None
         self.parts, self.torn = 1, False
         self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
 
@@ -107,7 +107,7 @@ class Learner:
         states = {name: getattr(self, name).state_dict() for name in PARTS}
         own = tree_map_only(Tensor, Tensor.cpu, self._transient or state.transient(self.model))
         transient = processes.every(own)
-        whole: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.whole(
+        whole: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.full_tensors(
             (self.model.state_dict(), {**states, "transient": transient})
         )
         return whole

@@ -25,7 +25,7 @@ PRIME = 1_000_003  # of seeds and what is counted under each
 Key = tuple[int, SupportsIndex]  # the epoch and the row, by its number or as it was read
 
 
-class Rows(Dataset[Any]):
+class KeyedRows(Dataset[Any]):
     """The rows of a data set by `Key`.
 
     drawn: whether rows are changed at random. What is drawn depends on the seed and the key alone,
@@ -80,7 +80,7 @@ class Order(Sampler[list[Key]]):
                 yield [(self.epoch, row) for row in rows]
 
 
-class Passing(Sampler[list[Key]]):
+class StreamOrder(Sampler[list[Key]]):
     """As `Order`, of a stream, which this process reads; what loads rows gets them as keys."""
 
     def __init__(self, stream: Stream, job: Job) -> None:
@@ -98,10 +98,10 @@ class Passing(Sampler[list[Key]]):
                 yield [(self.epoch, row) for row in batch[at : at + self.micro_batch]]
 
 
-class Kept(Dataset[Any]):
-    """Rows of images, which stay in memory once they are made, as far as they fit into ROOM bytes.
+class CachedRows(Dataset[Any]):
+    """Rows of images that stay in memory once they are made, as far as they fit into ROOM bytes.
 
-    Texts do not: how they are padded depends on their micro-batch.
+    Texts do not stay: their padding depends on the micro-batch.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -128,7 +128,7 @@ class Unreadable:
     error: DataError
 
 
-class Watched(Dataset[Any]):
+class CheckedRows(Dataset[Any]):
     """Rows; an image that was good when it was checked, and cannot be read now, is named."""
 
     def __init__(self, rows: Any) -> None:
@@ -154,8 +154,8 @@ class Watched(Dataset[Any]):
     def _stored(self, key: Any) -> Mapping[str, Any]:
         """A row as it is stored."""
         rows = self.rows
-        while isinstance(rows, (Rows, Kept)):
-            rows, key = rows.rows, key[1] if isinstance(rows, Rows) else key
+        while isinstance(rows, (KeyedRows, CachedRows)):
+            rows, key = rows.rows, key[1] if isinstance(rows, KeyedRows) else key
         if isinstance(key, Read):
             return key.values
         names = {"image", "mask"} & {*getattr(rows, "column_names", ())}
@@ -166,19 +166,19 @@ class Watched(Dataset[Any]):
 
 
 def collated(rows: list[Any]) -> Any:
-    """A batch of rows; see `Watched`."""
+    """A batch of rows; see `CheckedRows`."""
     return rows[0] if isinstance(rows[0], Unreadable) else default_collate(rows)
 
 
 class Loader(DataLoader[Any]):
     """A DataLoader with one thread of torch while it loads.
 
-    Rows are small: on a busy CPU, a second thread is waited for longer than their operations take.
+    Rows are small: on a busy CPU, waiting for a second thread takes longer than their operations.
     Iterating raises DataError for an image that cannot be read any more.
     """
 
     def __init__(self, rows: Any, **settings: Any) -> None:
-        super().__init__(Watched(rows), collate_fn=collated, **settings)
+        super().__init__(CheckedRows(rows), collate_fn=collated, **settings)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
@@ -197,12 +197,12 @@ class Loader(DataLoader[Any]):
             yield batch
 
 
-def kept(rows: Any, device: torch.device) -> Any:
+def cached(rows: Any, device: torch.device) -> Any:
     """Rows that are not changed at random, as a run reads them again and again.
 
     Processes that load for CUDA would each keep their own.
     """
-    return rows if isinstance(rows, Stream) or workers(device) else Kept(rows)
+    return rows if isinstance(rows, Stream) or workers(device) else CachedRows(rows)
 
 
 class Loading:
@@ -213,17 +213,17 @@ class Loading:
     """
 
     def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool = False) -> None:
-        """drawn: as of `Rows`."""
+        """drawn: as of `KeyedRows`."""
         self.accumulate = job.accumulate
-        self.order: Order | Passing
+        self.order: Order | StreamOrder
         if isinstance(rows, Stream):
-            self.order, rows = Passing(rows, job), rows.prepared
+            self.order, rows = StreamOrder(rows, job), rows.prepared
         else:
             self.order = Order(len(rows), job)
         self.begun = (0, 0)
         # Its own generator: the seeds of the processes are not drawn from torch's.
         self.loader = Loader(
-            Rows(rows, job.seed, drawn),
+            KeyedRows(rows, job.seed, drawn),
             batch_sampler=self.order,
             generator=torch.Generator(),
             **workers(device, persistent=True),
@@ -256,7 +256,7 @@ class Loading:
             epoch, before = epoch + 1, taken
 
 
-class InOrder(Sampler[list[Read]]):
+class StoredOrder(Sampler[list[Read]]):
     """The rows of each micro-batch of a stream as they are stored, to the last row.
 
     Each process takes its own part of them.
@@ -278,7 +278,7 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     Raises UsageError if there are fewer rows than processes.
     """
     if isinstance(data, Stream):
-        order: Any = InOrder(data, job)
+        order: Any = StoredOrder(data, job)
         return Loader(data.prepared, batch_sampler=order, **workers(device))
     own = range(processes.rank(), len(data), job.processes)
     if len(data) < job.processes:

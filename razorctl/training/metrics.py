@@ -11,7 +11,8 @@ from pathlib import Path
 
 from razorctl import documents
 from razorctl.job import LEAST
-from razorctl.training.rundir import METRICS, whole
+from razorctl.training.atomic import atomic_file
+from razorctl.training.rundir import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Metrics:
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
         """Makes the file hold just `steps`; raises OSError if it cannot."""
         self.lines = [documents.text(asdict(step)) for step in steps]
-        with whole(out / METRICS) as file:
+        with atomic_file(out / METRICS) as file:
             file.write_bytes(self.text)
         self._file = (out / METRICS).open("r+b", buffering=0)
         self._size, self._rest = len(self.text), b""

@@ -1,7 +1,7 @@
 """A model that several processes train: DistributedDataParallel, or FSDP2 over the blocks.
 
-A model that is trained by FSDP2 has DTensors as parameters. `whole` and `put` are the way from and
-to the tensors that one process would have, so that files do not depend on the processes.
+A model that FSDP2 trains has DTensors as parameters. `full_tensors` and `put` turn them into the
+tensors that one process would have, and back, so files do not depend on the number of processes.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def unsynced(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext() if no_sync is None else no_sync()
 
 
-def whole(tree: Any) -> Any:
+def full_tensors(tree: Any) -> Any:
     """A tree with full tensors on the host in place of DTensors. Collective if it has any."""
     if processes.count() == 1:
         return tree
@@ -114,7 +114,7 @@ def unsharded(model: nn.Module, job: Job) -> nn.Module | None:
 
 def gathered(model: nn.Module, copy: nn.Module | None) -> nn.Module:
     """The copy of `unsharded` with the model's weights, or else the model. Collective."""
-    weights = whole(model.state_dict())
+    weights = full_tensors(model.state_dict())
     if copy is None:
         return model
     copy.load_state_dict(weights)

@@ -30,11 +30,11 @@ from razorctl.spans import watched
 from razorctl.step import by_logits, passes, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.of_job import OfJob
-from razorctl.training import kept
-from razorctl.training.captured import Captured
-from razorctl.training.compiled import Compiled, refuse
+from razorctl.training import kept_bytes
+from razorctl.training.compiled import Compiled, refuse_uncompilable
+from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.feed import Feed, sequenced
-from razorctl.training.kept import Row
+from razorctl.training.kept_bytes import Row
 
 CLASSES = 10
 RANDOM = "random"  # the data set of a job without one
@@ -105,7 +105,7 @@ class Profile:
 
         Keys with `full` in their name are for full fine-tuning.
         """
-        return {**kept.sums(self.rows), **asdict(self)}
+        return {**kept_bytes.sums(self.rows), **asdict(self)}
 
 
 class Clock:
@@ -182,7 +182,7 @@ class Training:
         self._updates = build_optimizer(model, job)
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.compiled = Compiled(model, job)
-        self._captured = Captured() if job.captured else None
+        self._captured = CapturedPasses() if job.captured else None
         self._feed = feed
         self._batches = None if feed is None else feed.loading.batches()
 
@@ -250,7 +250,7 @@ def profile(
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
-    refuse(job, recipe, place)
+    refuse_uncompilable(job, recipe, place)
     _check_files(place, trace, snapshot)
     job = replace(job, precision=settle(job, place))
     if dataset is None:
@@ -294,12 +294,14 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that keeps anything before or after."""
-    found = kept.kinds(net)
+    found = kept_bytes.kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
     of_job.sparsify(net, recipe, inputs, sum(full.values()))
     own = of_job.saved_by_module(net, inputs)
-    return kept.rows(kept.kinds(net) | found, own, full)  # adapters are new modules
+    return kept_bytes.make_rows(
+        kept_bytes.kinds(net) | found, own, full
+    )  # adapters are new modules
 
 
 def _measure(

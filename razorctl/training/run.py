@@ -24,9 +24,9 @@ from razorctl.step import precision
 from razorctl.surgery.byte_budget import LEAST, uncompressed
 from razorctl.surgery.of_job import OfJob
 from razorctl.surgery.sparsify import restore
-from razorctl.training import export, parallel, rundir, space, state, summary
+from razorctl.training import atomic, export, parallel, run_files, rundir, space, state, summary
 from razorctl.training.checkpoints import Checkpoint, Checkpoints
-from razorctl.training.compiled import refuse
+from razorctl.training.compiled import refuse_uncompilable
 from razorctl.training.evaluation import TOP
 from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
@@ -98,10 +98,10 @@ class Run(Record, Iterator[Step]):
             self.metrics = None
             if processes.first():
                 place = devices.name(device), torch.get_num_threads()
-                with rundir.writing(out):
+                with atomic.writing(out):
                     self.metrics = Metrics(out, self.history)
-                    rundir.write_settings(
-                        out, self.job, recipe, *place, plan, rundir.split_document(splits)
+                    run_files.write_settings(
+                        out, self.job, recipe, *place, plan, run_files.split_document(splits)
                     )
 
     def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
@@ -150,7 +150,7 @@ class Run(Record, Iterator[Step]):
         self._sparsify(self.recovery.recipe)
         if processes.first():  # the others find in Triton's cache what it compiles
             precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
-            space.check(self.out, self.model, job, self.checkpoints)
+            space.check_space(self.out, self.model, job, self.checkpoints)
         else:
             state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
         return splits
@@ -309,7 +309,7 @@ class Run(Record, Iterator[Step]):
                 "score": self.history[-1].score(self.metric) if done else None,
                 "diverged": diverged,
                 "relieved": self.recovery.relieved,
-                "settings": rundir.merged(self.job, self.recipe),
+                "settings": run_files.merged_settings(self.job, self.recipe),
             }
             model, rest = self.learner.snapshot()
             rest |= {
@@ -383,7 +383,7 @@ def finetune(
     recipe, place = recipe or Recipe(), devices.find(device)
     processes.check(job.processes)
     check_library(job)
-    refuse(job, recipe, place)
+    refuse_uncompilable(job, recipe, place)
     if resume and out is None:
         raise UsageError("there is nothing to resume; name the directory of the run.")
     processes.join(place.type == "cpu")

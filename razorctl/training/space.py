@@ -22,7 +22,7 @@ def needed(model: nn.Module, job: Job) -> int:
     """
     assert job.steps is not None
     assert job.evaluate_every is not None
-    weights = tensors.size(model.state_dict())
+    weights = tensors.nbytes(model.state_dict())
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     moments = int(job.momentum > 0) if job.optimizer == "sgd" else 2
     checkpoint = weights + moments * trained + REST
@@ -30,7 +30,7 @@ def needed(model: nn.Module, job: Job) -> int:
     return kept * checkpoint + max(checkpoint if kept > 1 else 0, kept * weights)
 
 
-def check(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> None:
+def check_space(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> None:
     """Raises RazorError if the disk of a run directory has no space for all that it lacks."""
     lacking = needed(model, job) - checkpoints.size
     free = shutil.disk_usage(out).free

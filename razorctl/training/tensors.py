@@ -63,7 +63,7 @@ def read(path: Path) -> dict[str, Tensor]:
     return tensors | {name: tensors[to] for name, to in aliases.items() if to in tensors}
 
 
-def size(tensors: Mapping[str, Tensor]) -> int:
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """The bytes that `write` writes of `tensors`, without the header."""
     return sum({_place(t, name): t.nbytes for name, t in tensors.items()}.values())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from razorctl.training import rundir
+from razorctl.training import run_files
 from razorctl.units import count, duration
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ class Threads:
         if settled or run.device.type != "cpu" or run.job.processes > 1:
             return
         self._before = most
-        known = rundir.threads(run.out)
+        known = run_files.read_threads(run.out)
         if known is not None:
             torch.set_num_threads(min(known, most))
             why = "as it was begun"
         elif most > 1 and busy >= BUSY and _long(run):
             fewer = max(1, min(most - 1, most - round(busy)))
             progress(f"other processes keep {busy:.1f} cores busy; trying fewer threads")
-            took = seconds(run, (most, fewer))
+            took = time_passes(run, (most, fewer))
             torch.set_num_threads(min(took, key=took.__getitem__))
             why = (
                 f"as other processes keep {busy:.1f} cores busy: passes of a micro-batch take "
@@ -94,7 +94,7 @@ def _long(run: "Run") -> bool:
     return run.job.steps * run.job.accumulate >= LEAST and not run.job.streaming
 
 
-def seconds(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
+def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
     """What forward and backward of a micro-batch take by each number of threads, in turns.
 
     Nothing of the run is changed but the number of threads; its model has no optimizer yet.

@@ -12,7 +12,7 @@ from uuid import uuid4
 from razorctl import documents
 from razorctl.config.registry import unknown
 from razorctl.errors import UsageError
-from razorctl.training import rundir
+from razorctl.training import atomic, run_files
 
 if TYPE_CHECKING:
     from razorctl.training.metrics import Step
@@ -30,7 +30,7 @@ FILE = "trackers.json"  # in a run directory: the names of its trackers, and its
 OF_TRAINING = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoch")
 
 
-def check(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
+def check_trackers(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
     """The trackers of a run: those named, or if none is those of the run in a directory.
 
     Loads none of them. Raises UsageError for an unknown one, or one whose package is not installed.
@@ -53,8 +53,8 @@ def check(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
 def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
     """Trains a run to its end and yields its steps, which each tracker has got by then.
 
-    names: what `check` returned. A tracker that is new to the run also gets its earlier steps. One
-    that fails while the run trains is left out from then on, after a warning.
+    names: what `check_trackers` returned. A tracker that is new to the run also gets its earlier
+    steps. A tracker that fails while the run trains is left out from then on, after a warning.
     Raises UsageError if one cannot be started.
     """
     if not names:
@@ -66,7 +66,7 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
     try:
         for name in names:
             working.append(_Open(name, run, identity, name not in before))
-        with rundir.writing(run.out), rundir.whole(run.out / FILE) as file:
+        with atomic.writing(run.out), atomic.atomic_file(run.out / FILE) as file:
             every = [*dict.fromkeys([*before, *names])]
             file.write_text(documents.text({"names": every, "id": identity}) + "\n")
         for step in run:
@@ -82,9 +82,9 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
 
 
 def _known(out: Path) -> dict[str, Any]:
-    from razorctl.training.written import Trackers  # imported here: few commands need it
+    from razorctl.training.schemas import Trackers  # imported here: few commands need it
 
-    return rundir.document(out / FILE, Trackers) or {}
+    return run_files.read_document(out / FILE, Trackers) or {}
 
 
 def _values(run: "Run", step: "Step") -> dict[str, float]:
@@ -114,7 +114,10 @@ class _Open:
                 self.tracker.main_process_only = False
                 self.tracker.start()
                 if new:
-                    settings = {**rundir.merged(run.job, run.recipe), "run_dir": str(run.out)}
+                    settings = {
+                        **run_files.merged_settings(run.job, run.recipe),
+                        "run_dir": str(run.out),
+                    }
                     given = {name: value for name, value in settings.items() if value is not None}
                     self.tracker.store_init_configuration(given)
         except Exception as error:  # each library raises its own kinds

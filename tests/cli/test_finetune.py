@@ -16,7 +16,7 @@ from rich.console import Console
 from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
 from razorctl.training import run as trainer
-from razorctl.training import rundir
+from razorctl.training import run_files
 from tests import local_hub
 from tests.cli.commands import QUICK, finetune, razorctl
 from tests.own import photos, texts
@@ -168,7 +168,7 @@ class TestSignals:
             f"error: {word}: step 3 of 4 is saved; go on with "
             "`razorctl finetune --resume --out run --device cpu`."
         )
-        assert rundir.steps(Path("run")) == 3
+        assert run_files.steps_taken(Path("run")) == 3
 
     def test_a_second_one_stops_at_once(self, number, code, word, monkeypatch):
         def note_peak(run: trainer.Run) -> None:

@@ -18,7 +18,8 @@ from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
 from razorctl.step import by_logits, train_step
 from razorctl.training.comparing.grid import Grid
-from razorctl.training.compiled import EAGER, JUDGED, Compiled, Payoff, Trial, payoff
+from razorctl.training.compiled import EAGER, JUDGED, Compiled, Trial
+from razorctl.training.payoff import Payoff
 from razorctl.training.profiler import profile
 from razorctl.training.run import Run, finetune
 from tests.models import bert
@@ -278,8 +279,8 @@ class TestGraphs:
 
 class TestPayoff:
     def test_is_the_first_step_that_has_made_up_for_compiling(self):
-        assert payoff(first=10.25, eager=0.5, compiled=0.25) == Payoff(10.0, 0.5, 0.25, 40)
-        assert payoff(first=10.0, eager=0.5, compiled=0.5).steps is None
+        assert Payoff.of(first=10.25, eager=0.5, compiled=0.25) == Payoff(10.0, 0.5, 0.25, 40)
+        assert Payoff.of(first=10.0, eager=0.5, compiled=0.5).steps is None
 
     @pytest.mark.parametrize(
         ("steps", "after", "level", "end"),

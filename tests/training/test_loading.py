@@ -12,7 +12,7 @@ from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError
 from razorctl.job import Job
 from razorctl.training import loading
-from razorctl.training.loading import Kept, Loader
+from razorctl.training.loading import CachedRows, Loader
 from razorctl.training.predicting import inference, labels
 from razorctl.training.run import finetune
 from tests.own import CLASSES, picture, table
@@ -72,7 +72,7 @@ class Made:
 def test_images_are_made_once_as_far_as_there_is_room(monkeypatch):
     monkeypatch.setattr(loading, "ROOM", 2 * 12)
     rows = Made(torch.arange(9.0).view(3, 3))
-    kept = Kept(rows)
+    kept = CachedRows(rows)
     for numbers in ([0, 2], [2, 1, 0], [1, 2]):
         found = kept.__getitems__(numbers)
         assert [row["labels"] for row in found] == numbers
@@ -83,7 +83,7 @@ def test_images_are_made_once_as_far_as_there_is_room(monkeypatch):
 
 def test_texts_are_made_anew():
     rows = Made([{"input_ids": torch.ones(4)}])
-    kept = Kept(rows)
+    kept = CachedRows(rows)
     for _ in range(2):
         kept.__getitems__([0])
     assert rows.made == [0, 0]
@@ -122,7 +122,7 @@ def predicted(folder: Path) -> None:
     model = inference.load("run", device="cpu")
     parts, _ = whole.unlabeled([str(folder)], Job("vit-micro", ""), "image")
     damage(folder / "car/0.png")
-    list(labels.predicted(model, parts))
+    list(labels.predict_labels(model, parts))
 
 
 def streamed(folder: Path) -> None:

@@ -19,7 +19,7 @@ from razorctl.planning import job_trace as tracing
 from razorctl.spans import packing, watched
 from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import profiler
-from razorctl.training.kept import OTHER
+from razorctl.training.kept_bytes import OTHER
 from razorctl.training.profiler import CLASSES, PHASES, Clock, Profile, profile
 
 pytestmark = pytest.mark.usefixtures("shallow")

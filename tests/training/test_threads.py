@@ -41,13 +41,13 @@ def two_threads(monkeypatch):
 @pytest.fixture
 def tried(monkeypatch):
     """The numbers of threads that are tried; one thread wins."""
-    found, seconds = [], threads.seconds
+    found, seconds = [], threads.time_passes
 
     def won(run: Run, numbers):
         found.append(numbers)
         return dict(zip(seconds(run, numbers), (2.0, 1.0), strict=True))
 
-    monkeypatch.setattr(threads, "seconds", won)
+    monkeypatch.setattr(threads, "time_passes", won)
     return found
 
 

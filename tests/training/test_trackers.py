@@ -10,7 +10,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.training import trackers
 from razorctl.training.run import Run
-from razorctl.training.trackers import check, tracked
+from razorctl.training.trackers import check_trackers, tracked
 from tests.forked import Forked, razorctl_command
 from tests.own import photos
 from tests.training import runs
@@ -33,7 +33,7 @@ def scalars(out: Path) -> dict[str, dict[int, float]]:
 
 def test_tensorboard_has_every_step_and_evaluation(tmp_path):
     run = runs.begin(tmp_path / "run")
-    assert [*tracked(run, check(["tensorboard"]))] == run.history
+    assert [*tracked(run, check_trackers(["tensorboard"]))] == run.history
     found = scalars(run.out)
     names = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoch")
     for name in names:
@@ -67,8 +67,8 @@ def test_a_resumed_run_goes_on_in_the_same_charts(tmp_path):
     runs.stop(first)
     run = runs.resume(out, replace(runs.JOB, save_every=2))
     assert len(run.history) == 2
-    assert check([], out) == ("tensorboard",)
-    list(tracked(run, check([], out)))
+    assert check_trackers([], out) == ("tensorboard",)
+    list(tracked(run, check_trackers([], out)))
     found = scalars(out)["train/loss"]
     assert found == pytest.approx({step.step: step.loss for step in run.history})
     assert found[3] == pytest.approx(lost.loss)
@@ -142,13 +142,13 @@ def test_a_resumed_run_is_the_same_one_of_wandb(tmp_path, broken):
 
 
 def test_names_are_checked_before_anything_is_loaded(monkeypatch):
-    assert check([]) == ()
-    assert check(["tensorboard,tensorboard", "tensorboard"]) == ("tensorboard",)
+    assert check_trackers([]) == ()
+    assert check_trackers(["tensorboard,tensorboard", "tensorboard"]) == ("tensorboard",)
     with pytest.raises(UsageError, match="unknown tracker 'tensorbord'; did you mean 'tensorb"):
-        check(["tensorbord"])
+        check_trackers(["tensorbord"])
     monkeypatch.setattr(trackers, "find_spec", lambda name: name == "accelerate" or None)
     with pytest.raises(UsageError, match="tensorboard and wandb are not installed; run `pip inst"):
-        check(["tensorboard", "wandb"])
+        check_trackers(["tensorboard", "wandb"])
 
 
 def test_the_command_line_writes_lines_to_stderr_alone(tmp_path):

@@ -114,7 +114,7 @@ def show(result: dict[str, Any]) -> None:
         table.add_row("out of memory", f"step {change['step']:,}", "taken with less from then on")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
     if payoff := result["payoff"]:
-        from razorctl.training.compiled import Payoff  # imports torch, which the run has loaded
+        from razorctl.training.payoff import Payoff  # imported here: few runs compile
 
         table.add_row("compiling", duration(payoff["compile_seconds"]), Payoff(**payoff).verdict)
     if predicted:

@@ -11,7 +11,7 @@ from html import escape
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from razorctl.training.comparing.curves import Curve, mean
+from razorctl.training.comparing.curves import Curve, mean_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +94,7 @@ def curves(groups: Sequence[tuple[Line, Sequence[Curve]]], over: str, name: str)
         style: dict[str, Any] = {"color": LINES[line.color], "ls": DASHES[line.dash]}
         for curve in seeds if len(seeds) > 1 else ():
             axes.plot(getattr(curve, over), curve.values, lw=0.6, alpha=0.45, **style)
-        middle = mean(seeds)
+        middle = mean_curve(seeds)
         marker = "o" if len(middle.values) <= MARKED else ""
         width = 3.2 if line.color == OF_METHOD["full"] else 1.5  # other exact ways may lie on it
         axes.plot(getattr(middle, over), middle.values, lw=width, marker=marker, ms=3.2, **style)

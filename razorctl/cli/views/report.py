@@ -8,10 +8,11 @@ from typing import Any
 from razorctl.cli.views import comparison as table
 from razorctl.cli.views import plots
 from razorctl.cli.views.terminal import clean
+from razorctl.training.atomic import atomic_file
 from razorctl.training.comparing.advice import sentence
 from razorctl.training.comparing.comparison import Comparison, FinishedRun
 from razorctl.training.comparing.curves import losses, scores
-from razorctl.training.rundir import CONFIG, whole
+from razorctl.training.rundir import CONFIG
 
 TEMPLATE = "report.html.jinja"
 MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
@@ -27,7 +28,7 @@ def write(
     be written.
     """
     text = render(dict(document), comparison, commands)
-    with whole(file) as partial:
+    with atomic_file(file) as partial:
         partial.write_text(clean(text), "utf-8")
 
 

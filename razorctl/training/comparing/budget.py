@@ -17,7 +17,7 @@ PROBE, TIMED = 12, 5
 POINTS = 10  # evaluations of a run, at least
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """The seconds that a text such as 90s, 10m or 1.5h means; raises UsageError for another one."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh])", text.strip())
     if found is None or not float(found[1]):
@@ -32,7 +32,7 @@ class Cost(NamedTuple):
     compiling: float = 0.0
 
 
-def cost(probe: Path) -> Cost:
+def probe_cost(probe: Path) -> Cost:
     """What the run in the directory of a probe took."""
     lines = (probe / METRICS).read_text("utf-8").splitlines()
     step = median(float(documents.parse(line)["seconds"]) for line in lines[-TIMED:])
@@ -40,7 +40,7 @@ def cost(probe: Path) -> Cost:
     return Cost(step, payoff["compile_seconds"] if payoff else 0.0)
 
 
-def steps(measured: Mapping[str, Cost], share: float, runs: float) -> dict[str, int]:
+def steps_by_method(measured: Mapping[str, Cost], share: float, runs: float) -> dict[str, int]:
     """The steps of each method that take a run's share of the budget, or a little less.
 
     share: in seconds. runs: how many shares the budget has. Raises UsageError if that is less than

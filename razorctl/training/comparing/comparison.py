@@ -16,8 +16,9 @@ from razorctl.job import FIGURES, LEAST
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
-from razorctl.training.rundir import CONFIG, ENVIRONMENT, METRICS, RESULT
-from razorctl.training.written import Environment, Failure, Line, OfGrid, Result
+from razorctl.training.run_files import ENVIRONMENT
+from razorctl.training.rundir import CONFIG, METRICS, RESULT
+from razorctl.training.schemas import Environment, Failure, GridSettings, RunResult, StepLine
 from razorctl.version import __version__
 
 # What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
@@ -166,7 +167,7 @@ class Comparison:
         return codes.pop() if len(codes) == 1 else 1
 
 
-def read(directory: Path) -> FinishedRun:
+def read_run(directory: Path) -> FinishedRun:
     """The finished run in a directory that `finetune` has written.
 
     Raises UsageError if the run is not finished or was made by another version of razorctl, and
@@ -180,8 +181,8 @@ def read(directory: Path) -> FinishedRun:
             f"{directory} was run by razorctl {known}, not {__version__}; run it again."
         )
     try:
-        result = documents.read(directory / RESULT, Result, LEAVE)
-        lines = documents.lines(directory / METRICS, Line, LEAVE)
+        result = documents.read(directory / RESULT, RunResult, LEAVE)
+        lines = documents.lines(directory / METRICS, StepLine, LEAVE)
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "
@@ -205,7 +206,7 @@ def is_grid(directory: Path) -> bool:
     return (directory / SETTINGS).exists()
 
 
-def recipe_of(name: str, ratio: float) -> Recipe:
+def recipe_by_name(name: str, ratio: float) -> Recipe:
     """The recipe of a name in NAMES; raises UsageError for a ratio that cannot be used."""
     method = {"method": name if name in METHODS else "full"}
     known = {field.name for field in fields(Recipe)}
@@ -225,7 +226,7 @@ def of_grid(
     job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
     seeds = list(runs["seeds"] if seeds is None else seeds)
     entries = [
-        Entry(name, name, recipe_of(name, ratio))
+        Entry(name, name, recipe_by_name(name, ratio))
         for name in (runs["methods"] if methods is None else methods)
     ]
     comparison = Comparison(job["model"], job["dataset"], entries)
@@ -257,7 +258,7 @@ def repeating(directory: Path) -> str:
 def settings_of(directory: Path) -> dict[str, Any]:
     """The settings of a grid; raises DataError if they are not as `compare` wrote them."""
     settings = read_toml(directory / SETTINGS)
-    documents.given(settings, OfGrid, directory / SETTINGS, "compare again")
+    documents.given(settings, GridSettings, directory / SETTINGS, "compare again")
     return settings
 
 
@@ -265,7 +266,7 @@ def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
     """The finished run of a method and seed in a grid; else raises the error it failed with."""
     directory = grid / f"{method}-{seed}"
     if (directory / RESULT).exists():
-        return read(directory)
+        return read_run(directory)
     known = documents.kept(directory / FAILURE, Failure)
     error = RazorError(f"not finished; go on with --resume --out {grid}.")
     if known is not None:
@@ -282,11 +283,11 @@ def note_failure(directory: Path, error: RazorError) -> None:
         (directory / FAILURE).write_text(documents.text(known), "utf-8")
 
 
-def finished(directories: Iterable[Path]) -> Comparison:
+def of_directories(directories: Iterable[Path]) -> Comparison:
     """The comparison of finished runs and grids; runs that differ only in the seed share an entry.
 
-    A single grid gives its own comparison. Raises what `read` and `of_grid` raise, and UsageError
-    if the directories are not all of one model and data set.
+    A single grid gives its own comparison. Raises what `read_run` and `of_grid` raise, and
+    UsageError if the directories are not all of one model and data set.
     """
     parts = [_part(directory) for directory in dict.fromkeys(directories)]
     first, start = parts[0]
@@ -305,7 +306,7 @@ def _part(directory: Path) -> tuple[Path, Comparison]:
     """A directory, and the comparison of what is in it."""
     if is_grid(directory):
         return directory, of_grid(directory)
-    run = read(directory)
+    run = read_run(directory)
     recipe = Recipe(**run.result["recipe"])
     entry = Entry(recipe.method, recipe.method, recipe, [run])
     return directory, Comparison(run.result["model"], run.result["dataset"], [entry])

@@ -47,7 +47,7 @@ def scores(run: FinishedRun) -> Curve:
     )
 
 
-def mean(curves: Sequence[Curve]) -> Curve:
+def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean of the curves of several seeds, as far as all of them go."""
     columns = ([c.steps for c in curves], [c.seconds for c in curves], [c.values for c in curves])
     return Curve(*([fmean(each) for each in zip(*many, strict=False)] for many in columns))

@@ -28,7 +28,7 @@ from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
 from razorctl.planning import search
 from razorctl.recipe import Recipe
-from razorctl.training import rundir
+from razorctl.training import atomic, run_files, rundir
 from razorctl.training.comparing import budget
 from razorctl.training.comparing.comparison import (
     BASELINES,
@@ -38,8 +38,8 @@ from razorctl.training.comparing.comparison import (
     FinishedRun,
     note_failure,
     of_grid,
-    read,
-    recipe_of,
+    read_run,
+    recipe_by_name,
     settings_of,
 )
 from razorctl.training.signals import termination_waits
@@ -104,9 +104,9 @@ class Grid:
                 raise unknown("method", name, NAMES)
         if job.cuda_graphs:
             from razorctl import devices  # imports torch
-            from razorctl.training.compiled import refuse
+            from razorctl.training.compiled import refuse_uncompilable
 
-            refuse(job, Recipe(), devices.find(device))
+            refuse_uncompilable(job, Recipe(), devices.find(device))
         # By its absolute path, as in the runs, so that it can be resumed from any directory.
         self.job = replace(job, dataset=data.place(job.dataset))
         self.ratio, self.device, self.seconds = ratio, device, seconds
@@ -114,7 +114,7 @@ class Grid:
         self.cache = Cache()
         self.facts = search.facts(job)
         self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
-        self.recipes = {name: recipe_of(name, ratio) for name in self.methods}
+        self.recipes = {name: recipe_by_name(name, ratio) for name in self.methods}
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
         self._unmeasured: dict[str, RazorError] = {}  # methods of which no step could be measured
         self._prepare(resume)
@@ -167,7 +167,7 @@ class Grid:
         self._settings, self._runs = settings, runs
         # With the first seed, the file is all that repeating the comparison needs.
         tables = {**settings, "job": {**settings["job"], "seed": runs["seeds"][0]}, "runs": runs}
-        with rundir.writing(self.out), rundir.whole(self.out / SETTINGS) as file:
+        with atomic.writing(self.out), atomic.atomic_file(self.out / SETTINGS) as file:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def measure(self, say: Callable[[str], object]) -> None:
@@ -190,7 +190,7 @@ class Grid:
             except RazorError as error:
                 self._unmeasured[name] = error
         try:
-            known |= budget.steps(measured, share, self.seconds / share)
+            known |= budget.steps_by_method(measured, share, self.seconds / share)
         except UsageError:
             with suppress(OSError):
                 if {file.name for file in self.out.iterdir()} == {SETTINGS}:
@@ -206,7 +206,7 @@ class Grid:
             directory = Path(folder) / method
             command = self._command(at, directory, budget.PROBE, budget.PROBE)
             _call(command, lambda: None)
-            return budget.cost(directory)
+            return budget.probe_cost(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
         """Runs what is not finished yet: all methods with one seed, then with the next seed.
@@ -235,7 +235,7 @@ class Grid:
             shutil.rmtree(directory, ignore_errors=True)
             command = self._command(at, directory, *self._length(at.method))
             _call(command, lambda: report(_look(at, directory)))
-        return read(directory)
+        return read_run(directory)
 
     def _length(self, method: str) -> tuple[int | None, int | None]:
         """The steps of a run, and between its evaluations; None is as the job says."""
@@ -314,7 +314,7 @@ class Grid:
     def _trace(self, accumulate: int, method: str) -> Trace:
         job, recipe = (
             replace(self._settled(), accumulate=accumulate),
-            recipe_of(method, self.ratio),
+            recipe_by_name(method, self.ratio),
         )
         return search.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
 
@@ -388,6 +388,6 @@ def _look(progress: Progress, directory: Path) -> Progress:
     """`progress` with the steps done of the run in a directory."""
     try:
         steps = read_toml(directory / rundir.CONFIG)["job"]["steps"]
-        return replace(progress, step=rundir.steps(directory), steps=steps)
+        return replace(progress, step=run_files.steps_taken(directory), steps=steps)
     except (UsageError, KeyError, TypeError):  # the run has not written its settings yet
         return progress

@@ -38,7 +38,7 @@ class Prompt:
     answered: bool
 
 
-def continued(
+def continue_texts(
     trained: "Trained", parts: Iterable["Part"], new: int, temperature: float = 0.0, seed: int = 0
 ) -> Iterator[Continuation]:
     """The continuations of the rows of files, in their order, batch by batch.

@@ -14,7 +14,7 @@ from razorctl import devices, documents, hub, models
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
 from razorctl.step import precision
-from razorctl.training import rundir
+from razorctl.training import run_files, rundir
 from razorctl.training.evaluation import evaluate
 from razorctl.training.loading import in_order, moved
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from razorctl.data.own.stream import Stream
-    from razorctl.training.labeled import Labeled
+    from razorctl.training.evaluation_rows import LabeledRows
 
 CHOICES = ("best", "last")
 
@@ -51,7 +51,7 @@ class Trained:
     def evaluate(
         self, rows: "Dataset | Stream", done: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
-        """The figures of `evaluation.evaluate` for rows with labels, such as `Labeled` has.
+        """The figures of `evaluation.evaluate` for rows with labels, such as `LabeledRows` has.
 
         done: is told how many rows have been read.
         """
@@ -114,7 +114,7 @@ def load(
     run = Path(run)
     if weights not in (None, *CHOICES):
         raise UsageError(f"unknown weights {weights!r}; choose one of {', '.join(CHOICES)}.")
-    result, job = rundir.finished(run)
+    result, job = run_files.finished_run(run)
     file = run / _file(result, weights or "best")
     family, place = models.find(job.model, job.task), devices.find(device)
     if not file.exists():
@@ -175,8 +175,8 @@ def _precision(job: Job, device: torch.device) -> Any:
         return "fp32"
 
 
-def evaluated(
-    trained: Trained, found: "Labeled", dataset: str, done: Callable[[int], None]
+def evaluation_document(
+    trained: Trained, found: "LabeledRows", dataset: str, done: Callable[[int], None]
 ) -> dict[str, Any]:
     """The figures of a run's model on rows, under the stable keys of `evaluate --json`.
 

@@ -33,7 +33,7 @@ class Prediction:
         return sorted(pairs, key=lambda pair: -pair[1])[:top]
 
 
-def predicted(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Prediction]:
+def predict_labels(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Prediction]:
     """What a classifier makes of the rows of files, in their order, batch by batch."""
     for part in parts:
         places = iter(part.places)

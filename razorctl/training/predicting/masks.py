@@ -15,7 +15,7 @@ from razorctl.data.own.folder import NAMES
 from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
-from razorctl.training import rundir
+from razorctl.training import atomic
 from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def places(parts: Sequence["Part"]) -> list[Path]:
     return [*found]
 
 
-def written(
+def write_masks(
     trained: "Trained",
     parts: Sequence["Part"],
     out: Path,
@@ -67,13 +67,13 @@ def written(
     """
     names = iter(places(parts))
     found: list[Mask] = []
-    with rundir.whole_folder(out) as folder:
-        with rundir.writing(out):
+    with atomic.atomic_folder(out) as folder:
+        with atomic.writing(out):
             (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
         for part in parts:
             for place, mask in zip(part.places, _masks(trained, part), strict=True):
                 name = next(names)
-                with rundir.writing(out):
+                with atomic.writing(out):
                     _save(mask, len(trained.classes), folder / name)
                 counts = mask.flatten().bincount()
                 label = trained.classes[int(counts.argmax())]

@@ -16,7 +16,7 @@ from razorctl.errors import DataError, UsageError
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
 from razorctl.training.comparing import comparison
-from razorctl.training.comparing.comparison import read
+from razorctl.training.comparing.comparison import read_run
 from razorctl.training.comparing.figures import document as document_of
 from razorctl.training.comparing.figures import pareto
 from tests.comparing import assert_refused, compare, write
@@ -53,7 +53,7 @@ def rows(*directories: Path, target: float | None = None) -> list[dict[str, Any]
 
 
 def document(directories: Iterable[Path], target: float | None = None) -> dict[str, Any]:
-    return document_of(comparison.finished(directories), target)
+    return document_of(comparison.of_directories(directories), target)
 
 
 class TestFinishedRuns:
@@ -177,11 +177,11 @@ class TestBadRuns:
         run = write("a")
         (run / "result.json").unlink()
         with pytest.raises(UsageError, match=r"a holds no finished run; .*config\.toml finetune"):
-            read(run)
+            read_run(run)
 
     def test_of_another_version(self):
         with pytest.raises(UsageError, match=r"run by razorctl 0\.0\.1, not .*; run it again"):
-            read(write("a", version="0.0.1"))
+            read_run(write("a", version="0.0.1"))
 
     @pytest.mark.parametrize(
         ("file", "text"),
@@ -198,7 +198,7 @@ class TestBadRuns:
         run = write("a")
         (run / file).write_text(text)
         with pytest.raises(DataError, match=f"a/{file} is .*; leave it out"):
-            read(run)
+            read_run(run)
 
     def test_of_another_task(self):
         runs = [write("a"), write("b", dataset="cifar10")]

@@ -22,7 +22,7 @@ from razorctl.data.own import whole
 from razorctl.errors import DataError, MissingError, OutOfMemoryError, UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
-from razorctl.training.labeled import labeled, own_rows
+from razorctl.training.evaluation_rows import rows_of_job, rows_of_run
 from razorctl.training.predicting import inference, labels
 from razorctl.training.run import Run, finetune
 from tests import local_hub
@@ -67,7 +67,7 @@ KINDS = ("digits", "photos", "texts")
 def test_figures_of_its_own_rows_are_those_of_the_result(name, runs):
     out = runs[name].out
     result = json.loads((out / "result.json").read_text())
-    rows = own_rows(out)
+    rows = rows_of_run(out)
     assert rows.split == result["split"]
     found = inference.load(out, weights="last", device="cpu").evaluate(rows.rows)
     assert found == pytest.approx(result["metrics"], abs=1e-6)
@@ -86,7 +86,7 @@ def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypat
     job = Job("vit-micro", str(photos(tmp_path / "d", 8)), **QUICK)
     list(finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
     result = json.loads((tmp_path / "run/result.json").read_text())
-    rows = own_rows(tmp_path / "run").rows
+    rows = rows_of_run(tmp_path / "run").rows
     for weights, file, loss in (
         ("best", "model.safetensors", result["best_metrics"]["loss"]),
         ("last", "last/model.safetensors", result["metrics"]["loss"]),
@@ -132,7 +132,7 @@ def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shall
     list(run := finetune(job, Recipe("full"), out=tmp_path / "run", device="cpu"))
     result = run.result()
     assert (result["metrics"], result["best_metrics"]) == tuple(tested)
-    rows = own_rows(tmp_path / "run").rows
+    rows = rows_of_run(tmp_path / "run").rows
     for weights, figures in zip(("last", "best"), tested, strict=True):
         found = inference.load(tmp_path / "run", weights=weights, device="cpu")
         assert found.evaluate(rows) == pytest.approx(figures, abs=1e-6)
@@ -141,7 +141,7 @@ def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shall
 @pytest.mark.parametrize("name", KINDS)
 def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
     run = runs[name]
-    rows = own_rows(run.out, "train").rows.select(range(11))
+    rows = rows_of_run(run.out, "train").rows.select(range(11))
     classifier = inference.load(run.out, device="cpu", batch_size=4)
     found = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
     batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
@@ -156,12 +156,12 @@ def test_labels_are_matched_by_name(runs, tmp_path):
     out = runs["photos"].out
     some = photos(tmp_path / "d", 5, ["car", "tram"])
     job = replace(runs["photos"].job, dataset=str(some), validation=None)
-    found = labeled(out, job)
+    found = rows_of_job(out, job)
     assert (found.split, len(found.rows)) == (None, 10)
     assert found.rows["label"][:] == [1] * 5 + [2] * 5
     classifier = inference.load(out, weights="last", device="cpu")
     parts, _ = whole.unlabeled([str(some)], job, "image")
-    guesses = [row.ranked(1)[0][0] for row in labels.predicted(classifier, parts)]
+    guesses = [row.ranked(1)[0][0] for row in labels.predict_labels(classifier, parts)]
     right = sum(map(str.__eq__, guesses, ["car"] * 5 + ["tram"] * 5))
     assert classifier.evaluate(found.rows)["accuracy"] == pytest.approx(right / 10)
 
@@ -172,29 +172,31 @@ def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):
     job = replace(runs["photos"].job, dataset=str(tmp_path / "d"), validation=None)
     counts = {None: 6, "val": 9, "train": 12}
     for split, count in counts.items():
-        found = labeled(runs["photos"].out, job, split)
+        found = rows_of_job(runs["photos"].out, job, split)
         assert (found.split, len(found.rows)) == (split or "test", count)
 
 
 def test_a_set_of_the_hub_with_one_split_is_taken_whole(runs, hub):
     local_hub.cache(hub, "dataset", "films/stills", lambda s: photos(s / "train", 3, CLASSES[1:]))
     job = replace(runs["photos"].job, dataset="hf:films/stills", validation=None)
-    found = labeled(runs["photos"].out, job)
+    found = rows_of_job(runs["photos"].out, job)
     assert (found.split, found.rows["label"][:]) == (None, [1] * 3 + [2] * 3)
     with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
-        labeled(runs["texts"].out, replace(job, model="bert-base"))
+        rows_of_job(runs["texts"].out, replace(job, model="bert-base"))
 
 
 def test_a_registered_set_is_evaluated_by_names(runs, monkeypatch):
     out = runs["digits"].out
-    plain = own_rows(out)
+    plain = rows_of_run(out)
     result = json.loads((out / "result.json").read_text())
     turned = {**result, "classes": result["classes"][::-1]}
-    monkeypatch.setattr("razorctl.training.rundir.finished", lambda _: (turned, runs["digits"].job))
-    found = labeled(out, runs["digits"].job)
+    monkeypatch.setattr(
+        "razorctl.training.run_files.finished_run", lambda _: (turned, runs["digits"].job)
+    )
+    found = rows_of_job(out, runs["digits"].job)
     assert found.rows["label"][:] == [9 - label for label in plain.rows["label"]]
     with pytest.raises(UsageError, match="digits has no split dev, only train, test"):
-        labeled(out, runs["digits"].job, "dev")
+        rows_of_job(out, runs["digits"].job, "dev")
 
 
 def test_data_that_have_changed_are_refused(runs, tmp_path):
@@ -202,7 +204,7 @@ def test_data_that_have_changed_are_refused(runs, tmp_path):
     record = json.loads((out / "split.json").read_text())
     (out / "split.json").write_text(json.dumps(record | {"rows": record["rows"][1:]}))
     with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
-        own_rows(out)
+        rows_of_run(out)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -261,17 +263,17 @@ def test_rows_that_are_others_now_are_refused(case, runs, tmp_path):
     there = copy(before, tmp_path / before.name)
     for file in (out / "result.json", out / "split.json"):
         file.write_text(file.read_text().replace(str(before), str(there)))
-    assert len(own_rows(out).rows)
+    assert len(rows_of_run(out).rows)
     change(there)
     if refused:
         with pytest.raises(DataError, match=r"has changed since .* was trained on it"):
-            own_rows(out)
+            rows_of_run(out)
         # A run of an older razorctl has no digests.
         record = json.loads((out / "split.json").read_text())
         record.pop("digests")
         (out / "split.json").write_text(json.dumps(record))
     if case != "an added image":
-        assert len(own_rows(out).rows)
+        assert len(rows_of_run(out).rows)
 
 
 def test_a_run_on_splits_that_are_used_as_they_are_knows_them_too(runs, monkeypatch):
@@ -281,7 +283,7 @@ def test_a_run_on_splits_that_are_used_as_they_are_knows_them_too(runs, monkeypa
     turned = replace(splits, test=splits.test.select([*range(len(splits.test))][::-1]))
     monkeypatch.setitem(data.DATASETS, "digits", replace(digits, load=lambda _: turned))
     with pytest.raises(DataError, match="digits has changed since"):
-        own_rows(out)
+        rows_of_run(out)
 
 
 def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
@@ -291,7 +293,7 @@ def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
     job = Job("vit-micro", str(tmp_path / "d"), batch_size=4, steps=1)
     list(finetune(job, out=tmp_path / "run", device="cpu"))
     assert json.loads((tmp_path / "run/split.json").read_text())["white"] == 255
-    found = labeled(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
+    found = rows_of_job(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
     assert found.rows["white"][:] == [255] * 8
     used, real = [], whole.unlabeled
     monkeypatch.setattr(whole, "unlabeled", lambda *args: used.append(args[5]) or real(*args))
@@ -313,7 +315,7 @@ def test_a_batch_that_does_not_fit_is_said(runs):
 
     found = inference.load(runs["photos"].out, device="cpu", batch_size=7)
     found = replace(found, family=replace(found.family, logits=full))
-    rows = own_rows(runs["photos"].out).rows
+    rows = rows_of_run(runs["photos"].out).rows
     for use in (lambda: found.evaluate(rows), lambda: next(labels.probabilities(found, rows))):
         with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
             use()
@@ -339,7 +341,7 @@ def test_stock_libraries_predict_the_same(runs, tmp_path):
     ):
         classifier = inference.load(runs[name].out, device="cpu")
         parts, _ = whole.unlabeled([file], Job("vit-micro", ""), modality)
-        (row,) = labels.predicted(classifier, parts)
+        (row,) = labels.predict_labels(classifier, parts)
         found = dict(zip(row.classes, row.probabilities, strict=True))
         assert found == pytest.approx(stock[modality], abs=1e-5)
 
@@ -361,7 +363,7 @@ def test_rows_of_every_kind_of_file_keep_their_order(runs, tmp_path, monkeypatch
         ("b.parquet", 0),
     ]
     classifier = inference.load(runs["photos"].out, weights="last", device="cpu")
-    found = [*labels.predicted(classifier, parts)]
+    found = [*labels.predict_labels(classifier, parts)]
     by_file = {row.file: row.probabilities for row in found}
     same = {1: "d/car/1.jpg", 2: "d/bus/0.jpg", -1: "d/bus/1.jpg"}
     for number, file in same.items():
@@ -413,12 +415,12 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
 
     found = replace(found, family=replace(found.family, logits=logits))
     with pytest.raises(DataError, match="logits of row 4 of what is evaluated are not finite"):
-        found.evaluate(own_rows(runs["photos"].out).rows)
+        found.evaluate(rows_of_run(runs["photos"].out).rows)
     seen.clear()
     files = [str(picture(tmp_path / f"{number}.png", 1)) for number in range(5)]
     parts, _ = whole.unlabeled(files, found.job, "image")
     with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; look at that row"):
-        list(labels.predicted(found, parts))
+        list(labels.predict_labels(found, parts))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,7 +9,7 @@ from torch import nn
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.training.kept import of_module
+from razorctl.training.kept_bytes import trace_kept_bytes
 
 
 def net() -> nn.Module:
@@ -21,22 +21,22 @@ def test_rows_sum_to_what_the_model_saves(autocast):
     model, x, recipe = net().eval(), torch.randn(32, 64), Recipe("backrazor", 0.5)
     full = saved_bytes(model, x, autocast=autocast)
     before = copy.deepcopy(model.state_dict())
-    found = of_module(model, x, recipe, autocast=autocast)
+    found = trace_kept_bytes(model, x, recipe, autocast=autocast)
     assert not any(isinstance(module, RazorLayer) for module in model.modules())
     assert not model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     sparsify(model, recipe)
     own = saved_bytes(model, x, autocast=autocast)
     assert found.result()["totals"] == {"saved_bytes": own, "full_saved_bytes": full}
-    assert of_module(model, x, autocast=autocast) == found  # of the sparsified one, too
+    assert trace_kept_bytes(model, x, autocast=autocast) == found  # of the sparsified one, too
     with pytest.raises(UsageError, match="sparsified by another recipe"):
-        of_module(model, x, Recipe("backrazor", 0.9))
+        trace_kept_bytes(model, x, Recipe("backrazor", 0.9))
 
 
 def test_nothing_is_computed():
     with torch.device("meta"):
         model, x = nn.Linear(1 << 20, 1 << 20), torch.zeros(4, 1 << 20)
-    (row,) = of_module(model, {"input": x}, Recipe("full")).rows
+    (row,) = trace_kept_bytes(model, {"input": x}, Recipe("full")).rows
     assert (row.module, row.type, row.kind) == ("", "Linear", "linear")
     assert row.full_saved_bytes == row.saved_bytes == x.nbytes
 
@@ -47,7 +47,7 @@ def test_the_loss_counts_where_it_is_asked_for():
     def forward(model, inputs):
         return model(inputs).exp().sum()
 
-    plain, more = (of_module(model, x, Recipe("full"), forward=f) for f in (None, forward))
+    plain, more = (trace_kept_bytes(model, x, Recipe("full"), forward=f) for f in (None, forward))
     rest = {row.module: row.full_saved_bytes for row in more.rows}
     assert rest == {row.module: row.full_saved_bytes for row in plain.rows} | {"": x.nbytes}
 
@@ -61,4 +61,4 @@ def test_the_loss_counts_where_it_is_asked_for():
 )
 def test_what_has_nothing_to_trace_is_refused(model, inputs, sentence):
     with pytest.raises(UsageError, match=sentence):
-        of_module(model, inputs)
+        trace_kept_bytes(model, inputs)

@@ -10,9 +10,9 @@ from razorctl import Recipe, models, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.ops import kernels
-from razorctl.training import captured
-from razorctl.training.captured import WARM_UPS
-from razorctl.training.compiled import refuse
+from razorctl.training import cuda_graphs
+from razorctl.training.compiled import refuse_uncompilable
+from razorctl.training.cuda_graphs import WARM_UPS
 from razorctl.training.doctor import graphs as trial
 from razorctl.training.learner import Learner
 from razorctl.training.profiler import PHASES, profile
@@ -40,7 +40,7 @@ def stand_in(monkeypatch):
         made.append(graphs.Graphs(device))
         return made[-1]
 
-    monkeypatch.setattr(captured, "Graphs", graphs_of)
+    monkeypatch.setattr(cuda_graphs, "Graphs", graphs_of)
     return made
 
 
@@ -177,11 +177,11 @@ def test_graphs_are_forgotten_after_an_error(stand_in):
 )
 def test_what_changes_outside_of_a_graph_is_refused(job, recipe, mend):
     with pytest.raises(UsageError, match=mend):
-        refuse(replace(JOB, cuda_graphs=True, **job), recipe, torch.device("cuda"))
+        refuse_uncompilable(replace(JOB, cuda_graphs=True, **job), recipe, torch.device("cuda"))
 
 
 def test_a_profile_has_both_passes_in_one_phase(monkeypatch, stand_in):
-    monkeypatch.setattr("razorctl.training.profiler.refuse", lambda *args: None)
+    monkeypatch.setattr("razorctl.training.profiler.refuse_uncompilable", lambda *args: None)
     found = profile("vit-micro", RAZOR, batch_size=4, steps=2, device="cpu", cuda_graphs=True)
     assert stand_in[0].captured == 1
     assert found.phases.forward_s > 10 * found.phases.backward_s

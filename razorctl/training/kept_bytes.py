@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBytes:
     """What a model keeps for backward of its inputs; model: its class."""
 
     model: str
@@ -74,7 +74,7 @@ def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
     }
 
 
-def rows(
+def make_rows(
     found: Mapping[str, tuple[str, str]], kept: Mapping[str, int], full: Mapping[str, int]
 ) -> tuple[Row, ...]:
     """A row for each module that keeps anything; found: as `kinds` returns it."""
@@ -85,14 +85,14 @@ def rows(
     )
 
 
-def of_module(
+def trace_kept_bytes(
     model: nn.Module,
     inputs: Any,
     recipe: Recipe | None = None,
     *,
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
-) -> Kept:
+) -> KeptBytes:
     """What any model keeps for backward of its inputs, as it is in full and as `sparsify` makes it.
 
     The model is traced as by `saved_bytes`, whose other arguments these are, and stays as it is. A
@@ -123,4 +123,4 @@ def of_module(
     kept = saved.saved_by_module(sparse, inputs, **run)
     if chosen.has_byte_budget:
         note_excess(sparse, chosen, kept, sum(full.values()))
-    return Kept(type(model).__name__, chosen, rows(kinds(twin) | found, kept, full))
+    return KeptBytes(type(model).__name__, chosen, make_rows(kinds(twin) | found, kept, full))

@@ -11,14 +11,14 @@ from razorctl.data.own import contents, whole
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
-from razorctl.training import rundir
+from razorctl.training import run_files
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 @dataclass(frozen=True)
-class Labeled:
+class LabeledRows:
     """Rows whose labels are numbers of a run's classes.
 
     split: what they are called in the data; None if these have no splits. skipped: a line for each
@@ -30,19 +30,19 @@ class Labeled:
     skipped: Sequence[str] = ()
 
 
-def own_rows(
+def rows_of_run(
     run: Path | str, split: str | None = None, progress: data.Progress = lambda _: None
-) -> Labeled:
+) -> LabeledRows:
     """The rows of a split of the data that a finished run was trained on, as it used them.
 
-    split: train, validation or test; None is the one that its result is of. Raises as
-    `rundir.finished`, and what loading the data raises, and DataError if other rows would be put
+    split: train, validation or test; None is the one that its result is of. Raises what
+    `run_files.finished_run` and loading the data raise, and DataError if other rows would be put
     aside now.
     """
     run = Path(run)
-    result, job = rundir.finished(run)
+    result, job = run_files.finished_run(run)
     splits = contents.digested(data.of(job).load(progress))
-    known, found = rundir.known_split(run), rundir.split_document(splits) or {}
+    known, found = run_files.read_split(run), run_files.split_document(splits) or {}
     if "digests" not in known:  # of an older razorctl, or of streams
         found = {name: value for name, value in found.items() if name not in ("digests", "white")}
     if known != found:
@@ -51,36 +51,38 @@ def own_rows(
             "put aside; undo that, or name data to evaluate."
         )
     name = split or result["split"]
-    return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped)
+    return LabeledRows(
+        _renumbered(job.dataset, splits, name, result["classes"]), name, splits.skipped
+    )
 
 
-def labeled(
+def rows_of_job(
     run: Path | str, job: Job, split: str | None = None, progress: data.Progress = lambda _: None
-) -> Labeled:
+) -> LabeledRows:
     """The rows of any data set that a job names, with labels as a finished run numbers them.
 
     split: as the data call it; None is the test split, or else the validation split, or else all.
-    Raises as `rundir.finished`, and what reading the data raises, and DataError for labels without
-    a class.
+    Raises what `run_files.finished_run` and reading the data raise, and DataError for labels
+    without a class.
     """
-    result, trained = rundir.finished(Path(run))
+    result, trained = run_files.finished_run(Path(run))
     if job.dataset in data.DATASETS:
         splits = data.pair(job)[1].load(progress)
         name = split or ("test" if splits.test is not None else "validation")
-        return Labeled(_renumbered(job.dataset, splits, name, result["classes"]), name)
+        return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
     if not job.classifies:
         found = _all(job, trained, result["classes"], progress)
         if isinstance(found.rows, Stream):
             return found
-        white = rundir.known_split(Path(run)).get("white")
+        white = run_files.read_split(Path(run)).get("white")
         return replace(found, rows=whole.whitened(found.rows, white))
     modality = models.named(job.model).modality
-    white = rundir.known_split(Path(run)).get("white")
-    return Labeled(*whole.labeled(job, modality, result["classes"], progress, white, trained))
+    white = run_files.read_split(Path(run)).get("white")
+    return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
-def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) -> Labeled:
+def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) -> LabeledRows:
     """The test split of texts or masks, or else the validation split, or else all rows."""
     from datasets import concatenate_datasets
 
@@ -91,9 +93,9 @@ def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) ->
         )
     if splits.record is not None and splits.test is None:  # nothing but what was put aside
         rows = concatenate_datasets([splits.train, splits.validation])
-        return Labeled(rows, None, splits.skipped)
+        return LabeledRows(rows, None, splits.skipped)
     name, rows = splits.evaluated if splits.test is None else ("test", splits.test)
-    return Labeled(rows, name, splits.skipped)
+    return LabeledRows(rows, name, splits.skipped)
 
 
 def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) -> Any:

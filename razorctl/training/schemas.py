@@ -12,12 +12,13 @@ from razorctl import units
 from razorctl.job import EVERY_FIGURE, Job
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
+from razorctl.training.payoff import Payoff
 
 Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Checksum:
     """The size and the checksum of a file."""
 
     bytes: int
@@ -35,17 +36,7 @@ class Relieved:
 
 
 @dataclass(frozen=True)
-class Payoff:
-    """As `compiled.Payoff`."""
-
-    compile_seconds: float
-    eager_step_seconds: float
-    step_seconds: float
-    steps: int | None
-
-
-@dataclass(frozen=True)
-class Result:
+class RunResult:
     """A result.json, as `summary.of` makes it; checksums: of weights, by their paths beside it."""
 
     run_dir: str
@@ -78,7 +69,7 @@ class Result:
     validation_accuracy: float | None = None
     validation_loss: float | None = None
     best_metrics: Figures | None = None  # an older razorctl wrote none
-    checksums: Mapping[str, Entry] = field(default_factory=dict)
+    checksums: Mapping[str, Checksum] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.metric not in EVERY_FIGURE or self.metric not in {*self.metrics, "accuracy"}:
@@ -92,7 +83,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Line:
+class StepLine:
     """A line of metrics.jsonl, as `metrics.Step`."""
 
     step: int
@@ -122,7 +113,7 @@ class Marker:
     diverged: bool
     relieved: Sequence[Relieved]
     settings: Mapping[str, str | int | float | bool | None]
-    files: Mapping[str, Entry]
+    files: Mapping[str, Checksum]
     digest: str | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +126,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Split:
-    """A split.json, as `rundir.split_document` makes it."""
+    """A split.json, as `run_files.split_document` makes it."""
 
     dataset: str | None = None
     split: str | None = None
@@ -164,7 +155,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The tables of a config.toml that say what a run is."""
 
     job: Job
@@ -207,7 +198,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class OfGrid:
+class GridSettings:
     """The tables of a comparison.toml."""
 
     job: Job

@@ -19,7 +19,7 @@ from razorctl.ops import kernels
 from razorctl.ops.kept import shared_by
 from razorctl.step import Losses, passes
 from razorctl.training import state
-from razorctl.training.compiled import reason
+from razorctl.training.compiled import failure_reason
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class _Graph(NamedTuple):
     after: Gradients
 
 
-class Captured:
+class CapturedPasses:
     """`step.passes` that runs micro-batches of one kind as CUDA graphs, after the first WARM_UPS.
 
     The first micro-batch of a step writes the gradients, and the others add to them: each of both
@@ -171,7 +171,7 @@ class Captured:
             self._set(before)
             if kernels.unusable(batch[1].device) is not None:
                 raise
-            self._end(reason(error))
+            self._end(failure_reason(error))
             return None
         finally:
             drawn = _listed(host) != _listed(state.random_states(cuda=False))

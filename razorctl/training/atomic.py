@@ -1,0 +1,100 @@
+"""Files and folders that are there as a whole or not at all, whatever ends the process."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from razorctl.errors import UsageError
+
+ROOM = 2**20  # bytes that a file needs that a command writes at its end, such as a report
+
+
+def unwritable(out: Path, reason: str | None) -> UsageError:
+    return UsageError(f"cannot write {out} ({reason}); name another directory with --out.")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directory
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_file(file: Path) -> Iterator[Path]:
+    """Yields a temporary path that replaces `file` if the block succeeds and is removed if not.
+
+    What is replaced is on the disk then. The file gets the permissions of a new file, whatever the
+    writer sets.
+    """
+    partial = _partial(file)
+    partial.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        yield partial
+        partial.chmod(mode)
+        sync(partial)
+        partial.replace(file)
+        sync(file.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises UsageError that names `out` if the block, which writes there, raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(out, error.strerror) from None
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """As `whole`, of a folder that does not exist yet; yields a new one beside it.
+
+    Raises UsageError if either cannot be made.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already; name another directory with --out.")
+        with writing(folder):
+            partial.mkdir()
+        yield partial
+        with writing(folder):
+            partial.rename(folder)
+            sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(f"{file.name}.partial")
+
+
+def check_room(file: Path, option: str, replace: bool = False) -> None:
+    """Checks that `whole` could write a file of ROOM bytes, before long work for it begins.
+
+    option: names the file. Raises UsageError if it could not, and if the file exists, unless it is
+    to be replaced.
+    """
+    if file.exists() and not (replace and file.is_file()):
+        raise UsageError(f"{file} exists already; name another file with {option}.")
+    try:
+        try:
+            _partial(file).write_bytes(bytes(ROOM))
+        finally:
+            _partial(file).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file} ({error.strerror}); name another file with {option}."
+        ) from None

@@ -1,0 +1,169 @@
+"""The settings, rows and result of a run, in the files of its directory."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from razorctl import documents
+from razorctl.config.settings import read_toml
+from razorctl.errors import UsageError
+from razorctl.folders import exists
+from razorctl.job import Job
+from razorctl.recipe import Recipe
+from razorctl.training.atomic import atomic_file
+from razorctl.training.rundir import AGAIN, CONFIG, METRICS, PLAN, RESULT, SPLIT, resuming
+from razorctl.version import __version__
+
+if TYPE_CHECKING:
+    from razorctl.data import Splits
+
+ENVIRONMENT = "environment"  # the table of CONFIG that says what the run was run with
+ELSEWHERE = "undo that, or name another directory with --out"  # the mend of a run to go on with
+WRITTEN = "name a directory that `razorctl finetune` has written"
+
+
+def write_settings(
+    out: Path,
+    job: Job,
+    recipe: Recipe,
+    device: str,
+    threads: int,
+    plan: Mapping[str, Any] | None,
+    split: Mapping[str, Any] | None,
+) -> None:
+    """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
+
+    device: its name. threads: of an operation on the CPU. plan: that of its plan. split:
+    `split_document`.
+    """
+    import tomli_w  # imported here: commands that write no run do not need it
+
+    environment = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": device,
+        "threads": threads,
+        "python": platform.python_version(),
+        "razorctl": __version__,
+        **{name: version(name) for name in ("torch", "timm", "datasets")},
+    }
+    tables = {"recipe": asdict(recipe), "job": asdict(job), ENVIRONMENT: environment}
+    given = {t: {k: v for k, v in d.items() if v is not None} for t, d in tables.items()}
+    with atomic_file(out / CONFIG) as file:
+        file.write_text(tomli_w.dumps(given), "utf-8")
+    for name, document in ((PLAN, plan), (SPLIT, split)):
+        if document is not None:
+            with atomic_file(out / name) as file:
+                file.write_text(documents.text(document), "utf-8")
+
+
+def read_settings(out: Path) -> tuple[Job, Recipe] | None:
+    """The resolved job and the recipe of the run in a directory; None if none is prepared there.
+
+    Raises DataError if they cannot be read.
+    """
+    if not exists(out / CONFIG):
+        return None
+    from razorctl.training.schemas import RunSettings  # imported here: few commands need it
+
+    tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
+    documents.given(tables, RunSettings, out / CONFIG, ELSEWHERE)
+    return Job(**tables["job"]), Recipe(**tables["recipe"])
+
+
+def read_threads(out: Path) -> int | None:
+    """The number of threads that the run in a directory was begun with, as far as it says."""
+    if not exists(out / CONFIG):
+        return None
+    number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def split_document(splits: "Splits") -> dict[str, Any] | None:
+    """What the run directory says of the rows of splits; None of streams, which are not known."""
+    if splits.digests is None:
+        return None
+    white = {} if splits.white is None else {"white": splits.white}
+    found: dict[str, Any] = documents.parse(
+        documents.text({**(splits.record or {}), "digests": splits.digests, **white})
+    )
+    return found
+
+
+def read_split(run: Path) -> dict[str, Any]:
+    """What a run directory says of its rows; DataError if that is damaged.
+
+    That of a stream says nothing, and one of an older razorctl has no digests.
+    """
+    from razorctl.training.schemas import Split  # imported here: few commands need it
+
+    found = read_document(run / SPLIT, Split) or {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_document(file: Path, kind: type) -> dict[str, Any] | None:
+    """What `documents.read` returns of a file in a run directory; None if it is not there."""
+    try:
+        found: dict[str, Any] = documents.read(file, kind, ELSEWHERE)
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
+    """The result and the job of the finished run in a directory.
+
+    The model of the job is the run, if the folder that it began with is gone. Raises UsageError if
+    there is no finished run, and DataError if the result is damaged or of another version.
+    """
+    if not (exists(run) and run.is_dir()):
+        what = "is no directory" if exists(run) else "does not exist"
+        raise UsageError(f"{run} {what}; {WRITTEN}.")
+    file = run / RESULT
+    if not file.exists():
+        if (run / METRICS).exists():
+            raise UsageError(f"the run in {run} is not finished; go on with `{resuming(run)}`.")
+        inside = sorted(result.parent for result in run.glob(f"*/{RESULT}"))
+        mend = f"name one of them, such as {inside[0]}" if inside else WRITTEN
+        raise UsageError(f"{run} holds {'several runs' if inside else 'no run'}; {mend}.")
+    from razorctl.training.schemas import RunResult  # imported here: few commands need it
+
+    result: dict[str, Any] = documents.read(file, RunResult, AGAIN)
+    job = Job(**result["job"])
+    if Path(job.model).is_absolute() and not Path(job.model).exists():
+        job = replace(job, model=str(run.resolve()))
+    return result, job
+
+
+def merged_settings(job: Job, recipe: Recipe) -> dict[str, Any]:
+    """The settings of a job and a recipe by name; `seed` is the job's."""
+    of_recipe = asdict(recipe)
+    return {"seed_of_draws": of_recipe.pop("seed"), **of_recipe, **asdict(job)}
+
+
+def refuse_others(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UsageError that names all settings that are not as in the run in `out`.
+
+    known: the settings of the run. Names that only one of both has do not count.
+    """
+    other = [name for name in wanted if name in known and known[name] != wanted[name]]
+    if other:
+        told = (
+            f"{name.replace('_', ' ')} {'left out' if known[name] is None else known[name]}"
+            for name in other
+        )
+        raise UsageError(
+            f"{out} was begun with {', '.join(told)}; resume it with the same, or name another "
+            "directory with --out."
+        )
+
+
+def steps_taken(out: Path) -> int:
+    """Number of steps in the metrics of a run."""
+    try:
+        return (out / METRICS).read_bytes().count(b"\n")
+    except OSError:
+        return 0
