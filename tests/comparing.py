@@ -22,7 +22,7 @@ def compare(*args: str) -> Result:
 
 
 def call_here(command: list[str], wait: Callable[[], object]) -> None:
-    """Stands in for `grid._call` where no run fails."""
+    """Stands in for `grid.run_child` where no run fails."""
     result = CliRunner().invoke(app, command[command.index("razorctl") + 1 :])
     assert result.exit_code == 0, result.stderr
     wait()

@@ -184,7 +184,7 @@ def runs_here(monkeypatch):
     """The runs of a comparison are taken in this process; one of test_grid.py starts its own."""
     from tests.comparing import call_here
 
-    monkeypatch.setattr("razorctl.training.comparing.grid._call", call_here)
+    monkeypatch.setattr("razorctl.training.comparing.grid.run_child", call_here)
 
 
 @pytest.fixture

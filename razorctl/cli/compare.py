@@ -250,7 +250,7 @@ def _run(
         from razorctl.training.comparing.grid import Grid
 
         grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)
-    effects.note_settings(ctx, *grid.recipes.values())
-    effects.note_settings(ctx, grid.resolved)
+    effects.note_settings(ctx, *grid.commands.recipes.values())
+    effects.note_settings(ctx, grid.commands.resolved)
     progress.compare(grid)
     return grid

@@ -6,12 +6,7 @@ and with a budget the steps of each method. The directory of a failed run has a 
 `comparison.of_grid` reads all this.
 """
 
-import os
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,14 +19,13 @@ from razorctl import data, units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import read_toml
 from razorctl.errors import RazorError, UsageError
-from razorctl.job import BY_ROWS, Job
-from razorctl.memory.trace_cache import Cache, Trace
-from razorctl.planning import search
+from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training import atomic, run_files, rundir
 from razorctl.training.comparing import budget
+from razorctl.training.comparing.child import run_child
+from razorctl.training.comparing.commands import Commands
 from razorctl.training.comparing.comparison import (
-    BASELINES,
     NAMES,
     SETTINGS,
     Comparison,
@@ -39,14 +33,9 @@ from razorctl.training.comparing.comparison import (
     note_failure,
     of_grid,
     read_run,
-    recipe_by_name,
     settings_of,
 )
-from razorctl.training.signals import termination_waits
 from razorctl.version import __version__
-
-POLL = 0.25  # seconds between two reports of a run's progress
-KILLED = -getattr(signal, "SIGKILL", 9)
 
 
 @dataclass(frozen=True)
@@ -111,10 +100,7 @@ class Grid:
         self.job = replace(job, dataset=data.place(job.dataset))
         self.ratio, self.device, self.seconds = ratio, device, seconds
         self.seeds = range(job.seed, job.seed + seeds)
-        self.cache = Cache()
-        self.facts = search.facts(job)
-        self.resolved = job.resolved(self.facts["defaults"], self.facts["train_examples"])
-        self.recipes = {name: recipe_by_name(name, ratio) for name in self.methods}
+        self.commands = Commands(self.job, self.methods, ratio, device)
         self.out = out or rundir.choose(None, "compare", job.model, job.dataset)
         self._unmeasured: dict[str, RazorError] = {}  # methods of which no step could be measured
         self._prepare(resume)
@@ -205,7 +191,7 @@ class Grid:
         with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
             directory = Path(folder) / method
             command = self._command(at, directory, budget.PROBE, budget.PROBE)
-            _call(command, lambda: None)
+            run_child(command, lambda: None)
             return budget.probe_cost(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
@@ -234,7 +220,7 @@ class Grid:
                 raise self._unmeasured[at.method]
             shutil.rmtree(directory, ignore_errors=True)
             command = self._command(at, directory, *self._length(at.method))
-            _call(command, lambda: report(_look(at, directory)))
+            run_child(command, lambda: report(_look(at, directory)))
         return read_run(directory)
 
     def _length(self, method: str) -> tuple[int | None, int | None]:
@@ -243,6 +229,18 @@ class Grid:
             return None, None
         steps = self._runs["steps"][method]
         return steps, self.job.evaluate_every or budget.evaluate_every(steps)
+
+    def _command(
+        self, at: Progress, out: Path, steps: int | None, evaluate_every: int | None
+    ) -> list[str]:
+        return self.commands.of_run(
+            at.method,
+            at.seed,
+            config=self.out / SETTINGS,
+            out=out,
+            steps=steps,
+            evaluate_every=evaluate_every,
+        )
 
     def _directory(self, at: Progress) -> Path:
         return self.out / f"{at.method}-{at.seed}"
@@ -260,70 +258,6 @@ class Grid:
         there = f"{done} of {units.count(runs, 'run')}"
         return f"{self.out} holds {there}; go on with --resume --out {self.out}"
 
-    def _command(
-        self, at: Progress, directory: Path, steps: int | None, evaluate_every: int | None
-    ) -> list[str]:
-        """The command line of one run; raises UsageError if the model cannot run that baseline.
-
-        steps, evaluate_every: None is as the job says.
-        """
-        recipe = self.recipes[at.method]
-        settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
-        settings |= {"seed": at.seed, "strict": True, **BASELINES.get(at.method, {})}
-        if at.method == "accumulate":
-            settings["accumulate"] = self._micro_batches()
-        settings |= {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
-        if BY_ROWS in self.facts["defaults"] and self.job.patience is None:
-            settings["patience"] = 0  # runs of as many steps are compared
-        if at.method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
-            raise UsageError(
-                f"{self.job.model} has fused attention already, so full-flash is the same as full; "
-                "leave full-flash out."
-            )
-        words = [sys.executable, "-m", "razorctl", "--config", str(self.out / SETTINGS), "finetune"]
-        for name, value in settings.items():
-            flag = f"--{name.replace('_', '-')}"
-            words += [] if value is None else [flag] if value is True else [flag, str(value)]
-        return [*words, "--json", "--out", str(directory)]
-
-    def _micro_batches(self) -> int:
-        """The fewest micro-batches with which the traced peak of `full` is at most razor's.
-
-        Raises UsageError if no number is enough.
-        """
-        batch = self._settled().batch_size
-        assert batch is not None
-        most = self._peak(self.job.accumulate, "razor")
-        for count in range(self.job.accumulate, batch + 1):
-            if batch % count == 0 and self._peak(count, "full") <= most:
-                return count
-        raise UsageError(
-            f"accumulating over {units.count(batch, 'micro-batch')} still takes more than razor; "
-            "leave accumulate out."
-        )
-
-    def _settled(self) -> Job:
-        from razorctl import devices, step  # import torch
-
-        precision = step.precision(self.job, devices.find(self.device))
-        return replace(self.resolved, precision=precision)
-
-    def _peak(self, accumulate: int, method: str) -> int:
-        return self._trace(accumulate, method).on(self._kind)
-
-    def _trace(self, accumulate: int, method: str) -> Trace:
-        job, recipe = (
-            replace(self._settled(), accumulate=accumulate),
-            recipe_by_name(method, self.ratio),
-        )
-        return search.traced(job, recipe, self.facts["classes"], self.cache, self._kind)
-
-    @property
-    def _kind(self) -> str:
-        from razorctl import devices
-
-        return devices.find(self.device).type
-
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """The first setting whose known value differs from the wanted one, with its known value."""
@@ -334,54 +268,6 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | No
                 value = theirs.get(name)
                 return f"{name.replace('_', ' ')} {'left out' if value is None else value}"
     return None
-
-
-def _call(command: list[str], wait: Callable[[], object]) -> None:
-    """Runs a command to its end, and calls `wait` every POLL seconds.
-
-    Raises RazorError with the command's error and exit code if it fails, and Terminated after a
-    SIGTERM.
-    """
-    # The command has all settings, so none may come from the environment.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
-    environment.setdefault("OMP_DYNAMIC", "false")  # or runs that are compared settle their threads
-    with (
-        termination_waits() as check,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        ) as process,
-    ):
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    _, messages = process.communicate(timeout=POLL)
-                    break
-                check()
-                wait()
-        except BaseException:
-            process.kill()
-            process.wait()  # after a KeyboardInterrupt, Popen would not wait
-            raise
-    code = process.returncode
-    if code == 0:
-        return
-    sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
-    if sentences:
-        sentence = sentences[-1].removeprefix("error: ")
-    elif code == KILLED:
-        sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
-    else:
-        sentence = (
-            f"the run ended with code {code} and no error; try by hand: {shlex.join(command)}"
-        )
-    failure = RazorError(sentence)
-    failure.exit_code = code if code > 0 else 1
-    raise failure
 
 
 def _look(progress: Progress, directory: Path) -> Progress:

@@ -113,7 +113,7 @@ class TestGrid:
 
         self.failing: tuple[str, ...] = ()
         self.step: dict[str, float] = {"razor": 0.5}  # seconds
-        monkeypatch.setattr(grid, "_call", call)
+        monkeypatch.setattr(grid, "run_child", call)
         return called
 
     def test_runs_every_method_with_a_seed_before_the_next_seed(self, commands):
@@ -357,12 +357,12 @@ FT = "finetune"
 
 
 def test_a_small_comparison_and_the_same_again(monkeypatch):
-    own = grid._call
+    own = grid.run_child
 
     def call(command: list[str], wait: Any) -> None:
         (own if "full" in command else call_here)(command, wait)
 
-    monkeypatch.setattr(grid, "_call", call)  # a process for one of the two
+    monkeypatch.setattr(grid, "run_child", call)  # a process for one of the two
     first = compare(*NAMED, "--methods", "full,razor", *SMALL, "--json", "--out", "a")
     assert first.exit_code == 0, first.stderr
     lines = first.stderr.splitlines()
@@ -375,7 +375,7 @@ def test_a_small_comparison_and_the_same_again(monkeypatch):
     assert all(line.startswith("run ") for line in lines[3:])  # none of a child's
     document = json.loads(first.stdout)
     assert [row["error"] for row in document["rows"]] == [None, None]
-    monkeypatch.setattr(grid, "_call", call_here)  # nothing of a run depends on its process
+    monkeypatch.setattr(grid, "run_child", call_here)  # nothing of a run depends on its process
     second = compare(*NAMED, "--methods", "full", *SMALL, "--json", "--out", "b").stdout
     (again,) = json.loads(second)["rows"]
     for name in ("accuracies", "saved_bytes", "seeds"):

@@ -14,7 +14,7 @@ import pytest
 
 from razorctl.errors import RazorError, Terminated
 from razorctl.training import signals
-from razorctl.training.comparing import grid
+from razorctl.training.comparing import child
 from razorctl.training.threads import CHOSEN
 from tests.comparing import NAMED
 
@@ -30,7 +30,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_a_command_that_fails_tells_why():
     def call(code: str) -> RazorError:
         with pytest.raises(RazorError) as caught:
-            grid._call([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
+            child.run_child([sys.executable, "-c", f"import os, sys; {code}"], lambda: None)
         return caught.value
 
     error = call("print('noise\\nerror: too large; make it small.', file=sys.stderr); sys.exit(4)")
@@ -48,7 +48,7 @@ def test_no_run_settles_its_threads(monkeypatch):
         monkeypatch.delenv(name)
     code = "import os, sys; from razorctl.training.threads import CHOSEN; "
     code += "sys.exit(not any(name.startswith(CHOSEN) for name in os.environ))"
-    grid._call([sys.executable, "-c", code], lambda: None)
+    child.run_child([sys.executable, "-c", code], lambda: None)
 
 
 # What stands in for Python in a run: it takes its first step, and does not end.
@@ -102,7 +102,7 @@ class TestSigterm:
 
     @pytest.fixture(autouse=True)
     def default(self, monkeypatch):
-        monkeypatch.setattr(grid, "POLL", 0.01)
+        monkeypatch.setattr(child, "POLL", 0.01)
         before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         yield
         signal.signal(signal.SIGTERM, before)
@@ -111,7 +111,7 @@ class TestSigterm:
         """What handles it while a command runs."""
         seen = []
         command = [sys.executable, "-c", "import time; time.sleep(0.1)"]
-        grid._call(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+        child.run_child(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
         return seen[0]
 
     def test_has_its_default_again(self):

@@ -1,0 +1,65 @@
+"""A command in a process of its own, which is watched until it ends."""
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+
+from razorctl.errors import RazorError
+from razorctl.training.signals import termination_waits
+
+POLL = 0.25  # seconds between two looks at a process
+KILLED = -getattr(signal, "SIGKILL", 9)
+
+
+def run_child(command: list[str], report: Callable[[], object]) -> None:
+    """Runs a command to its end, and calls `report` every POLL seconds.
+
+    Raises RazorError with the command's error and exit code if it fails, and Terminated after a
+    SIGTERM.
+    """
+    # The command has all settings, so none may come from the environment.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
+    environment.setdefault("OMP_DYNAMIC", "false")  # or runs that are compared settle their threads
+    with (
+        termination_waits() as check,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    _, messages = process.communicate(timeout=POLL)
+                    break
+                check()
+                report()
+        except BaseException:
+            process.kill()
+            process.wait()  # after a KeyboardInterrupt, Popen would not wait
+            raise
+    if process.returncode:
+        raise _failure(command, process.returncode, messages)
+
+
+def _failure(command: list[str], code: int, messages: str) -> RazorError:
+    """The error of a command that ended with a code and messages on stderr."""
+    sentences = [line for line in messages.splitlines() if line.startswith("error: ")]
+    if sentences:
+        sentence = sentences[-1].removeprefix("error: ")
+    elif code == KILLED:
+        sentence, code = "the run was killed, likely out of memory; lower --batch-size.", 4
+    else:
+        sentence = (
+            f"the run ended with code {code} and no error; try by hand: {shlex.join(command)}"
+        )
+    failure = RazorError(sentence)
+    failure.exit_code = code if code > 0 else 1
+    return failure

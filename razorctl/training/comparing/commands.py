@@ -1,0 +1,103 @@
+"""The command line of each run of a grid, with what a baseline changes of its settings."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from razorctl import units
+from razorctl.errors import UsageError
+from razorctl.job import BY_ROWS, Job
+from razorctl.memory.trace_cache import Cache, Trace
+from razorctl.planning import search
+from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
+
+
+class Commands:
+    """The command lines of the runs of one job by several methods.
+
+    recipes: by the names of methods. resolved: the job as `full` runs it.
+    """
+
+    def __init__(self, job: Job, methods: Sequence[str], ratio: float, device: str | None) -> None:
+        self.job, self.ratio, self.device = job, ratio, device
+        self._facts = search.facts(job)
+        self.resolved = job.resolved(self._facts["defaults"], self._facts["train_examples"])
+        self.recipes = {name: recipe_by_name(name, ratio) for name in methods}
+        self._cache = Cache()
+
+    def of_run(
+        self,
+        method: str,
+        seed: int,
+        *,
+        config: Path,
+        out: Path,
+        steps: int | None,
+        evaluate_every: int | None,
+    ) -> list[str]:
+        """The command line of a run; raises UsageError if the model cannot run that baseline.
+
+        Args:
+            method: a name in NAMES.
+            seed: the seed of the run.
+            config: the file with the settings that all runs share.
+            out: the run directory.
+            steps: None is as the job says.
+            evaluate_every: None is as the job says.
+        """
+        recipe = self.recipes[method]
+        settings: dict[str, Any] = {"method": recipe.method, "attention": recipe.attention}
+        settings |= {"seed": seed, "strict": True, **BASELINES.get(method, {})}
+        if method == "accumulate":
+            settings["accumulate"] = self._micro_batches()
+        settings |= {"steps": steps, "evaluate_every": evaluate_every, "device": self.device}
+        if BY_ROWS in self._facts["defaults"] and self.job.patience is None:
+            settings["patience"] = 0  # runs of as many steps are compared
+        if method == "full-flash" and self._trace(self.job.accumulate, "full").fused:
+            raise UsageError(
+                f"{self.job.model} has fused attention already, so full-flash is the same as full; "
+                "leave full-flash out."
+            )
+        words = [sys.executable, "-m", "razorctl", "--config", str(config), "finetune"]
+        for name, value in settings.items():
+            flag = f"--{name.replace('_', '-')}"
+            if value is True:
+                words.append(flag)
+            elif value is not None:
+                words += [flag, str(value)]
+        return [*words, "--json", "--out", str(out)]
+
+    def _micro_batches(self) -> int:
+        """The fewest micro-batches with which the traced peak of `full` is at most razor's.
+
+        Raises UsageError if no number is enough.
+        """
+        batch = self.resolved.batch_size
+        assert batch is not None
+        most = self._peak(self.job.accumulate, "razor")
+        for count in range(self.job.accumulate, batch + 1):
+            if batch % count == 0 and self._peak(count, "full") <= most:
+                return count
+        raise UsageError(
+            f"accumulating over {units.count(batch, 'micro-batch')} still takes more than razor; "
+            "leave accumulate out."
+        )
+
+    def _peak(self, accumulate: int, method: str) -> int:
+        return self._trace(accumulate, method).on(self._kind)
+
+    def _trace(self, accumulate: int, method: str) -> Trace:
+        from razorctl import devices, step  # import torch
+
+        precision = step.precision(self.job, devices.find(self.device))
+        job = replace(self.resolved, precision=precision, accumulate=accumulate)
+        recipe = recipe_by_name(method, self.ratio)
+        return search.traced(job, recipe, self._facts["classes"], self._cache, self._kind)
+
+    @property
+    def _kind(self) -> str:
+        from razorctl import devices
+
+        return devices.find(self.device).type
