@@ -1,32 +1,19 @@
 """Job: the settings of training, apart from the recipe."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from razorctl import units
 from razorctl.config.registry import unknown
 from razorctl.config.settings import check_seed, check_types
 from razorctl.defaults import FEWEST, ByRows, whole_batch
 from razorctl.errors import UsageError
+from razorctl.tasks import EVERY_FIGURE, FIGURES, TASKS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Task = Literal["classification", "segmentation", "causal-lm", "masked-lm"]
 AUGMENT = ("none", "crop", "rand")
-# Task -> the figures that an evaluation has; the first is what it is judged by by default.
-OF_CLASSES = ("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss")
-OF_TOKENS = ("perplexity", "accuracy", "loss")
-FIGURES: dict[Task, tuple[str, ...]] = {
-    "classification": OF_CLASSES,
-    "segmentation": ("mean_iou", "accuracy", "loss"),
-    "causal-lm": OF_TOKENS,
-    "masked-lm": OF_TOKENS,
-}
-EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
-LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
-NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
-LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
 OptimizerName = Literal["sgd", "adamw", "adamw8bit"]
 Strategy = Literal["ddp", "fsdp"]
 Weights = Literal["fp32", "bf16"]
@@ -40,6 +27,71 @@ OPTIMIZERS["adamw8bit"] = OPTIMIZERS["adamw"]
 BY_ROWS = "by_rows"  # among defaults: the `ByRows` of data that no model's defaults are for
 
 
+# Field -> its values, beside None where its type allows that.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": get_args(Precision),
+    "strategy": get_args(Strategy),
+    "weights": get_args(Weights),
+    "optimizer": get_args(OptimizerName),
+    "augment": AUGMENT,
+    "task": TASKS,
+    "metric": EVERY_FIGURE,
+}
+
+
+class _Bound(NamedTuple):
+    """Fields, the condition under which their value is refused, and the error."""
+
+    fields: tuple[str, ...]
+    refused: Callable[[float], bool]
+    error: str
+
+
+BOUNDS = (
+    _Bound(
+        (
+            *("input_size", "batch_size", "accumulate", "processes", "steps", "epochs"),
+            *("learning_rate", "layer_decay", "clip_norm", "evaluate_every", "save_every"),
+        ),
+        lambda value: not 0 < value < math.inf,
+        "{name} {value} is not a positive number; give one.",
+    ),
+    _Bound(
+        ("layer_decay",),
+        lambda factor: factor > 1,
+        "{name} {value:g} is above 1; give one such as 0.75.",
+    ),
+    _Bound(
+        ("label_smoothing",),
+        lambda share: share >= 1,
+        "{name} {value:g} leaves nothing of a label; give less than 1.",
+    ),
+    _Bound(
+        (
+            *("momentum", "weight_decay", "warmup_steps", "mixup", "cutmix", "label_smoothing"),
+            "patience",
+        ),
+        lambda value: not 0 <= value < math.inf,
+        "{name} {value} is negative or not finite; give 0 or more.",
+    ),
+    _Bound(
+        ("max_ratio",),
+        lambda ratio: not 0 <= ratio < 1,
+        "{name} {value!r} is outside [0, 1); give one such as 0.95.",
+    ),
+    _Bound(
+        ("validation",),
+        lambda share: not 0 <= share < 1,
+        "{name} {value} is outside [0, 1); give a share such as 0.1.",
+    ),
+    _Bound(
+        ("activation_memory_budget",),
+        lambda share: not 0 < share <= 1,
+        "{name} {value} is outside (0, 1]; give a share such as 0.1.",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Job:
     """Model, data set, and an optimizer with linear warmup and cosine decay.
@@ -47,59 +99,61 @@ class Job:
     A field that is None takes the model's default, or else a general one; see `resolved`. Raises
     UsageError for values that no training can use.
 
-    task: what the model learns; None is what the data set is for.
-    input_size: pixels of an image's side, or tokens of a text.
-    epochs: passes over the data, instead of `steps`; may be fractional.
-    from_scratch: whether training begins with random weights. Only what prepares the inputs, such
-        as a tokenizer, is loaded from the hub then.
-    batch_size: examples of a step, in all processes together.
-    processes: number of processes that torchrun starts, one for each GPU. Each takes an equal part
-        of every batch.
-    strategy: what several processes share: `ddp`, only the batch; `fsdp`, also the weights, the
-        gradients and the state of the optimizer.
-    accumulate: number of equal micro-batches over which a step accumulates its gradient.
-    precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
-        best that the device supports.
-    optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
-    weights: dtype of the weights and of the state of `adamw`: `fp32`, or `bf16`, in which updates
-        are rounded at random so that small ones are not lost (torchao).
-    optimizer_in_backward: whether each weight is updated as soon as its gradient is there, which is
-        then freed. The gradient is not clipped, and its norm is given as 0.
-    augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment too.
-    mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of another.
-    label_smoothing: share of each label that is spread over all classes.
-    learning_rate: highest learning rate.
-    weight_decay: of weights; biases and norms have none.
-    layer_decay: factor of the learning rate from each layer to the one below.
-    warmup_steps: steps in which the learning rate rises to `learning_rate`.
-    clip_norm: largest norm of the whole gradient.
-    max_ratio: the largest ratio that a plan may choose, and a run whose steps run out of memory.
-    strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
-        smaller micro-batches, then at a higher ratio, then with a lower joint budget.
-    metric: the figure by which the best weights are chosen; None is the data set's own.
-    patience: evaluations without a better one after which the run ends; 0 for none. None is half of
-        the evaluations of one's own data with a validation split if the length of the run is not
-        given, and else none.
-    evaluate_every: steps between evaluations, on the validation split or, without one, on the test
-        split; the last step has one as well.
-    save_every: steps between checkpoints; None is with every evaluation. The last step has one as
-        well, and so has an evaluation that is the best so far.
-    keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
-    compile: whether training steps run through torch.compile.
-    cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or not.
-        Evaluations and updates cannot use what graphs hold in memory; no plan counts that.
-    activation_memory_budget: share of the bytes that compiled steps would keep of which
-        torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all of
-        them. No plan predicts what it keeps.
-
-    The rest is for data sets of one's own; registered ones have their columns and splits.
-    image_column, text_column, label_column: the columns that are used; None detects them. A pair of
-        texts is in two columns, `a,b`.
-    split: the names of the splits that are used, `train,validation,test`. One that is left out at
-        the end, or is empty, is not used; None detects them.
-    validation: share of the training rows that is put aside if there is no validation split.
-    skip_bad: whether bad rows are left out; otherwise they are refused.
-    streaming: whether rows are read as they come, for data that fit neither memory nor disk.
+    Args:
+        task: what the model learns; None is what the data set is for.
+        input_size: pixels of an image's side, or tokens of a text.
+        epochs: passes over the data, instead of `steps`; may be fractional.
+        from_scratch: whether training begins with random weights. Only what prepares the inputs,
+            such as a tokenizer, is loaded from the hub then.
+        batch_size: examples of a step, in all processes together.
+        processes: number of processes that torchrun starts, one for each GPU. Each takes an equal
+            part of every batch.
+        strategy: what several processes share: `ddp`, only the batch; `fsdp`, also the weights, the
+            gradients and the state of the optimizer.
+        accumulate: number of equal micro-batches over which a step accumulates its gradient.
+        precision: `fp32`; `bf16` or `fp16` for autocast, `fp16` with loss scaling; `auto` for the
+            best that the device supports.
+        optimizer: `sgd`, with momentum; `adamw`; or `adamw8bit`, whose state has 8 bits (torchao).
+        weights: dtype of the weights and of the state of `adamw`: `fp32`, or `bf16`, in which
+            updates are rounded at random so that small ones are not lost (torchao).
+        optimizer_in_backward: whether each weight is updated as soon as its gradient is there,
+            which is then freed. The gradient is not clipped, and its norm is given as 0.
+        augment: `none`; `crop`, a random resized crop and flip of each image; `rand`, RandAugment
+            too.
+        mixup, cutmix: alpha of the Beta distribution that draws how much of each image is of
+            another.
+        label_smoothing: share of each label that is spread over all classes.
+        learning_rate: highest learning rate.
+        weight_decay: of weights; biases and norms have none.
+        layer_decay: factor of the learning rate from each layer to the one below.
+        warmup_steps: steps in which the learning rate rises to `learning_rate`.
+        clip_norm: largest norm of the whole gradient.
+        max_ratio: the largest ratio that a plan may choose, and a run whose steps run out of
+            memory.
+        strict: whether a step that runs out of memory ends the run. Otherwise it is taken again in
+            smaller micro-batches, then at a higher ratio, then with a lower joint budget.
+        metric: the figure by which the best weights are chosen; None is the data set's own.
+        patience: evaluations without a better one after which the run ends; 0 for none. None is
+            half of the evaluations of one's own data with a validation split if the length of the
+            run is not given, and else none.
+        evaluate_every: steps between evaluations, on the validation split or, without one, on the
+            test split; the last step has one as well.
+        save_every: steps between checkpoints; None is with every evaluation. The last step has one
+            as well, and so has an evaluation that is the best so far.
+        keep_checkpoints: whether the newest and the best checkpoint stay when the run is finished.
+        compile: whether training steps run through torch.compile.
+        cuda_graphs: whether forward and backward passes are captured as CUDA graphs, compiled or
+            not. Evaluations and updates cannot use what graphs hold in memory; no plan counts that.
+        activation_memory_budget: share of the bytes that compiled steps would keep of which
+            torch.compile keeps as many at most; it computes the rest again. In (0, 1]; None is all
+            of them. No plan predicts what it keeps.
+        image_column, text_column, label_column: the columns that are used; None detects them. A
+            pair of texts is in two columns, `a,b`.
+        split: the names of the splits that are used, `train,validation,test`. One that is left out
+            at the end, or is empty, is not used; None detects them.
+        validation: share of the training rows that is put aside if there is no validation split.
+        skip_bad: whether bad rows are left out; otherwise they are refused.
+        streaming: whether rows are read as they come, for data that fit neither memory nor disk.
     """
 
     model: str
@@ -149,38 +203,30 @@ class Job:
     def __post_init__(self) -> None:
         check_types(self)
         check_seed(self.seed)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise unknown(name, value, choices)
+        for names, refused, error in BOUNDS:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and refused(value):
+                    raise UsageError(error.format(name=name.replace("_", " "), value=value))
+        self._check_pairs()
+        if self.optimizer_in_backward:
+            self._check_in_backward()
+
+    def _check_pairs(self) -> None:
+        """Raises UsageError for settings that exclude each other."""
         if self.steps is not None and self.epochs is not None:
             raise UsageError("steps and epochs cannot both be set; give one of them.")
-        self._check_memory_budget()
-        for name, choices in (
-            ("precision", get_args(Precision)),
-            ("strategy", get_args(Strategy)),
-            ("weights", get_args(Weights)),
-            *([] if self.optimizer is None else [("optimizer", get_args(OptimizerName))]),
-            *([] if self.augment is None else [("augment", AUGMENT)]),
-            *([] if self.task is None else [("task", get_args(Task))]),
-            *([] if self.metric is None else [("metric", EVERY_FIGURE)]),
-        ):
-            if getattr(self, name) not in choices:
-                raise unknown(name, getattr(self, name), choices)
-        for name in (
-            "input_size",
-            "batch_size",
-            "accumulate",
-            "processes",
-            "steps",
-            "epochs",
-            "learning_rate",
-            "layer_decay",
-            "clip_norm",
-            "evaluate_every",
-            "save_every",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} {value} is not a positive number; give one."
-                )
+        if self.image_column is not None and self.text_column is not None:
+            raise UsageError("a model takes images or texts; give an image or a text column.")
+        if self.activation_memory_budget is not None and not self.compile:
+            raise UsageError(
+                "an activation memory budget is kept by compiled steps; add --compile, or leave "
+                "--activation-memory-budget out."
+            )
         if self.optimizer == "adamw8bit" and self.processes > 1 and self.strategy == "fsdp":
             raise UsageError(
                 "the state of adamw8bit cannot be sharded over processes; choose --strategy ddp, "
@@ -196,66 +242,23 @@ class Job:
                 "weights of bf16 need an optimizer that rounds updates at random, which sgd does "
                 "not; choose --optimizer adamw or adamw8bit."
             )
-        if self.optimizer_in_backward:
-            for name, value in (("accumulate", self.accumulate), ("processes", self.processes)):
-                if value > 1:
-                    raise UsageError(
-                        "an optimizer in the backward pass updates weights after one pass, so "
-                        f"{name} must be 1; leave --optimizer-in-backward out."
-                    )
-            if self.precision == "fp16":
-                raise UsageError(
-                    "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
-                    "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
-                )
-        if self.layer_decay > 1:
-            raise UsageError(f"layer decay {self.layer_decay:g} is above 1; give one such as 0.75.")
-        if not 0 <= self.max_ratio < 1:
-            raise UsageError(
-                f"max ratio {self.max_ratio!r} is outside [0, 1); give one such as 0.95."
-            )
-        if self.label_smoothing >= 1:
-            raise UsageError(
-                f"label smoothing {self.label_smoothing:g} leaves nothing of a label; give less "
-                "than 1."
-            )
-        for name in (
-            "momentum",
-            "weight_decay",
-            "warmup_steps",
-            "mixup",
-            "cutmix",
-            "label_smoothing",
-            "patience",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} {value} is negative or not finite; give 0 or more."
-                )
-        if self.validation is not None and not 0 <= self.validation < 1:
-            raise UsageError(
-                f"validation {self.validation} is outside [0, 1); give a share such as 0.1."
-            )
-        if self.image_column is not None and self.text_column is not None:
-            raise UsageError("a model takes images or texts; give an image or a text column.")
 
-    def _check_memory_budget(self) -> None:
-        budget = self.activation_memory_budget
-        if budget is None:
-            return
-        if not 0 < budget <= 1:
+    def _check_in_backward(self) -> None:
+        """Raises UsageError for settings that need the whole gradient before an update."""
+        for name in ("accumulate", "processes"):
+            if getattr(self, name) > 1:
+                raise UsageError(
+                    "an optimizer in the backward pass updates weights after one pass, so "
+                    f"{name} must be 1; leave --optimizer-in-backward out."
+                )
+        if self.precision == "fp16":
             raise UsageError(
-                f"activation memory budget {budget} is outside (0, 1]; give a share such as 0.1."
-            )
-        if not self.compile:
-            raise UsageError(
-                "an activation memory budget is kept by compiled steps; add --compile, or leave "
-                "--activation-memory-budget out."
+                "an optimizer in the backward pass cannot skip overflowed steps of fp16; "
+                "choose --precision bf16 or fp32, or leave --optimizer-in-backward out."
             )
 
     def resolved(self, defaults: Mapping[str, Any], examples: int | None) -> "Job":
-        """This job for `examples` training examples, with defaults for None and epochs as steps.
+        """The job for `examples` training examples, with defaults for None and epochs as steps.
 
         The number is None if it is not known: of streams, and of texts before they are tokenized.
         The steps of epochs over such texts, and what depends on them, stay None. Otherwise only

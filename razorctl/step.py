@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from razorctl import processes
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import LANGUAGE, NO_LABEL, Job, Precision, settle_precision
+from razorctl.job import Job, Precision, settle_precision
 from razorctl.ops.kept import shared_by
+from razorctl.tasks import LANGUAGE, NO_LABEL
 
 # `Job.precision` -> the dtype of autocast; None is without autocast.
 DTYPES: dict[str, torch.dtype | None] = {

@@ -19,7 +19,7 @@ from razorctl.models.transformers.checkpoint import NO_CODE
 PACKAGE = Path(__file__).parents[1] / "razorctl"
 # From the bottom; what stands in one line knows nothing of each other.
 FLOORS = (
-    ("errors", "folders", "hush", "units", "version"),
+    ("errors", "folders", "hush", "tasks", "units", "version"),
     ("documents",),
     ("methods", "ops", "spans"),
     ("config", "defaults", "hub", "processes", "sampling"),

@@ -134,7 +134,14 @@ def test_schedule_rises_then_falls_to_zero():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("batch_size", 2.5), ("batch_size", "64"), ("steps", True), ("seed", None)]
+    ("field", "value"),
+    [
+        ("batch_size", 2.5),
+        ("batch_size", "64"),
+        ("steps", True),
+        ("seed", None),
+        ("precision", None),
+    ],
 )
 def test_values_of_another_type_are_refused(field, value):
     with pytest.raises(UsageError, match=rf"{field.replace('_', ' ')} {value!r} is not of type"):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from razorctl.errors import DivergedError, UsageError
-from razorctl.job import NO_LABEL, Job
+from razorctl.job import Job
 from razorctl.optimizer import build_optimizer, cast_weights
 from razorctl.step import by_logits, counted, refuse_infinite, train_step
+from razorctl.tasks import NO_LABEL
 
 CPU = torch.device("cpu")
 JOB = Job(

@@ -20,8 +20,9 @@ from rich.markup import escape
 from razorctl.cli.command import option as option
 from razorctl.cli.names import completes
 from razorctl.cli.settings import AUTO
-from razorctl.job import AUGMENT, Job, OptimizerName, Task
+from razorctl.job import AUGMENT, Job, OptimizerName
 from razorctl.recipe import Recipe
+from razorctl.tasks import TASKS
 
 Command = Callable[..., None]
 
@@ -125,9 +126,7 @@ JOB = _typed(
     clip_norm=_of_optimizer(help="Largest norm of the gradient.", metavar="NORM"),
     optimizer_in_backward=_of_optimizer(help="Update each weight once its gradient is there."),
     weights=_of_optimizer(help="Dtype of the weights; bf16 is rounded at random."),
-    task=_of_learning(
-        help="What to learn.", default="the data set's", metavar=choices(get_args(Task))
-    ),
+    task=_of_learning(help="What to learn.", default="the data set's", metavar=choices(TASKS)),
     input_size=_of_learning(
         help="Pixels of an image's side, or tokens of a text.", default="the model's"
     ),

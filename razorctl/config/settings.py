@@ -11,14 +11,15 @@ from razorctl.errors import UsageError
 def check_types(settings: Any) -> None:
     """Raises UsageError if a field's value is not of its annotated type.
 
-    An int is accepted for a float, but a bool is not accepted for a number. Fields annotated with
-    Literal, Mapping or tuple are not checked here.
+    An int is accepted for a float, but a bool is not accepted for a number. Of a Literal only the
+    type is checked here; fields annotated with Mapping or tuple are not checked.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if get_origin(field.type) in (Literal, Mapping, tuple):
+        origin = get_origin(field.type)
+        if origin in (Mapping, tuple):
             continue
-        kinds = get_args(field.type) or (field.type,)
+        kinds = (str,) if origin is Literal else get_args(field.type) or (field.type,)
         if type(value) in kinds or (type(value) is int and float in kinds):
             continue
         names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))

@@ -13,8 +13,9 @@ from razorctl import folders, models
 from razorctl.config import registry
 from razorctl.defaults import FROM_SCRATCH, ByRows
 from razorctl.errors import UsageError
-from razorctl.job import BY_ROWS, FIGURES, Job, Task
+from razorctl.job import BY_ROWS, Job
 from razorctl.models import Progress as Progress
+from razorctl.tasks import FIGURES, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

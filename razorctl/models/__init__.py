@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from razorctl import documents, folders
 from razorctl.config import registry
 from razorctl.errors import DataError, UsageError
-from razorctl.job import Task
 from razorctl.models.rows import Progress as Progress
 from razorctl.models.rows import Rows as Rows
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

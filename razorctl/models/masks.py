@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from razorctl.job import NO_LABEL
 from razorctl.models import Rows
 from razorctl.models.images import converted, levels
+from razorctl.tasks import NO_LABEL
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,8 +16,8 @@ from zlib import crc32
 
 from razorctl import units
 from razorctl.errors import DataError, UsageError
-from razorctl.job import NO_LABEL
 from razorctl.models.rows import Progress, Rows
+from razorctl.tasks import NO_LABEL
 from razorctl.version import __version__
 
 if TYPE_CHECKING:

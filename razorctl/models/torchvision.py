@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from razorctl import documents, hub
 from razorctl.config import registry
 from razorctl.errors import MissingError, UsageError
-from razorctl.job import Task
 from razorctl.models import Model, Named, Rows, images, masks
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

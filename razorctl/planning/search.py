@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from razorctl import units
 from razorctl.errors import UsageError
-from razorctl.job import LANGUAGE, Job, settle_precision
+from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS
@@ -24,6 +24,7 @@ from razorctl.planning.candidates import (
 from razorctl.planning.gpus import Gpu
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest, width
+from razorctl.tasks import LANGUAGE
 
 Prefer = Literal["balanced", "exact", "fast"]
 WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways

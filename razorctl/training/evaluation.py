@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from razorctl import processes
-from razorctl.job import LANGUAGE, NO_LABEL, Job
+from razorctl.job import Job
 from razorctl.layers.lazy import lazily
 from razorctl.step import autocast, losses_of
+from razorctl.tasks import LANGUAGE, NO_LABEL
 
 Batch = tuple[Any, Tensor]  # inputs and labels
 TOP = 5  # guesses of `top5_accuracy`, which fewer classes have no use for

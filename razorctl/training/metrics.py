@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from razorctl import documents
-from razorctl.job import LEAST
+from razorctl.tasks import LEAST
 from razorctl.training.atomic import atomic_file
 from razorctl.training.rundir import METRICS
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from razorctl import units
-from razorctl.job import EVERY_FIGURE, Job
+from razorctl.job import Job
 from razorctl.planning.candidates import Predicted
 from razorctl.recipe import Recipe
+from razorctl.tasks import EVERY_FIGURE
 from razorctl.training.payoff import Payoff
 
 Figures = Mapping[str, float | None]

@@ -42,8 +42,9 @@ from rich.table import Table
 
 from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
-from razorctl.job import LEAST, Precision
+from razorctl.job import Precision
 from razorctl.surgery.of_job import OfJob
+from razorctl.tasks import LEAST
 from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, Training
 

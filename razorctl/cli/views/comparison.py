@@ -9,7 +9,7 @@ from rich.table import Table
 
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import data
-from razorctl.job import LEAST
+from razorctl.tasks import LEAST
 from razorctl.training.comparing.advice import sentence
 from razorctl.units import count, percent
 

@@ -26,8 +26,9 @@ from razorctl.data.own.raw import NOT_UTF8, Raw
 from razorctl.data.own.splitting import Checked, checked, held
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
-from razorctl.job import LANGUAGE, Job, Task
+from razorctl.job import Job
 from razorctl.models import Modality
+from razorctl.tasks import LANGUAGE, Task
 
 T = TypeVar("T")
 OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # what looks like ORG/NAME

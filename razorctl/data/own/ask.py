@@ -8,7 +8,8 @@ from typing import Optional
 
 from razorctl import models
 from razorctl.errors import UsageError
-from razorctl.job import LANGUAGE, Job, Task
+from razorctl.job import Job
+from razorctl.tasks import LANGUAGE, Task
 
 SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
 KNOWN = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from razorctl.data.own.ask import Ask
 from razorctl.errors import UsageError
-from razorctl.job import LANGUAGE, Task
 from razorctl.models import Modality
+from razorctl.tasks import LANGUAGE, Task
 
 LABELS = frozenset({"label", "labels", "class", "target", "category"})
 IMAGES = frozenset(

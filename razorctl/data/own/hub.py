@@ -18,7 +18,7 @@ from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.labels import Labels
 from razorctl.data.own.raw import Raw
 from razorctl.errors import DataError, MissingError, RazorError, UsageError
-from razorctl.job import LANGUAGE
+from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
 from razorctl.errors import DataError
-from razorctl.job import Task
 from razorctl.models import Modality
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,7 +6,7 @@ from razorctl.data.own.ask import Ask
 from razorctl.data.own.columns import Columns, Sample
 from razorctl.data.own.unsupported import refuse
 from razorctl.errors import UsageError
-from razorctl.job import Task
+from razorctl.tasks import Task
 
 
 def detect(ask: Ask, sample: Sample) -> Columns:

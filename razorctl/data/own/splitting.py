@@ -10,8 +10,8 @@ from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers, numbered
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, refuse
 from razorctl.errors import DataError
-from razorctl.job import LANGUAGE
 from razorctl.models.images import white
+from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,9 +15,9 @@ from razorctl.data.own.labels import Labels
 from razorctl.data.own.raw import OUTSIDE, Fault, content, refuse
 from razorctl.data.own.rows import check
 from razorctl.errors import DataError, RazorError, UsageError
-from razorctl.job import Task
 from razorctl.models import Modality, Rows
 from razorctl.models.images import WIDE
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from razorctl.data.own.columns import SUFFIXES as IMAGES
 from razorctl.data.own.raw import Raw
 from razorctl.data.own.store import packed, stored
 from razorctl.folders import spelled
-from razorctl.job import Task
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa

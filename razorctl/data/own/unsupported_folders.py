@@ -16,7 +16,7 @@ from razorctl.data.own.ask import Ask, role
 from razorctl.data.own.columns import SUFFIXES
 from razorctl.data.own.recognition import of_others
 from razorctl.data.own.unsupported import AUDIO, coco, refused
-from razorctl.job import Task
+from razorctl.tasks import Task
 
 SEEN = 50  # files of a folder that are looked at
 OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders

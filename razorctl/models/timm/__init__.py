@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.config import registry
-from razorctl.job import Task
 from razorctl.models import Model, Named
 from razorctl.models.timm.classification import Place, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import segmenter
+from razorctl.tasks import Task
 
 PREFIX = "timm:"
 # SGD as in Sheared Backpropagation, section 5.1, which has no AdamW; its values are usual ones.

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.errors import UsageError
-from razorctl.job import Task
 from razorctl.models import Modality, Model, Named
 from razorctl.models.transformers.checkpoint import Checkpoint
 from razorctl.models.transformers.classification import classifier
 from razorctl.models.transformers.known import KNOWN
 from razorctl.models.transformers.language import language_model
 from razorctl.models.transformers.vision import vision_model
+from razorctl.tasks import Task
 
 PREFIX = "hf:"
 # Batch size and epochs as in Sheared Backpropagation, section 5.2, which states no learning rate.

@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.job import Task
 from razorctl.models import Model, Progress, Rows, tokens
 from razorctl.models.transformers import classification
 from razorctl.models.transformers.checkpoint import Checkpoint
 from razorctl.models.transformers.writing import Writer, writer
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
 from razorctl.errors import UsageError
-from razorctl.job import Task
 from razorctl.models import Model, Rows, images, masks
 from razorctl.models.transformers.checkpoint import PROCESSOR, Checkpoint, quiet
+from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from razorctl import units
-from razorctl.job import LEAST
+from razorctl.tasks import LEAST
 
 # How far a score may be behind the best exact one: points of a share, percent where less is better.
 POINTS, PERCENT = 0.5, 1.0

@@ -12,10 +12,10 @@ from razorctl import documents
 from razorctl.config.settings import read_toml
 from razorctl.errors import DataError, RazorError, UsageError
 from razorctl.folders import exists
-from razorctl.job import FIGURES, LEAST
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.recipe import Recipe
+from razorctl.tasks import FIGURES, LEAST
 from razorctl.training.run_files import ENVIRONMENT
 from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import Environment, Failure, GridSettings, RunResult, StepLine

@@ -1,0 +1,20 @@
+"""The tasks that models learn, and the figures that an evaluation of each has."""
+
+from typing import Literal, get_args
+
+Task = Literal["classification", "segmentation", "causal-lm", "masked-lm"]
+TASKS: tuple[Task, ...] = get_args(Task)
+LANGUAGE: tuple[Task, ...] = ("causal-lm", "masked-lm")  # tasks that learn from texts alone
+NO_LABEL = -100  # the label of a token or a pixel that does not count, as in torch
+# Task -> its figures; the first one is the default of `Job.metric`.
+_OF_TOKENS = ("perplexity", "accuracy", "loss")
+FIGURES: dict[Task, tuple[str, ...]] = {
+    "classification": (
+        *("accuracy", "balanced_accuracy", "f1", "matthews", "top5_accuracy", "loss"),
+    ),
+    "segmentation": ("mean_iou", "accuracy", "loss"),
+    "causal-lm": _OF_TOKENS,
+    "masked-lm": _OF_TOKENS,
+}
+EVERY_FIGURE = tuple(dict.fromkeys(figure for figures in FIGURES.values() for figure in figures))
+LEAST = frozenset({"loss", "perplexity"})  # figures of which the least is the best
