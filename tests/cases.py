@@ -29,7 +29,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.libraries import razor_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
@@ -61,7 +61,7 @@ class Case:
         name, _, centered = name.partition(", ")
         kind = razor_of(type(module))
         function = kind.function_of(module) or "gelu"
-        rule = RULES[name](Wanted(kind.columns(module), density, unbiased, function))
+        rule = RULES[name].build(Wanted(kind.columns(module), density, unbiased, function))
         return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:
@@ -73,7 +73,7 @@ class Case:
 def razor(module: nn.Module, rule: Rule | None, attention: str | None = None) -> RazorLayer:
     """Swaps one module, as `sparsify` does, for a rule that no method may name for its kind."""
     rules = None if rule is None else both(rule)
-    razor_of(type(module)).attach(module, rules, Settings(attention=attention or "auto"))
+    razor_of(type(module)).attach(module, rules, LayerSettings(attention=attention or "auto"))
     assert isinstance(module, RazorLayer)
     return module
 

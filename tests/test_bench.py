@@ -14,7 +14,7 @@ from torch import nn
 
 from razorctl import Job, Recipe
 from razorctl.errors import UsageError
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.memory import trace_cache as traces
 from razorctl.ops.op import OPS
 from razorctl.planning import gpus
@@ -49,8 +49,8 @@ def test_linear_times_every_method_whose_ratio_can_be_met(monkeypatch, tmp_path)
 
 
 def test_linear_gives_no_time_to_a_wrong_output(monkeypatch):
-    forward = RazorLinear.forward
-    monkeypatch.setattr(RazorLinear, "forward", lambda self, x: 1.001 * forward(self, x))
+    forward = Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda self, x: 1.001 * forward(self, x))
     small = {"batch_size": 1, "tokens": 9, "width": 64}
     bench = linear.Bench(replace(linear.WORKLOADS["cpu"], **small), CPU)
     full, wrong = linear.Run("full", 0.5, "fp32"), linear.Run("int8", 0.5, "fp32")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import razorctl
-from razorctl.rules.registry import RULES
+from razorctl.rules.registry import RULES, RuleEntry
 from tests.cases import CASES
 
 ROOT = Path(__file__).parents[1]
@@ -19,8 +20,9 @@ README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
 PAGES = ("README.md", "CONTRIBUTING.md", "scripts/bench/README.md")
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def run(*command: str | Path, cwd: Path = ROOT, tree: Path = ROOT) -> str:
+    """What a process prints that runs in a folder, with the code of a copy of this repository."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True
     )
@@ -61,7 +63,7 @@ def test_the_functions_run_as_printed(tmp_path, monkeypatch, traces, shallow):
 
 def test_the_op_of_contributing_works_as_printed():
     """In a process of its own, since an op stays."""
-    code, _ = blocks(CONTRIBUTING)
+    code, *_ = blocks(CONTRIBUTING)
     run(
         "-c",
         f"__name__ = 'razorctl.ops.limits'\n{code}\n"
@@ -72,7 +74,7 @@ def test_the_op_of_contributing_works_as_printed():
 
 
 def test_the_rule_of_contributing_works_as_printed(monkeypatch):
-    _, code = blocks(CONTRIBUTING)
+    _, code, *_ = blocks(CONTRIBUTING)
     names: dict[str, Any] = {"__name__": "signs"}
     exec(code, names)
     rule = names["Signs"]()
@@ -82,10 +84,38 @@ def test_the_rule_of_contributing_works_as_printed(monkeypatch):
     assert torch.equal(back.sign(), x.sign())
     assert torch.cosine_similarity(back.flatten(), x.flatten(), 0) > 0.7
     assert sum(t.numel() * t.element_size() for t in packed.tensors) == 40 * 33 // 8 + 33 * 4
-    monkeypatch.setitem(RULES, "signs", lambda wanted: rule)
+    monkeypatch.setitem(RULES, "signs", RuleEntry(names["Signs"], lambda wanted: rule))
     layer = CASES["linear"].layer("signs")
     layer(x).backward(dy)
     torch.testing.assert_close(layer.weight.grad, dy.T @ back)
+
+
+def test_a_rule_added_as_contributing_says_passes_the_tests_that_it_joins(tmp_path):
+    """In a copy of the repository, into which each step writes."""
+    for name in ("razorctl", "tests", "presets"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    _, code, entry, kept = blocks(CONTRIBUTING)
+    (tmp_path / "razorctl/rules/signs.py").write_text(code)
+    rules, layers = "tests/rules/test_rules.py", "tests/layers/test_every_layer.py"
+    for file, place, step in (
+        (
+            "razorctl/rules/registry.py",
+            "from typing import Any\n",
+            "from razorctl.rules.signs import Signs\n",
+        ),
+        ("razorctl/rules/registry.py", "RULES: dict[str, RuleEntry] = {\n", entry),
+        (rules, "NAMES = (", '"signs", '),
+        (rules, "BYTES = {\n", kept),
+        (layers, "RULE_NAMES = (", '"signs", '),
+    ):
+        before, found, after = (tmp_path / file).read_text().partition(place)
+        assert found
+        (tmp_path / file).write_text(before + found + step + after)
+    done = run(
+        "-m", "pytest", "-n", "0", "-q", "-k", "signs", rules, layers, cwd=tmp_path, tree=tmp_path
+    )
+    assert int(re.findall(r"(\d+) passed", done)[0]) > 100
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from razorctl import Recipe
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -63,8 +63,8 @@ def test_a_case_has_the_weights_of_full_and_leaves_it_as_it_is(module, bench):
     ours, theirs = bench.model(run), bench.full
     pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
     assert all(a is b for a, b in pairs)
-    assert any(isinstance(m, RazorLinear) for m in ours.modules())
-    assert not any(isinstance(m, RazorLinear) for m in theirs.modules())
+    assert any(isinstance(m, Linear) for m in ours.modules())
+    assert not any(isinstance(m, Linear) for m in theirs.modules())
     assert all(p.grad is None for p in theirs.parameters())
     before = theirs.head.bias.detach().clone()
     run.attempt(bench.time)
@@ -73,8 +73,8 @@ def test_a_case_has_the_weights_of_full_and_leaves_it_as_it_is(module, bench):
 
 
 def test_a_wrong_output_gets_no_time(module, bench, monkeypatch):
-    forward = RazorLinear.forward
-    monkeypatch.setattr(RazorLinear, "forward", lambda self, x: 1.01 * forward(self, x))
+    forward = Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda self, x: 1.01 * forward(self, x))
     run = checked(module, bench, recipe=Recipe("razor", 0.5))
     run.attempt(bench.time)
     assert run.error == "ArithmeticError: differs from full where it must not"
@@ -92,13 +92,13 @@ def test_a_wrong_output_gets_no_time(module, bench, monkeypatch):
 def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
     module, bench, monkeypatch, noise, error
 ):
-    forward = RazorLinear.forward
+    forward = Linear.forward
 
     def rough(self, x):
         y = forward(self, x)
         return y + noise * y.detach().std() * torch.randn_like(y)
 
-    monkeypatch.setattr(RazorLinear, "forward", rough)
+    monkeypatch.setattr(Linear, "forward", rough)
     found = checked(module, bench, recipe=Recipe("razor", 0.5), exact=False).error
     assert found is None if error is None else found.startswith(error)
 

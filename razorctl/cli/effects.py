@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from razorctl import units
 from razorctl.cli.command import PREFIX
@@ -13,6 +13,9 @@ from razorctl.config.registry import unknown
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from razorctl.rules.base import Rule
 
 # Settings of linear layers that a method swaps -> the start of a note.
 INT8 = {
@@ -59,15 +62,14 @@ def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    rules = [names.wide for names in recipe.rules.values()]
     way = f"method {recipe.method}" + ("" if recipe.has_effect else f" at ratio {recipe.ratio:g}")
     if not METHODS[recipe.method].has_ratio:
         yield "ratio", f"the ratio does nothing: method {recipe.method} has none."
     if recipe.joint_budget == 1:
         yield "joint", f"joint {recipe.joint} does nothing without a joint budget below 1."
-    if recipe.unbiased and recipe.joint_budget == 1 and not any(map(_draws, rules)):
+    if recipe.unbiased and recipe.joint_budget == 1 and not any(r.draws for r in _rules(recipe)):
         yield "unbiased", f"unbiased does nothing: {way} draws nothing."
-    if recipe.mean_correction and not any(map(_prunes, rules)):
+    if recipe.mean_correction and not any(r.prunes for r in _rules(recipe)):
         yield "mean_correction", f"the mean correction does nothing: {way} prunes nothing."
     if recipe.activation_checkpointing and METHODS[recipe.method].checkpoints:
         yield "activation_checkpointing", f"activation checkpointing adds nothing to {way}."
@@ -78,14 +80,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield name, f"{what} nothing: {way} leaves linear layers as they are."
 
 
-def _prunes(rule: str) -> bool:
-    """Whether a rule, by its name in `rules.registry.RULES`, prunes elements or columns."""
-    return rule.startswith(("topk", "columns-"))
+def _rules(recipe: Recipe) -> set[type["Rule"]]:
+    """The classes of the rules of a recipe."""
+    from razorctl.rules.registry import RULES  # imported here: usage errors load no torch
 
-
-def _draws(rule: str) -> bool:
-    """Whether a rule, by its name in `rules.registry.RULES`, draws columns at random."""
-    return rule.startswith("columns-") and rule != "columns-norm"
+    return {RULES[names.wide].rule for names in recipe.rules.values()}
 
 
 def _of_job(job: Job) -> Iterator[tuple[str, str]]:

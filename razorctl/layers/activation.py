@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import compute_dtype
-from razorctl.layers.base import RazorLayer, flat, flat_shape, save, saved
+from razorctl.layers.base import RazorLayer, Swaps, flat, flat_shape, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.images import layouts
 from razorctl.layers.sharing import copy_of
@@ -147,18 +147,13 @@ class Activation(RazorLayer):
         if compute_dtype(y) == y.dtype:
             self.hand_on(y, ("linear", y.dtype), copy)
 
-    def stock(self, x: Tensor) -> Tensor:
-        """The stock class's own forward."""
-        y: Tensor = super().forward(x)
-        return y
 
-
-class ExactGELU(Activation):
-    """GELU: x Phi(x)."""
+class GELU(Activation):
+    """GELU: x Phi(x), or its tanh approximation where a module says so."""
 
     @classmethod
     def function_of(cls, module: nn.Module) -> str:
-        return "gelu"
+        return "gelu" if getattr(module, "approximate", "none") == "none" else "gelu-tanh"
 
 
 class TanhGELU(Activation):
@@ -282,44 +277,12 @@ class Hardsigmoid(TwoSlopes):
         return 1 / 6, 0.0
 
 
-class RazorGELU(Activation, nn.GELU):
-    """nn.GELU, exact or tanh, that keeps its input by a rule."""
-
-    @classmethod
-    def function_of(cls, module: nn.Module) -> str:
-        return "gelu" if module.approximate == "none" else "gelu-tanh"
-
-
-class RazorSiLU(SiLU, nn.SiLU):
-    """nn.SiLU that keeps its input by a rule."""
-
-
-class RazorHardswish(Hardswish, nn.Hardswish):
-    """nn.Hardswish that keeps its input by a rule."""
-
-
-class RazorReLU(ReLU, nn.ReLU):
-    """nn.ReLU that keeps one bit per element."""
-
-
-class RazorReLU6(ReLU6, nn.ReLU6):
-    """nn.ReLU6 that keeps one bit per element."""
-
-
-class RazorLeakyReLU(LeakyReLU, nn.LeakyReLU):
-    """nn.LeakyReLU that keeps one bit per element."""
-
-
-class RazorHardsigmoid(Hardsigmoid, nn.Hardsigmoid):
-    """nn.Hardsigmoid that keeps one bit per element."""
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    nn.GELU: RazorGELU,
-    nn.SiLU: RazorSiLU,
-    nn.Hardswish: RazorHardswish,
-    nn.ReLU: RazorReLU,
-    nn.ReLU6: RazorReLU6,
-    nn.LeakyReLU: RazorLeakyReLU,
-    nn.Hardsigmoid: RazorHardsigmoid,
+SWAPS: Swaps = {
+    nn.GELU: GELU,
+    nn.SiLU: SiLU,
+    nn.Hardswish: Hardswish,
+    nn.ReLU: ReLU,
+    nn.ReLU6: ReLU6,
+    nn.LeakyReLU: LeakyReLU,
+    nn.Hardsigmoid: Hardsigmoid,
 }

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, Settings, save, saved
+from razorctl.layers.base import LayerSettings, RazorLayer, save, saved
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.ops.dropout import dropout
 from razorctl.ops.int8 import adjoined, int8_heads
@@ -321,7 +321,7 @@ class Attention(RazorLayer):
         return None
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         assert isinstance(module, Attention)
         module.backend = settings.attention
@@ -380,6 +380,3 @@ class Attention(RazorLayer):
             query, scale = query * scale, 1.0
         out = StoredFunction.apply(query, key, value, attn_mask, self, scale, dropout_p)
         return out
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch: none; see timm and transformers

@@ -1,8 +1,9 @@
 """The base of every razor layer.
 
-A razor class subclasses its stock class, adds no parameter or buffer, and takes over a module by
-assignment to `__class__`, so parameters, state-dict keys, hooks, deepcopy and pickle stay what they
-were.
+A razor class adds no parameter or buffer. It takes over a module by assignment to `__class__`, so
+parameters, state-dict keys, hooks, deepcopy and pickle stay what they were. The module's new class
+inherits from the razor class and from the stock class, and is made when the first module of that
+stock class is taken over.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +21,7 @@ from razorctl.spans import packing
 
 
 @dataclass(frozen=True)
-class Settings:
+class LayerSettings:
     """What the razor layers of a model have in common.
 
     memo: where layers find the copies of others; None if each packs for itself. blocks: the draw of
@@ -39,7 +40,7 @@ class Settings:
 class RazorLayer(nn.Module):
     """Base of the razor classes: a layer whose training forward keeps by one of its `rules`.
 
-    kind: layer kind, as `Method.rules` names it. memo: see `Settings`.
+    kind: layer kind, as `Method.rules` names it. memo: see `LayerSettings`.
     """
 
     kind: ClassVar[str]
@@ -67,21 +68,57 @@ class RazorLayer(nn.Module):
         return True
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         """Takes over a module of the stock type, until `detach`."""
-        module.__class__ = cls
+        module.__class__ = _joined(cls, type(module))
         module.rules, module.memo = rules, settings.memo  # type: ignore[assignment]
 
     def detach(self) -> None:
         """Makes the module its stock class again."""
         del self.rules, self.memo
-        bases: Any = type(self).__mro__
-        self.__class__ = next(base for base in bases if not issubclass(base, RazorLayer))
+        self.__class__ = stock_type(self)  # type: ignore[assignment]
+
+    def stock(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The forward of the stock class."""
+        y: Tensor = super().forward(*args, **kwargs)
+        return y
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Names both classes, since no import finds the one that is made of them."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _blank, type(self).__bases__, *reduced[2:]
 
     @property
     def saving(self) -> bool:
         """Whether this forward pass keeps for a backward pass; if not, it is the stock one."""
         return self.training and torch.is_grad_enabled()
+
+
+Swaps = dict[type[nn.Module], type[RazorLayer]]
+
+
+_JOINED: dict[tuple[type, type], type[RazorLayer]] = {}
+
+
+def _joined(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
+    """The class of the modules of a stock type that a razor class takes over."""
+    if (razor, stock) not in _JOINED:
+        own = {"__module__": razor.__module__, "__doc__": razor.__doc__}
+        _JOINED[razor, stock] = type(f"Razor{stock.__name__}", (razor, stock), own)
+    return _JOINED[razor, stock]
+
+
+def _blank(razor: type[RazorLayer], stock: type[nn.Module]) -> RazorLayer:
+    """A module of both classes without attributes, which pickle sets."""
+    joined = _joined(razor, stock)
+    return joined.__new__(joined)
+
+
+def stock_type(module: nn.Module) -> type[nn.Module]:
+    """The type of a module, or the one that it had before a razor class took it over."""
+    bases: Any = type(module).__mro__
+    stock: type[nn.Module] = next(base for base in bases if not issubclass(base, RazorLayer))
+    return stock
 
 
 class WeightLayer(RazorLayer):
@@ -102,7 +139,7 @@ class WeightLayer(RazorLayer):
         return weight is not None and weight.requires_grad
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         assert isinstance(module, WeightLayer)
         if settings.blocks is not None and cls.drawable(module):

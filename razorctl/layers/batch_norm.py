@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import Swaps
 from razorctl.layers.channel_norm import ChannelNorm
 from razorctl.ops.batch_norm import batch_norm_grad
 from razorctl.ops.images import as_they_lie, memory_format
@@ -94,20 +94,4 @@ class BatchNorm(ChannelNorm):
         return batch_norm_grad(dy, packed.copy, weight, rstd.view(-1))
 
 
-class RazorBatchNorm1d(BatchNorm, nn.BatchNorm1d):
-    """nn.BatchNorm1d that keeps its normalized input by a rule."""
-
-
-class RazorBatchNorm2d(BatchNorm, nn.BatchNorm2d):
-    """nn.BatchNorm2d that keeps its normalized input by a rule."""
-
-
-class RazorBatchNorm3d(BatchNorm, nn.BatchNorm3d):
-    """nn.BatchNorm3d that keeps its normalized input by a rule."""
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    nn.BatchNorm1d: RazorBatchNorm1d,
-    nn.BatchNorm2d: RazorBatchNorm2d,
-    nn.BatchNorm3d: RazorBatchNorm3d,
-}
+SWAPS: Swaps = dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), BatchNorm)

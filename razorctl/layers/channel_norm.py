@@ -5,10 +5,11 @@ example (`group_norm`). A rule sees x_hat as [pixels, channels]. As y = x_hat w 
 are codes of y, which the norm offers to the activation function or the convolution that y feeds.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import compute_dtype, no_autocast
@@ -135,8 +136,7 @@ class ChannelNorm(RazorLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.takes(x):
-            y: Tensor = super().forward(x)
-            return y
+            return self.stock(x)
         with torch.no_grad():
             y, mean, rstd = self.normalized(x.detach())
         copy = None
@@ -169,10 +169,9 @@ class ChannelNorm(RazorLayer):
 class WithActivation(ChannelNorm):
     """Base of norms of timm that end with `drop` and `act`, modules of their own."""
 
-    drop: nn.Module
-    act: nn.Module
+    drop: Callable[[Tensor], Tensor]
+    act: Callable[[Tensor], Tensor]
 
     def after(self, y: Tensor) -> Tensor:
         """See `ChannelNorm.after`."""
-        y = self.act(self.drop(y))
-        return y
+        return self.act(self.drop(y))

@@ -5,7 +5,7 @@ its columns are the values of a patch. The columns of any other convolution are 
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, WeightLayer, flat, save, saved
+from razorctl.layers.base import Swaps, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import copy_of, copy_of_images
 from razorctl.ops.images import as_they_lie, memory_format, unrolled
 from razorctl.rules.base import Rule
@@ -97,6 +97,7 @@ class Conv(WeightLayer):
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     bias: Tensor | None
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
@@ -122,17 +123,12 @@ class Conv(WeightLayer):
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The stock convolution of `x`."""
-        stock: Any = self
-        y: Tensor = stock._conv_forward(x, weight, bias)
-        return y
+        return self._conv_forward(x, weight, bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        y: Tensor
         if not self.saving or input.dim() != len(self.kernel_size) + 2:
-            y = super().forward(input)
-        else:
-            y = self.sparse(input)
-        return y
+            return self.stock(input)
+        return self.sparse(input)
 
     def sparse(self, input: Tensor) -> Tensor:
         """The stock convolution, which keeps `input` by a rule."""
@@ -202,12 +198,8 @@ class Conv(WeightLayer):
         return self.stride, padding, self.dilation, *options
 
 
-class RazorConv1d(Conv, nn.Conv1d):
-    """nn.Conv1d that keeps its input by a rule."""
-
-
-class RazorConv2d(Conv, nn.Conv2d):
-    """nn.Conv2d that keeps its input by a rule."""
+class Conv2d(Conv):
+    """A convolution of images, which may cut them into patches."""
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
@@ -246,33 +238,31 @@ class RazorConv2d(Conv, nn.Conv2d):
         return dw.view_as(self.weight) if _by_patches(self) else super().fold(dw)
 
 
-def _by_patches(module: nn.Conv2d) -> bool:
-    return (
+def _by_patches(module: Any) -> bool:
+    """Whether the columns of a convolution are the values of patches, which do not overlap."""
+    plain: bool = (
         module.stride == module.kernel_size
         and module.padding in ((0, 0), "valid")
         and module.dilation == (1, 1)
         and module.groups == 1
     )
+    return plain
 
 
 class ConvTranspose(Conv):
-    """Base of razor transposed convolutions, whose weight is [in, out / groups, ...].
-
-    function: the stock convolution.
-    """
-
-    function: ClassVar[Any]
+    """A transposed convolution, whose weight is [in, out / groups, ...]."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if output_size is None:
             return super().forward(input)
         # The padding of the output then depends on the shape of the input.
-        y: Tensor = super(Conv, self).forward(input, output_size)
-        return y
+        return self.stock(input, output_size)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         options = self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        y: Tensor = type(self).function(x, weight, bias, *options)
+        one_axis = len(self.kernel_size) == 1
+        function: Any = F.conv_transpose1d if one_axis else F.conv_transpose2d
+        y: Tensor = function(x, weight, bias, *options)
         return y
 
     def weight_shape(self, columns: int) -> tuple[int, ...]:
@@ -285,21 +275,9 @@ class ConvTranspose(Conv):
         return dw.T.view_as(self.weight)
 
 
-class RazorConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
-    """nn.ConvTranspose1d that keeps its input by a rule."""
-
-    function = F.conv_transpose1d
-
-
-class RazorConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
-    """nn.ConvTranspose2d that keeps its input by a rule."""
-
-    function = F.conv_transpose2d
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    nn.Conv1d: RazorConv1d,
-    nn.Conv2d: RazorConv2d,
-    nn.ConvTranspose1d: RazorConvTranspose1d,
-    nn.ConvTranspose2d: RazorConvTranspose2d,
+SWAPS: Swaps = {
+    nn.Conv1d: Conv,
+    nn.Conv2d: Conv2d,
+    nn.ConvTranspose1d: ConvTranspose,
+    nn.ConvTranspose2d: ConvTranspose,
 }

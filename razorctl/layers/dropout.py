@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.ops.dropout import dropout, dropout_backward
 from razorctl.ops.topk import pack_bits, unpack_bits
 from razorctl.rules.base import Rule
@@ -32,10 +32,11 @@ class DropoutFunction(torch.autograd.Function):
         return dropout_backward(dy, mask, ctx.p), None
 
 
-class RazorDropout(RazorLayer, nn.Dropout):
-    """nn.Dropout that keeps one bit per element."""
+class Dropout(RazorLayer):
+    """Dropout that keeps one bit per element."""
 
     kind: ClassVar[str] = "dropout"
+    p: float
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -46,9 +47,9 @@ class RazorDropout(RazorLayer, nn.Dropout):
         if self.p == 0:
             return input  # the same tensor, so that later layers find its copy
         if not (self.saving and input.requires_grad and self.p < 1):
-            return super().forward(input)
+            return self.stock(input)
         y: Tensor = DropoutFunction.apply(input, self.p)
         return y
 
 
-SWAPS = {nn.Dropout: RazorDropout}
+SWAPS: Swaps = {nn.Dropout: Dropout}

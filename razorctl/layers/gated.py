@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, Settings, flat, save, saved
+from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
 from razorctl.layers.libraries import razor_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
@@ -72,7 +72,7 @@ class Gated(RazorLayer):
         return values and cls.function_of(module) is not None
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         module.function = cls.function_of(module)  # type: ignore[assignment]
 
@@ -87,8 +87,7 @@ class Gated(RazorLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving:
-            y: Tensor = super().forward(x)
-            return y
+            return self.stock(x)
         return self.gated_forward(x)
 
     def gated_forward(self, x: Tensor) -> Tensor:
@@ -109,6 +108,3 @@ class Gated(RazorLayer):
         if self.memo is not None and of_y is not None and dtype == y.dtype:
             self.memo.offer(y, ("linear", dtype), of_y)
         return y
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch: none; see timm and transformers

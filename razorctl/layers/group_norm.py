@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import Swaps
 from razorctl.layers.channel_norm import ChannelNorm
 
 aten = torch.ops.aten
@@ -52,8 +52,4 @@ class GroupNorm(ChannelNorm):
         return dx * rstd if mask[0] else None, dw, db
 
 
-class RazorGroupNorm(GroupNorm, nn.GroupNorm):
-    """nn.GroupNorm that keeps its normalized input by a rule."""
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {nn.GroupNorm: RazorGroupNorm}
+SWAPS: Swaps = {nn.GroupNorm: GroupNorm}

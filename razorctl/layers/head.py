@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat, save, saved
+from razorctl.layers.base import flat, save, saved
 from razorctl.layers.lazy import COMMON, Lazy, LazyLayer, unchanged
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
 
 
-class CrossEntropyFunction(torch.autograd.Function):
+class TokenCrossEntropyFunction(torch.autograd.Function):
     """The losses of tokens, or their sum, whose gradients the same pass computes.
 
     The gradient of the weight, which the backward pass would make first, is then there already. It
@@ -178,7 +178,7 @@ def _cross_entropy(
     rows = target.dtype == torch.int64 and target.shape == logits.shape[:-1] and target.dim() == 1
     if not (plain and rows and reduction in ("none", "sum", "mean")):
         return None
-    loss: Tensor = CrossEntropyFunction.apply(
+    loss: Tensor = TokenCrossEntropyFunction.apply(
         *logits.parts, target, ignore_index, label_smoothing, reduction != "none"
     )
     if reduction == "mean":
@@ -213,8 +213,11 @@ Logits.LAZY = {
 }
 
 
-class RazorHead(LazyLayer, nn.Linear):
+class Head(LazyLayer):
     """The output embeddings of a language model, whose cross-entropy never has all logits."""
+
+    weight: Tensor
+    bias: Tensor | None
 
     @classmethod
     def columns(cls, module: nn.Module) -> int:
@@ -228,7 +231,7 @@ class RazorHead(LazyLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         gradient = input.requires_grad or self.weight.requires_grad
         if not (self.defers and (self.lazy or gradient)):
-            return super().forward(input)
+            return self.stock(input)
         x = to_compute_dtype(input)
         check = partial(unchanged, (x, x._version), (self.weight, self.weight._version))
         return Logits.of(x, self.weight, self.bias, x.dtype, check, partial(self._stock, x))
@@ -246,7 +249,4 @@ def heads(model: nn.Module) -> frozenset[nn.Module]:
                 found.add(name(module))
             except (AttributeError, NotImplementedError):
                 continue
-    return frozenset(head for head in found if type(head) in (nn.Linear, RazorHead))
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # its type is nn.Linear; `heads` finds it
+    return frozenset(head for head in found if type(head) is nn.Linear or isinstance(head, Head))

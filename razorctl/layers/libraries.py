@@ -18,20 +18,20 @@ from torch import nn
 from razorctl import layers
 from razorctl.config import registry
 from razorctl.layers.alike import alike
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Swaps
 
 LIBRARIES = ("timm", "torchvision", "transformers")  # a file is imported once its library is loaded
 
 
 @cache
-def _of_torch() -> dict[type[nn.Module], type[RazorLayer]]:
+def _of_torch() -> Swaps:
     # `traced` is for a program that is being compiled, and loads the compiler.
     skip = ("libraries", "traced", *LIBRARIES)
     files = registry.modules(layers.__name__, layers.__path__, skip=skip)
     return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
 
 
-def swaps() -> dict[type[nn.Module], type[RazorLayer]]:
+def swaps() -> Swaps:
     """Stock types -> razor classes: torch's, and those of every library that is loaded.
 
     A library that is not loaded has no module in any model, and may be slow to load. `razor_of`
@@ -51,25 +51,6 @@ def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     file = importlib.import_module(f"razorctl.layers.{package}")
     razor: type[RazorLayer] | None = file.recognized(stock) if "recognized" in vars(file) else None
     return razor
-
-
-def made(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
-    """A class of both; its instances can be pickled, though it is in no module."""
-    own = {"__module__": razor.__module__, "__reduce_ex__": _reduce, "__doc__": razor.__doc__}
-    return type(f"Razor{stock.__name__}", (razor, stock), own)
-
-
-def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-    """The stock class in place of the razor class, which no import finds."""
-    reduced: Any = object.__reduce_ex__(self, protocol)
-    stock = next(c for c in type(self).__mro__ if not issubclass(c, RazorLayer))
-    return _blank, (stock,), *reduced[2:]
-
-
-def _blank(stock: type[nn.Module]) -> nn.Module:
-    razor = razor_of(stock)
-    assert razor is not None
-    return razor.__new__(razor)
 
 
 def linear_types() -> frozenset[type[nn.Module]]:

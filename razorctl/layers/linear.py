@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
-from razorctl.layers.base import Settings, WeightLayer, flat, save, saved, shaped
+from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import kept
@@ -197,7 +197,7 @@ class Linear(WeightLayer):
         return F.linear(x, weight, bias)
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         assert isinstance(module, Linear)
         module.int8_weight_grad = settings.int8_weight_grad
@@ -210,8 +210,7 @@ class Linear(WeightLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
-            y: Tensor = super().forward(input)
-            return y
+            return self.stock(input)
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(
             input, ("linear", x.dtype), lambda: copy_of(flat(x.detach()), self.rules)
@@ -219,7 +218,7 @@ class Linear(WeightLayer):
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))
-        y = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
+        y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
             self.memo.gradients.want(y)
         return y
@@ -238,8 +237,4 @@ class Linear(WeightLayer):
         return large and self.int8_weight_grad, large and self.int8_input_grad
 
 
-class RazorLinear(Linear, nn.Linear):
-    """nn.Linear that keeps its input by a rule."""
-
-
-SWAPS = {nn.Linear: RazorLinear}
+SWAPS: Swaps = {nn.Linear: Linear}

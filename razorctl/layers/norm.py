@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
-from razorctl.layers.base import RazorLayer, flat_shape, save, saved, shaped
+from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
 from razorctl.layers.gradients import Gradients, Int8, Statistics
 from razorctl.layers.images import layouts
 from razorctl.ops.norm import statistics
@@ -221,25 +221,20 @@ class Norm(RazorLayer):
             if of_y is not None:
                 self.memo.offer(y, ("linear", dtype), of_y)
 
-    def stock(self, x: Tensor) -> Tensor:
-        """The stock class's own forward."""
-        y: Tensor = super().forward(x)
-        return y
-
 
 def _computed(x: Tensor) -> torch.dtype:
     """The dtype that x_hat is computed in."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class RazorLayerNorm(Norm, nn.LayerNorm):
-    """nn.LayerNorm that keeps its normalized input by a rule."""
+class LayerNorm(Norm):
+    """torch's LayerNorm."""
 
     plain = True
 
 
-class RazorRMSNorm(Norm, nn.RMSNorm):
-    """nn.RMSNorm that keeps its normalized input by a rule."""
+class RMSNorm(Norm):
+    """torch's RMSNorm."""
 
     centers = False
     plain = True
@@ -249,10 +244,8 @@ class ChannelLayerNorm(Norm):
     """Base of LayerNorms over the channels of images, [batch, channels, height, width]."""
 
     def forward(self, x: Tensor, through: bool = False) -> Tensor:
-        y: Tensor
         if not self.saving or getattr(self, "_fast_norm", False):  # timm's setting asks for APEX
-            y = super().stock(x)
-            return y
+            return super().stock(x)
         normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
         y = normed.permute(0, 3, 1, 2)
         if self.memo is not None:
@@ -268,4 +261,4 @@ class ChannelLayerNorm(Norm):
         return F.layer_norm(x, self.normalized_shape, self.weight, bias, self.eps)
 
 
-SWAPS = {nn.LayerNorm: RazorLayerNorm, nn.RMSNorm: RazorRMSNorm}
+SWAPS: Swaps = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}

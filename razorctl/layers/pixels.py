@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import save, saved
-from razorctl.layers.conv import RazorConv2d
+from razorctl.layers.conv import Conv2d
 from razorctl.layers.lazy import COMMON, Lazy, LazyLayer, unchanged
 from razorctl.ops.pixel_cross_entropy import (
     part_images,
@@ -38,7 +38,7 @@ class Enlargement(NamedTuple):
     scale_w: float | None
 
 
-class CrossEntropyFunction(torch.autograd.Function):
+class PixelCrossEntropyFunction(torch.autograd.Function):
     """The losses of pixels, or their sum, whose gradient the same pass computes."""
 
     @staticmethod
@@ -204,7 +204,7 @@ def _cross_entropy(
     if not (plain and pixels and reduction in ("none", "sum", "mean")):
         return None
     logits.check()
-    loss: Tensor = CrossEntropyFunction.apply(
+    loss: Tensor = PixelCrossEntropyFunction.apply(
         *logits.parts, target, logits.way, ignore_index, label_smoothing, reduction != "none"
     )
     if reduction == "mean":
@@ -235,7 +235,7 @@ Pixels.LAZY = {
 }
 
 
-class RazorPixelHead(LazyLayer, RazorConv2d):
+class PixelHead(LazyLayer, Conv2d):
     """A classifier of pixels, whose cross-entropy never has all enlarged logits.
 
     It keeps its input by the rule of a 1x1 convolution, whole under methods without one.
@@ -259,7 +259,7 @@ def classifiers(model: nn.Module) -> frozenset[nn.Module]:
 
 
 def _pointwise(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Conv2d, RazorPixelHead) and layer.kernel_size == (1, 1)
-
-
-SWAPS: dict[type[nn.Module], type[LazyLayer]] = {}  # its type is nn.Conv2d; see `classifiers`
+    return (type(layer) is nn.Conv2d or isinstance(layer, PixelHead)) and layer.kernel_size == (
+        1,
+        1,
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import RazorLayer, Swaps
 from razorctl.ops.images import memory_format
 from razorctl.ops.pool import max_pool, max_pool_grad
 from razorctl.rules.base import Rule
@@ -29,7 +29,7 @@ class MaxPoolFunction(torch.autograd.Function):
     """The stock maximum; the place of each in its window is kept in a few bits."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: "RazorMaxPool2d") -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: "MaxPool") -> Tensor:
         ctx.geometry, ctx.like = layer.geometry, (x.shape, memory_format(x))
         with packing():
             y, places = max_pool(x, *ctx.geometry)
@@ -49,14 +49,20 @@ class Pool(RazorLayer):
     """Base of razor pooling, of [batch, channels, height, width]."""
 
     kind: ClassVar[str] = "pool"
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    ceil_mode: bool
 
     def takes(self, x: Tensor) -> bool:
         """Whether the forward pass of `x` is that of this class; if not, it is the stock one."""
         return self.saving and x.requires_grad and x.dim() == 4 and x.numel() > 0
 
 
-class RazorMaxPool2d(Pool, nn.MaxPool2d):
-    """nn.MaxPool2d that keeps 2 to 8 bits per output."""
+class MaxPool(Pool):
+    """A maximum that keeps 2 to 8 bits per output."""
+
+    dilation: Any
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -70,8 +76,9 @@ class RazorMaxPool2d(Pool, nn.MaxPool2d):
         return [n for size in sizes for n in _pair(size)], self.ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
-        y: Tensor
-        y = MaxPoolFunction.apply(input, self) if self.takes(input) else super().forward(input)
+        if not self.takes(input):
+            return self.stock(input)
+        y: Tensor = MaxPoolFunction.apply(input, self)
         return y
 
 
@@ -99,17 +106,17 @@ class MeanPool(Pool):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        y: Tensor = MeanFunction.apply(input, self) if self.takes(input) else self.stock(input)
-        return y
-
-    def stock(self, x: Tensor) -> Tensor:
-        """The stock class's own forward."""
-        y: Tensor = super().forward(x)
+        if not self.takes(input):
+            return self.stock(input)
+        y: Tensor = MeanFunction.apply(input, self)
         return y
 
 
-class RazorAvgPool2d(MeanPool, nn.AvgPool2d):
-    """nn.AvgPool2d that keeps nothing."""
+class AvgPool(MeanPool):
+    """A mean of windows, which keeps nothing."""
+
+    count_include_pad: bool
+    divisor_override: int | None
 
     def gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         sizes = (_pair(size) for size in (self.kernel_size, self.stride, self.padding))
@@ -118,8 +125,11 @@ class RazorAvgPool2d(MeanPool, nn.AvgPool2d):
         return dx
 
 
-class RazorAdaptiveAvgPool2d(MeanPool, nn.AdaptiveAvgPool2d):
-    """nn.AdaptiveAvgPool2d that keeps nothing. Of one output a channel, stock keeps nothing too."""
+class AdaptiveAvgPool(MeanPool):
+    """A mean of windows that make an output of a given size; it keeps nothing.
+
+    For an output of one value a channel, the stock class keeps nothing either.
+    """
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
@@ -130,8 +140,8 @@ class RazorAdaptiveAvgPool2d(MeanPool, nn.AdaptiveAvgPool2d):
         return dx
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    nn.MaxPool2d: RazorMaxPool2d,
-    nn.AvgPool2d: RazorAvgPool2d,
-    nn.AdaptiveAvgPool2d: RazorAdaptiveAvgPool2d,
+SWAPS: Swaps = {
+    nn.MaxPool2d: MaxPool,
+    nn.AvgPool2d: AvgPool,
+    nn.AdaptiveAvgPool2d: AdaptiveAvgPool,
 }

@@ -62,11 +62,3 @@ class LayerScale(RazorLayer):
             return self.stock(x)
         y: Tensor = ScaleFunction.apply(x, self._gamma(self), self)
         return y
-
-    def stock(self, x: Tensor) -> Tensor:
-        """The stock class's own forward."""
-        y: Tensor = super().forward(x)
-        return y
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {}  # torch has no layer scale; see timm

@@ -21,12 +21,12 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from razorctl.layers import activation
+from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.base import LayerSettings, Swaps
 from razorctl.layers.batch_norm import BatchNorm
 from razorctl.layers.channel_norm import WithActivation
-from razorctl.layers.conv import Conv, RazorConv2d
+from razorctl.layers.conv import Conv2d
 from razorctl.layers.diverted import Diverted, diverted
 from razorctl.layers.gate import Excitation, Gate
 from razorctl.layers.gated import Gated
@@ -58,7 +58,7 @@ class TimmAttention(Attention):
         self.stock_fused_attn = setting
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         # Torch 2.11 cannot compile a property that shadows an attribute of the same name.
         setting = vars(module).pop("fused_attn")
         super().attach(module, rules, settings)
@@ -89,66 +89,38 @@ class TimmAttention(Attention):
         return diverted(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-class RazorAttention(TimmAttention, stock.Attention):  # type: ignore[misc]
-    """timm's attention of a ViT."""
-
-
-class RazorAttentionRope(TimmAttention, stock.AttentionRope):  # type: ignore[misc]
-    """timm's attention with rotary positions."""
-
-
-class RazorLayerNorm(Norm, stock.LayerNorm):  # type: ignore[misc]
+class TimmLayerNorm(Norm):
     """timm's LayerNorm."""
 
     @property
     def plain(self) -> bool:  # type: ignore[override]
-        """The stock setting may ask for APEX."""
+        """False if the stock setting asks for APEX."""
         return not self._fast_norm
 
 
-class RazorLayerNormFp32(Norm, stock.LayerNormFp32):  # type: ignore[misc]
-    """timm's LayerNorm in single precision."""
-
-
-class RazorRmsNorm(Norm, stock.RmsNorm):  # type: ignore[misc]
+class TimmRMSNorm(Norm):
     """timm's RMSNorm."""
 
     centers = False
 
 
-class RazorLayerNorm2d(ChannelLayerNorm, stock.LayerNorm2d):  # type: ignore[misc]
-    """timm's LayerNorm of images."""
-
-
-class RazorBatchNormAct2d(WithActivation, BatchNorm, stock.BatchNormAct2d):  # type: ignore[misc]
+class BatchNormAct(WithActivation, BatchNorm):
     """timm's BatchNorm with an activation function."""
 
 
-class RazorGroupNorm(GroupNorm, stock.GroupNorm):  # type: ignore[misc]
-    """timm's GroupNorm."""
-
-
-class RazorGroupNorm1(GroupNorm, stock.GroupNorm1):  # type: ignore[misc]
-    """timm's GroupNorm of one group."""
-
-
-class RazorGroupNormAct(WithActivation, GroupNorm, stock.GroupNormAct):  # type: ignore[misc]
+class GroupNormAct(WithActivation, GroupNorm):
     """timm's GroupNorm with an activation function."""
 
 
-class RazorGroupNorm1Act(WithActivation, GroupNorm, norm_act.GroupNorm1Act):  # type: ignore[misc]
-    """timm's GroupNorm of one group with an activation function."""
-
-
-class RazorConv2dSame(RazorConv2d, stock.Conv2dSame):  # type: ignore[misc]
+class Conv2dSame(Conv2d):
     """timm's convolution with the padding of TensorFlow, which depends on the input."""
 
     def sparse(self, input: Tensor) -> Tensor:
         return super().sparse(pad_same(input, self.kernel_size, self.stride, self.dilation))
 
 
-class StandardizedConv2d(RazorConv2d):
-    """Base of timm's convolutions with a weight that is standardized, and scaled if it has a gain.
+class StandardizedConv2d(Conv2d):
+    """timm's convolutions with a weight that is standardized, and scaled if it has a gain.
 
     Without a copy of the input, neither the weight nor the gain gets a gradient.
     """
@@ -160,8 +132,7 @@ class StandardizedConv2d(RazorConv2d):
     def forward(self, input: Tensor) -> Tensor:
         gain = getattr(self, "gain", self.weight)
         if gain.requires_grad > self.weight.requires_grad:
-            y: Tensor = super(Conv, self).forward(input)
-            return y
+            return self.stock(input)
         return super().forward(input)
 
     def sparse(self, input: Tensor) -> Tensor:
@@ -176,29 +147,13 @@ class StandardizedConv2d(RazorConv2d):
         return y.reshape_as(weight)
 
 
-class RazorStdConv2d(StandardizedConv2d, stock.StdConv2d):  # type: ignore[misc]
-    """timm's convolution with a standardized weight."""
-
-
-class RazorStdConv2dSame(StandardizedConv2d, stock.StdConv2dSame):  # type: ignore[misc]
-    """`RazorStdConv2d` with the padding of TensorFlow."""
-
-
-class RazorScaledStdConv2d(StandardizedConv2d, stock.ScaledStdConv2d):  # type: ignore[misc]
-    """timm's convolution with a standardized weight that is scaled."""
-
-
-class RazorScaledStdConv2dSame(StandardizedConv2d, stock.ScaledStdConv2dSame):  # type: ignore[misc]
-    """`RazorScaledStdConv2d` with the padding of TensorFlow."""
-
-
 def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
     """What the gates of channels are computed from, in the operations of timm."""
     mean = x.mean((2, 3), keepdim=True)
     return 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True) if add_maxpool else mean
 
 
-class RazorSEModule(Excitation, stock.SEModule):  # type: ignore[misc]
+class SEModule(Excitation):
     """timm's squeeze-and-excitation."""
 
     fc1: Layer
@@ -218,7 +173,7 @@ class RazorSEModule(Excitation, stock.SEModule):  # type: ignore[misc]
         return self.gate(self.fc2(hidden))
 
 
-class RazorEffectiveSEModule(Excitation, stock.EffectiveSEModule):  # type: ignore[misc]
+class EffectiveSEModule(Excitation):
     """timm's squeeze-and-excitation of one layer."""
 
     fc: Layer
@@ -234,7 +189,7 @@ class RazorEffectiveSEModule(Excitation, stock.EffectiveSEModule):  # type: igno
         return self.gate(self.fc(_squeezed(x, self.add_maxpool)))
 
 
-class RazorSqueezeExcite(Excitation, _efficientnet_blocks.SqueezeExcite):  # type: ignore[misc]
+class SqueezeExcite(Excitation):
     """timm's squeeze-and-excitation of EfficientNet and MobileNet."""
 
     conv_reduce: Layer
@@ -251,7 +206,7 @@ class RazorSqueezeExcite(Excitation, _efficientnet_blocks.SqueezeExcite):  # typ
         return self.gate(self.conv_expand(self.act1(self.conv_reduce(_squeezed(x)))))
 
 
-class RazorConvNeXtBlock(Gate, convnext.ConvNeXtBlock):  # type: ignore[misc]
+class ConvNeXtBlock(Gate):
     """timm's block of ConvNeXt, which applies its layer scale itself."""
 
     conv_dw: Layer
@@ -269,7 +224,7 @@ class RazorConvNeXtBlock(Gate, convnext.ConvNeXtBlock):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.saving or self.gamma is None:
-            return super().forward(x)  # type: ignore[no-any-return]
+            return self.stock(x)
         y = self.conv_dw(x)
         y = y if self.use_conv_mlp else y.permute(0, 2, 3, 1)
         y = self.mlp(self.norm(y))
@@ -278,27 +233,7 @@ class RazorConvNeXtBlock(Gate, convnext.ConvNeXtBlock):  # type: ignore[misc]
         return self.drop_path(y) + self.shortcut(x)
 
 
-class RazorLayerScale(LayerScale, stock.LayerScale):  # type: ignore[misc]
-    """timm's layer scale."""
-
-
-class RazorGELU(activation.ExactGELU, stock_activations.GELU):  # type: ignore[misc]
-    """timm's GELU."""
-
-
-class RazorGELUTanh(activation.TanhGELU, stock_activations.GELUTanh):  # type: ignore[misc]
-    """timm's tanh GELU."""
-
-
-class RazorQuickGELU(activation.QuickGELU, stock_activations.QuickGELU):  # type: ignore[misc]
-    """timm's quick GELU."""
-
-
-class RazorSwish(activation.SiLU, stock_activations.Swish):  # type: ignore[misc]
-    """timm's SiLU."""
-
-
-class RazorSwiGLU(Gated, stock.SwiGLU):  # type: ignore[misc]
+class SwiGLU(Gated):
     """timm's gated MLP of two layers before the product."""
 
     activation_name = "act"
@@ -314,7 +249,7 @@ class RazorSwiGLU(Gated, stock.SwiGLU):  # type: ignore[misc]
         return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
 
 
-class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
+class GluMlp(Gated):
     """timm's gated MLP of one layer before the product."""
 
     activation_name = "act"
@@ -337,37 +272,34 @@ class RazorGluMlp(Gated, stock.GluMlp):  # type: ignore[misc]
 
 
 # Drop path has no razor class: its stock form keeps one number per example.
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[-1]: razor
-    for razor in (
-        RazorAttention,
-        RazorAttentionRope,
-        RazorBatchNormAct2d,
-        RazorConv2dSame,
-        RazorConvNeXtBlock,
-        RazorEffectiveSEModule,
-        RazorGroupNorm,
-        RazorGroupNorm1,
-        RazorGroupNorm1Act,
-        RazorGroupNormAct,
-        RazorScaledStdConv2d,
-        RazorScaledStdConv2dSame,
-        RazorSEModule,
-        RazorSqueezeExcite,
-        RazorStdConv2d,
-        RazorStdConv2dSame,
-        RazorLayerNorm,
-        RazorLayerNorm2d,
-        RazorLayerNormFp32,
-        RazorRmsNorm,
-        RazorLayerScale,
-        RazorGELU,
-        RazorGELUTanh,
-        RazorQuickGELU,
-        RazorSwish,
-        RazorSwiGLU,
-        RazorGluMlp,
-    )
+SWAPS: Swaps = {
+    stock.Attention: TimmAttention,
+    stock.AttentionRope: TimmAttention,
+    stock.LayerNorm: TimmLayerNorm,
+    stock.LayerNormFp32: Norm,
+    stock.RmsNorm: TimmRMSNorm,
+    stock.LayerNorm2d: ChannelLayerNorm,
+    stock.BatchNormAct2d: BatchNormAct,
+    stock.GroupNorm: GroupNorm,
+    stock.GroupNorm1: GroupNorm,
+    stock.GroupNormAct: GroupNormAct,
+    norm_act.GroupNorm1Act: GroupNormAct,
+    stock.Conv2dSame: Conv2dSame,
+    stock.StdConv2d: StandardizedConv2d,
+    stock.StdConv2dSame: StandardizedConv2d,
+    stock.ScaledStdConv2d: StandardizedConv2d,
+    stock.ScaledStdConv2dSame: StandardizedConv2d,
+    stock.SEModule: SEModule,
+    stock.EffectiveSEModule: EffectiveSEModule,
+    _efficientnet_blocks.SqueezeExcite: SqueezeExcite,
+    convnext.ConvNeXtBlock: ConvNeXtBlock,
+    stock.LayerScale: LayerScale,
+    stock_activations.GELU: GELU,
+    stock_activations.GELUTanh: TanhGELU,
+    stock_activations.QuickGELU: QuickGELU,
+    stock_activations.Swish: SiLU,
+    stock.SwiGLU: SwiGLU,
+    stock.GluMlp: GluMlp,
 }
 
 _PLAIN = (("norm1", "attn", "drop_path1"), ("norm2", "mlp", "drop_path2"))
@@ -376,7 +308,7 @@ _SCALED = (("norm1", "attn", "ls1", "drop_path1"), ("norm2", "mlp", "ls2", "drop
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     vision_transformer.Block: _SCALED,
 }
-LINEAR_FIRST = frozenset({stock.Attention, RazorAttention, stock.Mlp})
+LINEAR_FIRST = frozenset({stock.Attention, stock.Mlp})
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
     vision_transformer.Block: _SCALED,
     vision_transformer.ResPostBlock: _PLAIN,

@@ -6,16 +6,12 @@ from torch import Tensor, nn
 from torchvision.models import convnext
 from torchvision.ops import misc
 
-from razorctl.layers.base import RazorLayer
+from razorctl.layers.base import Swaps
 from razorctl.layers.gate import Excitation, Gate
 from razorctl.layers.norm import ChannelLayerNorm
 
 
-class RazorLayerNorm2d(ChannelLayerNorm, convnext.LayerNorm2d):  # type: ignore[misc]
-    """torchvision's LayerNorm of images."""
-
-
-class RazorSqueezeExcitation(Excitation, misc.SqueezeExcitation):  # type: ignore[misc]
+class SqueezeExcitation(Excitation):
     """torchvision's squeeze-and-excitation."""
 
     _scale: Callable[[Tensor], Tensor]
@@ -29,7 +25,7 @@ class RazorSqueezeExcitation(Excitation, misc.SqueezeExcitation):  # type: ignor
         return self._scale(x)
 
 
-class RazorCNBlock(Gate, convnext.CNBlock):  # type: ignore[misc]
+class CNBlock(Gate):
     """torchvision's block of ConvNeXt, which applies its layer scale itself."""
 
     block: Callable[[Tensor], Tensor]
@@ -43,15 +39,17 @@ class RazorCNBlock(Gate, convnext.CNBlock):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.saving:
-            return super().forward(input)  # type: ignore[no-any-return]
+            return self.stock(input)
         y = self.gated(self.block(input), self.layer_scale.unsqueeze(0))
         y = self.stochastic_depth(y)
         y += input
         return y
 
 
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[-1]: razor for razor in (RazorCNBlock, RazorLayerNorm2d, RazorSqueezeExcitation)
+SWAPS: Swaps = {
+    convnext.LayerNorm2d: ChannelLayerNorm,
+    convnext.CNBlock: CNBlock,
+    misc.SqueezeExcitation: SqueezeExcitation,
 }
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}  # see timm for some
 PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {}

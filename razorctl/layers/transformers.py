@@ -30,12 +30,11 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
-from razorctl.layers import activation
+from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.alike import alike, constants, names
 from razorctl.layers.attention import Attention, masked
-from razorctl.layers.base import RazorLayer, Settings
+from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
 from razorctl.layers.gated import Gated
-from razorctl.layers.libraries import made
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.rules.base import Rules
@@ -91,7 +90,7 @@ class InterfaceAttention(Attention):
         return super().refusal(module, backend)
 
     @classmethod
-    def attach(cls, module: nn.Module, rules: Rules | None, settings: Settings) -> None:
+    def attach(cls, module: nn.Module, rules: Rules | None, settings: LayerSettings) -> None:
         super().attach(module, rules, settings)
         config: Any = module.config
         if not config._attn_implementation.startswith(PREFIX):  # layers share it
@@ -252,10 +251,10 @@ def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type of transformers that is not in SWAPS, by its code; else None."""
     for razor in ALIKE:
         if any(alike(kind, reference) for reference in razor.references):
-            return made(razor, kind)
+            return razor
     asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
     if asks <= names(kind) and not _compares(kind):
-        return made(InterfaceAttention, kind)
+        return InterfaceAttention
     return None
 
 
@@ -268,7 +267,7 @@ def _compares(kind: type[nn.Module]) -> bool:
     return any({"sdpa", "eager"} & constants(c, "_attn_implementation") for c in own)
 
 
-class RazorConv1D(Linear, Conv1D):  # type: ignore[misc]
+class TransposedLinear(Linear):
     """The linear layer of GPT-2, whose weight is [in, out]."""
 
     @staticmethod
@@ -281,41 +280,14 @@ class RazorConv1D(Linear, Conv1D):  # type: ignore[misc]
         return torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(shape)
 
 
-class RazorGELUActivation(activation.ExactGELU, stock.GELUActivation):  # type: ignore[misc]
-    """transformers' GELUActivation."""
-
-
-class RazorGELUTanh(activation.TanhGELU, stock.GELUTanh):  # type: ignore[misc]
-    """transformers' GELUTanh."""
-
-
-class RazorNewGELUActivation(activation.TanhGELU, stock.NewGELUActivation):  # type: ignore[misc]
-    """transformers' NewGELUActivation."""
-
-
-class RazorFastGELUActivation(activation.TanhGELU, stock.FastGELUActivation):  # type: ignore[misc]
-    """transformers' FastGELUActivation."""
-
-
-class RazorQuickGELUActivation(activation.QuickGELU, stock.QuickGELUActivation):  # type: ignore[misc]
-    """transformers' QuickGELUActivation."""
-
-
-class RazorSiLUActivation(activation.SiLU, stock.SiLUActivation):  # type: ignore[misc]
-    """transformers' SiLUActivation."""
-
-
-SWAPS: dict[type[nn.Module], type[RazorLayer]] = {
-    razor.__bases__[1]: razor
-    for razor in (
-        RazorConv1D,
-        RazorGELUActivation,
-        RazorGELUTanh,
-        RazorNewGELUActivation,
-        RazorFastGELUActivation,
-        RazorQuickGELUActivation,
-        RazorSiLUActivation,
-    )
+SWAPS: Swaps = {
+    Conv1D: TransposedLinear,
+    stock.GELUActivation: GELU,
+    stock.GELUTanh: TanhGELU,
+    stock.NewGELUActivation: TanhGELU,
+    stock.FastGELUActivation: TanhGELU,
+    stock.QuickGELUActivation: QuickGELU,
+    stock.SiLUActivation: SiLU,
 }
 
 _BERT_BRANCHES = (
@@ -353,12 +325,4 @@ PRE_NORM: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
         ("layernorm_after", "mlp", "dropout"),
     ),
 }
-LINEAR_FIRST = frozenset(
-    kind
-    for kind in (
-        modeling_vit.ViTAttention,
-        recognized(modeling_vit.ViTAttention),
-        modeling_vit.ViTMLP,
-    )
-    if kind is not None
-)
+LINEAR_FIRST = frozenset({modeling_vit.ViTAttention, modeling_vit.ViTMLP})

@@ -22,14 +22,20 @@ from razorctl.sampling.samplers import Sampler
 class Rule(ABC):
     """How one activation is packed for backward. The kept bytes never depend on its values.
 
-    prunes: whether elements are left out. elementwise: whether the rule packs elements, so that the
-    number of columns may vary. tiled: whether it packs each column by itself, so that activations
-    side by side may be packed as one. fuses: whether one operation can compute a norm or an
-    activation function and pack its input. sampler: what draws columns; None without draws.
+    Attributes:
+        prunes: whether elements are left out.
+        elementwise: whether the rule packs elements, so that the number of columns may vary.
+        draws: whether a sampler draws what is packed.
+        tiled: whether each column is packed by itself, so that activations side by side may be
+            packed as one.
+        fuses: whether one operation can compute a norm or an activation function and pack its
+            input.
+        sampler: the sampler of a rule that draws.
     """
 
     prunes: bool = True
     elementwise: bool = True
+    draws: bool = False
     tiled: bool = False
     fuses: bool = False
     sampler: Sampler | None = None

@@ -25,29 +25,39 @@ class TopK(Rule):
 
 
 class Columns(Rule):
-    """Whole columns: those of largest norm, or those a sampler draws before the forward pass.
+    """The columns of largest norm: PreBackRazor- (CVPR 2024, Tab. 4).
 
     round(density * columns) columns, at least 1, are kept. They alone get a weight gradient, from
-    a GEMM that is smaller by the density; the other columns of dW are zero. With a sampler this is
-    PreBackRazor (CVPR 2024, Alg. 1), without one PreBackRazor- (Tab. 4). `unbiased` scales each
-    drawn column by 1 / p, as the proof of Theorem 1 does and Alg. 1 does not; the sampler always
-    learns from the unscaled gradient.
+    a GEMM that is smaller by the density; the other columns of dW are zero.
     """
 
     elementwise = False
 
-    def __init__(
-        self, density: float, sampler: Sampler | None = None, unbiased: bool = False
-    ) -> None:
-        self.density, self.sampler, self.unbiased = density, sampler, unbiased
+    def __init__(self, density: float) -> None:
+        self.density = density
 
     def pack(self, x: Tensor) -> PackedColumns:
-        p = None
-        if self.sampler is not None:
-            index, p = self.sampler.draw(x.device)
-        else:
-            norms = column_norms(x)
-            index = norms.topk(survivors(len(norms), self.density)).indices.sort().values
+        norms = column_norms(x)
+        index = norms.topk(survivors(len(norms), self.density)).indices.sort().values
+        return PackedColumns(x.shape, x.dtype, gather_columns(x, index), index, None)
+
+
+class DrawnColumns(Rule):
+    """The columns that a sampler draws before the forward pass: PreBackRazor (CVPR 2024, Alg. 1).
+
+    unbiased: scales each column by 1 / p, as the proof of Theorem 1 does and Alg. 1 does not. The
+    sampler always learns from the unscaled gradient.
+    """
+
+    elementwise = False
+    draws = True
+
+    def __init__(self, sampler: Sampler, unbiased: bool = False) -> None:
+        self.sampler: Sampler = sampler
+        self.unbiased = unbiased
+
+    def pack(self, x: Tensor) -> PackedColumns:
+        index, p = self.sampler.draw(x.device)
         columns = gather_columns(x, index)
         return PackedColumns(x.shape, x.dtype, columns, index, p, self.sampler, self.unbiased)
 
@@ -61,7 +71,7 @@ class Centered(Rule):
     elementwise = False
 
     def __init__(self, rule: Rule) -> None:
-        self.rule, self.sampler = rule, rule.sampler
+        self.rule, self.draws, self.sampler = rule, rule.draws, rule.sampler
 
     def pack(self, x: Tensor) -> PackedCentered:
         # In double precision, so that the sum cannot overflow. A mean that is not finite (NaN if

@@ -1,4 +1,4 @@
-"""Rules by name, and how each is built."""
+"""Rules by name: the class of each, and how it is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +10,21 @@ from razorctl.rules.allocation import Names
 from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.dense import Dense, Half
 from razorctl.rules.derivative import Buckets
-from razorctl.rules.prune import Columns, TopK
+from razorctl.rules.prune import Columns, DrawnColumns, TopK
 from razorctl.rules.quantized import Quantized
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a rule is built for: the columns of the activation, and the density of a recipe.
+    """The activation that a rule is built for, and the settings of a recipe.
 
-    unbiased: whether drawn columns are scaled by 1 / p. function: the activation function whose
-    input is packed, by its name in `ops.functions.FUNCTIONS`.
+    Args:
+        columns: of the activation.
+        density: the share of it that a rule that prunes keeps.
+        unbiased: whether drawn columns are scaled by 1 / p.
+        function: the activation function whose input is packed, by its name in
+            `ops.functions.FUNCTIONS`.
     """
 
     columns: int
@@ -29,31 +33,39 @@ class Wanted:
     function: str = "gelu"
 
 
-def _drawn(sampler: type[Sampler]) -> Callable[[Wanted], Rule]:
+@dataclass(frozen=True)
+class RuleEntry:
+    """A class of rules, and the function that builds one."""
+
+    rule: type[Rule]
+    build: Callable[[Wanted], Rule]
+
+
+def _drawn(sampler: type[Sampler]) -> RuleEntry:
     def build(wanted: Wanted) -> Rule:
-        drawn = sampler(wanted.columns, survivors(wanted.columns, wanted.density))
-        return Columns(wanted.density, drawn, wanted.unbiased)
+        count = survivors(wanted.columns, wanted.density)
+        return DrawnColumns(sampler(wanted.columns, count), wanted.unbiased)
 
-    return build
-
-
-def _quantized(bits: int, **options: Any) -> Callable[[Wanted], Rule]:
-    return lambda wanted: Quantized(bits, **options)
+    return RuleEntry(DrawnColumns, build)
 
 
-def _buckets(bits: int) -> Callable[[Wanted], Rule]:
-    return lambda wanted: Buckets(bits, wanted.function)
+def _quantized(bits: int, **options: Any) -> RuleEntry:
+    return RuleEntry(Quantized, lambda wanted: Quantized(bits, **options))
 
 
-RULES: dict[str, Callable[[Wanted], Rule]] = {
-    "dense": lambda wanted: Dense(),
-    "half": lambda wanted: Half(),
-    "topk": lambda wanted: TopK(wanted.density),
+def _buckets(bits: int) -> RuleEntry:
+    return RuleEntry(Buckets, lambda wanted: Buckets(bits, wanted.function))
+
+
+RULES: dict[str, RuleEntry] = {
+    "dense": RuleEntry(Dense, lambda wanted: Dense()),
+    "half": RuleEntry(Half, lambda wanted: Half()),
+    "topk": RuleEntry(TopK, lambda wanted: TopK(wanted.density)),
     **{f"{bits}-bit": _quantized(bits) for bits in BITS},
     **{f"{bits}-bit-stochastic": _quantized(bits, stochastic=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
-    "columns-norm": lambda wanted: Columns(wanted.density),
+    "columns-norm": RuleEntry(Columns, lambda wanted: Columns(wanted.density)),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),
     "columns-proportional": _drawn(Proportional),
@@ -62,7 +74,7 @@ RULES: dict[str, Callable[[Wanted], Rule]] = {
 
 def build(names: Names, wanted: Wanted) -> Rules:
     """The rules of a layer by their names; rules of one name are one."""
-    wide = RULES[names.wide](wanted)
+    wide = RULES[names.wide].build(wanted)
     if names.narrow is None:
         return Rules(wide, None)
-    return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow](wanted))
+    return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow].build(wanted))

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from razorctl.layers.base import stock_type
 from razorctl.layers.gradients import add
 from razorctl.layers.norm import Norm
 
@@ -67,7 +68,7 @@ def find(
             own = tuple(
                 Connection(norm, to, tuple(rest))
                 for norm, to, *rest in members
-                if isinstance(norm, Norm) and type(to) in first
+                if isinstance(norm, Norm) and stock_type(to) in first
             )
             if len(own) == len(members):
                 found[block] = own

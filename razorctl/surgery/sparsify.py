@@ -12,7 +12,7 @@ from razorctl.config import registry
 from razorctl.errors import UsageError
 from razorctl.layers import head, libraries, pixels
 from razorctl.layers.attention import Attention
-from razorctl.layers.base import RazorLayer, Settings, WeightLayer
+from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
 from razorctl.layers.libraries import razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
@@ -100,7 +100,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
         adapters.attach(model, linear)
         chosen = _choose(model, recipe)  # with the adapters' own layers
     drawn = blocks if recipe.joint == "weights" else None
-    settings = Settings(Memo(), drawn, recipe.backend, *recipe.int8)
+    settings = LayerSettings(Memo(), drawn, recipe.backend, *recipe.int8)
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
     if not residual:  # a branch that is not drawn has no gradient to add
@@ -165,8 +165,8 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             "sparse-flash; choose attention 'flash'."
         )
     heads: dict[nn.Module, type[RazorLayer]] = {
-        **dict.fromkeys(head.heads(model), head.RazorHead),
-        **dict.fromkeys(pixels.classifiers(model), pixels.RazorPixelHead),
+        **dict.fromkeys(head.heads(model), head.Head),
+        **dict.fromkeys(pixels.classifiers(model), pixels.PixelHead),
     }
     known = libraries.linear_types()
     linear = [module for module in model.modules() if type(module) in known]

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from razorctl.cli.effects import without_effect
 from razorctl.job import Job
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.models import find
 from razorctl.recipe import Recipe
@@ -46,7 +46,7 @@ def vit():
 def test_what_is_said_to_do_nothing_does_nothing(method, setting, vit):
     def done(recipe: Recipe) -> Any:
         chosen = surgery._choose(vit, recipe)
-        linear = any(swap.razor is RazorLinear for swap in chosen)
+        linear = any(swap.razor is Linear for swap in chosen)
         # `int8` is what every linear layer that is swapped gets.
         gemms = (recipe.int8_weight_grad, recipe.int8_input_grad, recipe.int8_forward)
         rules = [(swap.name, state(swap.rules)) for swap in chosen]

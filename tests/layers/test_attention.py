@@ -22,7 +22,7 @@ every_rule = pytest.mark.parametrize("rule", RULE_NAMES)
 
 def layer(rule: str, backend: str, density: float = 0.4) -> RazorLayer:
     name, _, centered = rule.partition(", ")
-    built = RULES[name](Wanted(WIDTH, density))
+    built = RULES[name].build(Wanted(WIDTH, density))
     module = Attention(HEADS * WIDTH, HEADS).train()
     return razor(module, Centered(built) if centered else built, backend)
 

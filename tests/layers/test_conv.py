@@ -1,4 +1,4 @@
-"""RazorConv2d against the oracle: the stock weight gradient of what the rule restores."""
+"""Razor convolutions against the oracle: the stock weight gradient of what the rule restores."""
 
 import copy
 from functools import partial

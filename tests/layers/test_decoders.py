@@ -35,7 +35,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.layers.alike import alike
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.head import RazorHead
+from razorctl.layers.head import Head
 from razorctl.layers.libraries import razor_of
 from razorctl.memory.saved import saved_by_module, saved_bytes
 from razorctl.recipe import METHODS
@@ -131,7 +131,7 @@ def test_an_exact_method_is_exact(name):
     model = build(name)
     want = run(model, batch("padded"))
     sparsify(model, Recipe("checkpoint"))
-    assert isinstance(model.get_output_embeddings(), RazorHead)
+    assert isinstance(model.get_output_embeddings(), Head)
     got = run(model, batch("padded"))
     assert torch.equal(got[0], want[0])
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-5)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl.errors import UsageError
-from razorctl.layers.base import Settings
-from razorctl.layers.head import Logits, RazorHead
+from razorctl.layers.base import LayerSettings
+from razorctl.layers.head import Head, Logits
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.dense import Dense
 from tests.cases import both
@@ -22,10 +22,10 @@ CLASSES, WIDTH = 11, 7
 TARGET = torch.tensor([[1, 5, -100, 3, 10], [0, -100, 2, 2, 7]])
 
 
-def head(bias: bool = True, dtype: torch.dtype = torch.float32) -> RazorHead:
+def head(bias: bool = True, dtype: torch.dtype = torch.float32) -> Head:
     module = nn.Linear(WIDTH, CLASSES, bias=bias, dtype=dtype).train()
-    RazorHead.attach(module, both(Dense()), Settings())
-    assert isinstance(module, RazorHead)
+    Head.attach(module, both(Dense()), LayerSettings())
+    assert isinstance(module, Head)
     return module
 
 
@@ -109,8 +109,8 @@ def test_anything_else_finds_the_stock_logits(name, monkeypatch):
     layer, x = head(), torch.randn(2, 5, WIDTH)
     twin, made = copy.deepcopy(layer), []
     twin.detach()
-    stock = RazorHead._stock
-    monkeypatch.setattr(RazorHead, "_stock", lambda *args: made.append(1) or stock(*args))
+    stock = Head._stock
+    monkeypatch.setattr(Head, "_stock", lambda *args: made.append(1) or stock(*args))
     got, want = run(layer, OTHER[name], x), run(twin, OTHER[name], x)
     assert len(made) == 1
     assert torch.equal(got[0], want[0])
@@ -266,7 +266,7 @@ def test_copies_and_pickles_keep_working():
     layer, x = nn.Sequential(head()), torch.randn(2, 5, WIDTH)
     want = run(layer, shifted, x)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert type(twin[0]) is RazorHead
+        assert isinstance(twin[0], Head)
         torch.testing.assert_close(run(twin, shifted, x), want)
 
 

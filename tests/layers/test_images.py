@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.layers.base import Settings
+from razorctl.layers.base import LayerSettings
 from razorctl.layers.libraries import swaps
 from razorctl.layers.sharing import Memo
 from razorctl.ops.images import memory_format, pixels, unrolled
@@ -50,7 +50,7 @@ def sparse(model: nn.Module, rule: Rule) -> nn.Module:
     for module in list(model.modules()):
         razor = swaps().get(type(module))
         if razor is not None:
-            razor.attach(module, both(rule), Settings(memo))
+            razor.attach(module, both(rule), LayerSettings(memo))
     return model
 
 

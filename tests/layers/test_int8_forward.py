@@ -1,4 +1,4 @@
-"""The forward pass of RazorLinear in int8: near the exact one, which all the rest still goes by."""
+"""The int8 forward pass of linear layers: near the exact one, which all the rest still goes by."""
 
 import copy
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.layers import attention, sharing
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.registry import RULES, Wanted
@@ -24,11 +24,11 @@ every_precision = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 
 @pytest.fixture(autouse=True)
 def whatever_the_size(monkeypatch):
-    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
 
 
-def layer(bias: bool = True, device: torch.device | str = "cpu") -> RazorLinear:
-    found = razor(RULES["dense"](Wanted(33, 0.3)), bias, device)
+def layer(bias: bool = True, device: torch.device | str = "cpu") -> Linear:
+    found = razor(RULES["dense"].build(Wanted(33, 0.3)), bias, device)
     found.int8_forward = True
     return found
 
@@ -162,7 +162,7 @@ def test_where_nothing_is_saved_it_is_the_stock_one(precision):
 
 
 def test_small_layers_keep_their_precision(monkeypatch):
-    monkeypatch.setattr(RazorLinear, "SMALLEST", 40 * 33 * 17)
+    monkeypatch.setattr(Linear, "SMALLEST", 40 * 33 * 17)
     model = nn.Sequential(nn.Linear(33, 17), nn.Linear(17, 17), nn.Linear(17, 3))
     x = torch.randn(40, 33)
     want = model[0](x), model[1](model[0](x))

@@ -1,4 +1,4 @@
-"""RazorLinear against the oracle of its rule and against nn.Linear, for every rule."""
+"""Razor linear layers against the oracle of its rule and against nn.Linear, for every rule."""
 
 import copy
 import gc
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.linear import Gemms, RazorLinear
+from razorctl.layers.base import LayerSettings
+from razorctl.layers.linear import Gemms, Linear
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 from razorctl.rules.quantized import Quantized
@@ -23,10 +24,9 @@ TOLERANCE = {None: 1e-5, torch.bfloat16: 2e-2}
 NAMES = ("dense", "half", "topk", "3-bit", "4-bit-stochastic", "columns-norm", "columns-bandit")
 
 
-def razor(rule: Rule, bias: bool = True, device: torch.device | str = "cpu") -> RazorLinear:
+def razor(rule: Rule, bias: bool = True, device: torch.device | str = "cpu") -> Linear:
     layer = nn.Linear(33, 17, bias=bias, device=device)
-    layer.__class__ = RazorLinear
-    layer.rules, layer.blocks, layer.block = both(rule), None, 0
+    Linear.attach(layer, both(rule), LayerSettings())
     return layer
 
 
@@ -61,7 +61,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     ("name", "unbiased"), [*((name, False) for name in NAMES), ("columns-bandit", True)]
 )
 def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
-    rule = RULES[name](Wanted(33, 0.3, unbiased))
+    rule = RULES[name].build(Wanted(33, 0.3, unbiased))
     layer, x = razor(copy.deepcopy(rule), device=device), torch.randn(shape, device=device)
 
     def reference(x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_forward_input_and_bias_gradients_are_bitwise_stock(name, shape, precision, device):
     layer, x = (
-        razor(RULES[name](Wanted(33, 0.2, False)), device=device),
+        razor(RULES[name].build(Wanted(33, 0.2, False)), device=device),
         torch.randn(shape, device=device),
     )
     y, dx, _, db = run(layer, x, layer, precision)
@@ -106,14 +106,14 @@ def test_ratio_zero_is_bitwise_stock(method):
 
 
 def test_without_bias():
-    layer, x = razor(RULES["topk"](Wanted(33, 0.3)), bias=False), torch.randn(4, 33)
+    layer, x = razor(RULES["topk"].build(Wanted(33, 0.3)), bias=False), torch.randn(4, 33)
     layer(x).sum().backward()
     assert layer.weight.grad.any()
 
 
 @pytest.mark.parametrize("name", ["topk", "columns-bandit"])
 def test_frozen_parts_save_nothing_and_get_no_gradient(name):
-    layer = razor(RULES[name](Wanted(33, 0.3, False)))
+    layer = razor(RULES[name].build(Wanted(33, 0.3, False)))
     layer.weight.requires_grad_(False)
     x = torch.randn(4, 33, requires_grad=True)
     saved = []
@@ -143,7 +143,7 @@ def test_frozen_parts_save_nothing_and_get_no_gradient(name):
 )
 def test_compiled_steps_equal_eager_ones(name, unbiased, device):
     eager = nn.Sequential(
-        *(razor(RULES[name](Wanted(33, 0.3, unbiased)), device=device) for _ in range(2))
+        *(razor(RULES[name].build(Wanted(33, 0.3, unbiased)), device=device) for _ in range(2))
     )
     eager.insert(1, nn.Linear(17, 33, device=device))
     twin = copy.deepcopy(eager)
@@ -245,10 +245,10 @@ def int8(x: Tensor, dim: int) -> Tensor:
 class TestInt8:
     @pytest.fixture(autouse=True)
     def whatever_the_size(self, monkeypatch):
-        monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+        monkeypatch.setattr(Linear, "SMALLEST", 0)
 
-    def layer(self, name: str, weight: bool, inputs: bool, device="cpu") -> RazorLinear:
-        rule = RULES[name](Wanted(33, 0.3))
+    def layer(self, name: str, weight: bool, inputs: bool, device="cpu") -> Linear:
+        rule = RULES[name].build(Wanted(33, 0.3))
         layer = razor(rule, device=device)
         layer.int8_weight_grad, layer.int8_input_grad = weight, inputs
         return layer
@@ -324,7 +324,7 @@ class TestInt8:
         assert distance(dw[:, 5], dy.T @ x[:, 5]) < 0.02
 
     def test_small_layers_keep_their_precision(self, monkeypatch):
-        monkeypatch.setattr(RazorLinear, "SMALLEST", 40 * 33 * 17 + 1)
+        monkeypatch.setattr(Linear, "SMALLEST", 40 * 33 * 17 + 1)
         layer, x = self.layer("dense", True, True), torch.randn(40, 33)
         _, dx, dw, _ = run(layer, x, layer, None)
         layer.__class__ = nn.Linear
@@ -344,7 +344,7 @@ class TestInt8:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_nan_in_the_gradient_reaches_that_of_the_input_of_a_frozen_layer(fused, monkeypatch):
-    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
     monkeypatch.setattr("razorctl.ops.kernels._wanted", fused)
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).train()
     sparsify(net, Recipe(ratio=0.5))

@@ -14,9 +14,9 @@ from torchvision.models import segmentation
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers import pixels
-from razorctl.layers.base import Settings
+from razorctl.layers.base import LayerSettings
 from razorctl.layers.lazy import lazily
-from razorctl.layers.pixels import Enlarged, Pixels, RazorPixelHead, classifiers
+from razorctl.layers.pixels import Enlarged, PixelHead, Pixels, classifiers
 from razorctl.memory.saved import saved_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense
@@ -30,10 +30,10 @@ TARGET[:, ::3], TARGET[0, 1] = -100, 3
 OTHERS = torch.where(TARGET < 0, 255, TARGET)
 
 
-def head(dtype: torch.dtype = torch.float32) -> RazorPixelHead:
+def head(dtype: torch.dtype = torch.float32) -> PixelHead:
     module = nn.Conv2d(WIDTH, CLASSES, 1, dtype=dtype).train()
-    RazorPixelHead.attach(module, both(Dense()), Settings())
-    assert isinstance(module, RazorPixelHead)
+    PixelHead.attach(module, both(Dense()), LayerSettings())
+    assert isinstance(module, PixelHead)
     return module
 
 
@@ -270,7 +270,7 @@ def test_copies_and_pickles_keep_working():
     layer, x = nn.Sequential(head()), image()
     want = run(layer, loss_of, x)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert type(twin[0]) is RazorPixelHead
+        assert isinstance(twin[0], PixelHead)
         torch.testing.assert_close(run(twin, loss_of, x), want)
     logits = pickle.loads(pickle.dumps(layer(x)))
     assert type(logits) is Tensor
@@ -372,16 +372,16 @@ def test_no_loss_of_a_model_enlarges_logits(name, no_values):
     want = step()
     full = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
     for module in classifiers(model):
-        RazorPixelHead.attach(module, both(Dense()), Settings())
+        PixelHead.attach(module, both(Dense()), LayerSettings())
     torch.testing.assert_close(step(), want, rtol=1e-4, atol=1e-5)
     now = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
     assert full - now > 2 * CLASSES * 64 * 64 * 4 * 0.7  # the gradient is of a low resolution
     restore(model)
     names = sparsify(model, Recipe("bias"))
-    assert set(names) == {n for n, m in model.named_modules() if isinstance(m, RazorPixelHead)}
+    assert set(names) == {n for n, m in model.named_modules() if isinstance(m, PixelHead)}
     assert len(names) == NUMBER.get(name, 1)
     restore(model)
-    assert not any(isinstance(module, RazorPixelHead) for module in model.modules())
+    assert not any(isinstance(module, PixelHead) for module in model.modules())
 
 
 def test_a_classifier_of_images_has_none_of_pixels():

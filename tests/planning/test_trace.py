@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from razorctl import models, saved_bytes
 from razorctl.job import Job
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.memory import fake
 from razorctl.memory.costs import caller
 from razorctl.memory.trace_cache import Trace
@@ -216,7 +216,7 @@ def test_what_razor_takes_on_a_card_is_a_range_and_what_full_takes_is_none():
 
 
 def test_an_int8_forward_pass_is_counted(small, monkeypatch):
-    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
     job = replace(JOB, batch_size=16, precision="bf16")  # so that no terms are added to sums
     plain, int8 = (
         tracing.trace(job, Recipe(ratio=0.5, int8_forward=forward), 5) for forward in (False, True)

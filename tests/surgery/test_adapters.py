@@ -11,7 +11,7 @@ from torch import nn
 from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.memory.saved import saved_by_module
 from razorctl.planning.job_trace import trace
 from razorctl.surgery import adapters
@@ -125,7 +125,7 @@ class TestWithAnyMethod:
 
     @pytest.fixture(autouse=True)
     def int8_gemms_whatever_the_size(self, monkeypatch):
-        monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+        monkeypatch.setattr(Linear, "SMALLEST", 0)
 
     def adapted(self, kind: str, recipe: Recipe) -> tuple[nn.Module, torch.Tensor]:
         net, x = build(kind)
@@ -165,7 +165,7 @@ class TestWithAnyMethod:
         net, x = self.adapted(kind, Recipe(ratio=0.5))
         parts = saved_by_module(net, x)
         saved = {name.rpartition(".")[2] for name in parts}
-        layers = {n: m for n, m in net.named_modules() if isinstance(m, RazorLinear)}
+        layers = {n: m for n, m in net.named_modules() if isinstance(m, Linear)}
         assert {n.rsplit(".", 2)[-2] for n in layers if "lora_" in n} == {"lora_A", "lora_B"}
         assert any(name.endswith("base_layer") for name in layers)
         assert "base_layer" not in saved

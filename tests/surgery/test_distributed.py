@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 from razorctl.sampling.reduction import mean_over_processes
@@ -29,7 +29,7 @@ def build(method: str, joint_budget: float = 1.0, joint: str = "weights") -> nn.
     )
     sparsify(model, Recipe(method, 0.5, joint_budget, joint))
     for module in model.modules():
-        if isinstance(module, RazorLinear):
+        if isinstance(module, Linear):
             module.SMALLEST = 0  # int8 GEMMs whatever the size
     return model
 

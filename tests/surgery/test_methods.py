@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.layers.sharing import copy_of
 from razorctl.methods import METHODS
 from tests.models import SMALL
@@ -25,7 +25,7 @@ every_model = pytest.mark.parametrize("kind", SMALL)
 
 @pytest.fixture(autouse=True)
 def int8_gemms_whatever_the_size(monkeypatch):
-    monkeypatch.setattr(RazorLinear, "SMALLEST", 0)
+    monkeypatch.setattr(Linear, "SMALLEST", 0)
 
 
 def build(kind: str, method: str, device: torch.device | str = "cpu") -> tuple[nn.Module, Tensor]:
@@ -143,7 +143,7 @@ def test_compiled_whole_and_equal():  # razor is in test_traced.py
 @every_model
 def test_frozen_and_tied_weights(kind, method):
     net, x = build(kind, method)
-    layers = [m for m in net.modules() if isinstance(m, RazorLinear)]
+    layers = [m for m in net.modules() if isinstance(m, Linear)]
     same = [m for m in layers if m.weight.shape == layers[0].weight.shape]
     same[0].weight = same[1].weight
     layers[-1].requires_grad_(False)

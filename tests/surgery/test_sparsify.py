@@ -12,7 +12,7 @@ from razorctl import Recipe, recipe_of, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.libraries import LIBRARIES, swaps
-from razorctl.layers.linear import RazorLinear
+from razorctl.layers.linear import Linear
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 
@@ -44,7 +44,7 @@ def test_swaps_in_place_and_back(method):
     classifier = () if METHODS[method].skip_last_linear else ("4",)
     assert sparsify(net, Recipe(method)) == ("0", "2", "3", *classifier)
     assert isinstance(net[2], nn.Linear)
-    assert type(net[2]) is RazorLinear
+    assert isinstance(net[2], Linear)
     assert list(net.state_dict()) == keys
     assert all(p is before[name] for name, p in net.named_parameters())
     net(batch()).sum().backward()
@@ -219,13 +219,12 @@ class TestJointBudget:
         assert not any({"blocks", "block"} & set(vars(layer)) for layer in net)
 
 
-def test_every_swap_is_a_razor_layer_of_its_stock_class():
+def test_every_swap_is_a_razor_layer():
     for library in LIBRARIES:
         importlib.import_module(f"razorctl.layers.{library}")
     assert len(swaps()) > 20
-    for stock_type, razor in swaps().items():
+    for razor in swaps().values():
         assert issubclass(razor, RazorLayer)
-        assert issubclass(razor, stock_type)
         assert razor.kind
         assert razor.__doc__
 
