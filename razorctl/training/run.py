@@ -1,10 +1,10 @@
-"""finetune: one training loop for every registered model and data set."""
+"""A fine-tuning run: one training loop for all models and data sets."""
 
 import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,28 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from razorctl import data, devices, models, processes, units
-from razorctl.data.own.stream import count
-from razorctl.defaults import ByRows
+from razorctl import devices, models, processes
 from razorctl.errors import DivergedError, RazorError, UsageError
-from razorctl.job import BY_ROWS, Job
-from razorctl.optimizer import cast_weights, check_library
+from razorctl.job import Job
+from razorctl.optimizer import check_library
 from razorctl.recipe import Recipe
-from razorctl.step import precision
-from razorctl.surgery.byte_budget import LEAST, uncompressed
-from razorctl.surgery.of_job import OfJob
-from razorctl.surgery.sparsify import restore
-from razorctl.training import atomic, export, parallel, run_files, rundir, space, state, summary
-from razorctl.training.checkpoints import Checkpoint, Checkpoints
+from razorctl.training import atomic, export, parallel, run_files, rundir, state, summary
+from razorctl.training.checkpoints import Checkpoint
 from razorctl.training.compiled import refuse_uncompilable
-from razorctl.training.evaluation import TOP
-from razorctl.training.feed import Feed, sequenced
 from razorctl.training.learner import Learner
-from razorctl.training.loading import PRIME
 from razorctl.training.metrics import Metrics, Step
-from razorctl.training.precompiled import precompile
-from razorctl.training.record import Record
-from razorctl.training.recovery import Recovery
+from razorctl.training.preparation import PreparedRun
 from razorctl.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +34,7 @@ log = logging.getLogger(__name__)
 Settle = Callable[["Run", models.Progress], object]
 
 
-class Run(Record, Iterator[Step]):
+class Run(PreparedRun, Iterator[Step]):
     """A fine-tuning run: the constructor prepares it, iteration trains, `result` sums it up.
 
     A run whose directory has a checkpoint goes on from there.
@@ -58,17 +47,17 @@ class Run(Record, Iterator[Step]):
         recipe: Recipe,
         out: Path,
         device: torch.device,
-        plan: Mapping[str, Any] | None = None,
-        progress: Callable[[str], None] = lambda _: None,
-        lock: "BaseFileLock | None" = None,
-        command: str = "",
-        settle: Settle = lambda *_: None,
+        command: str,
+        *,
+        plan: Mapping[str, Any] | None,
+        progress: Callable[[str], None],
+        lock: "BaseFileLock | None",
+        settle: Settle,
     ) -> None:
-        """lock: held for the run directory, until the run is finished. command: what resumes it.
+        """Prepares the run; other arguments are those of `finetune`.
 
-        settle: as of `finetune`.
+        command: resumes the run. lock: of the run directory, in the first process.
         """
-        self.recipe, self.out, self.device = recipe, out, device
         self.lock, self.command = lock, command
         self.held = None if lock is None else rundir.identity(out)
         self.predicted = None if plan is None else plan["chosen"]["predicted"]
@@ -76,11 +65,11 @@ class Run(Record, Iterator[Step]):
             devices.hold_to(plan["budget_bytes"] - plan["context_bytes"], device)
         self.stop: Callable[[], BaseException | None] = lambda: None
         with processes.together():
-            splits = self._prepare(job, progress)
+            super().__init__(job, recipe, out, device, progress)
             settle(self, progress)
         self._unsharded = parallel.unsharded(self.model, self.job)
-        found = self.checkpoints.newest
-        if len({known and known.step for known in processes.every(found)}) > 1:
+        newest = self.checkpoints.newest
+        if len({each and each.step for each in processes.every(newest)}) > 1:
             raise UsageError(f"not all machines see {out}; name a directory that they share.")
 
         self.learner = Learner(self.model, self.job, self.logits, device)
@@ -91,90 +80,36 @@ class Run(Record, Iterator[Step]):
         self.best_figures: Mapping[str, float] = {}
         self.checksums: dict[str, dict[str, int]] = {}
         self.peak_bytes: int | None = None
-        if found is not None:
-            self._go_on(self.learner.load(found.path))
+        if newest is not None:
+            self._go_on(self.learner.load(newest.path))
         self._steps, self._between = self._train(), False
         with processes.together():
             self.metrics = None
             if processes.first():
-                place = devices.name(device), torch.get_num_threads()
                 with atomic.writing(out):
                     self.metrics = Metrics(out, self.history)
                     run_files.write_settings(
-                        out, self.job, recipe, *place, plan, run_files.split_document(splits)
+                        out,
+                        self.job,
+                        recipe,
+                        device=devices.name(device),
+                        threads=torch.get_num_threads(),
+                        plan=plan,
+                        split=self.split_document,
                     )
 
-    def _prepare(self, job: Job, progress: Callable[[str], None]) -> data.Splits:
-        """Loads the data and builds the model as the recipe says."""
-        progress(f"loading {job.dataset}")
-        family, source = data.pair(job)
-        splits = sequenced(source.load(progress), family, job, progress)
-        self.skipped, self.notes, self.classes = splits.skipped, splits.notes, splits.classes
-        if job.from_scratch:
-            self.notes = (*self.notes, models.FROM_SCRATCH.format(model=job.model))
-        # By their absolute paths, so that the run can be resumed from any directory.
-        job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
-        job = replace(job, precision=precision(job, self.device))
-        by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
-        rows = count(splits.train)
-        self.usual_epochs = None if rows is None else by_rows.epochs(rows)
-        self.job = job = job.resolved(family.defaults, rows)
-        assert job.metric is not None
-        self.metric = job.metric
-        if self.metric == "top5_accuracy" and len(self.classes) <= TOP:
-            raise UsageError(
-                f"{job.dataset} has {units.count(len(self.classes), 'class')}, too few for "
-                "top5_accuracy; choose another --metric."
-            )
-        self.checkpoints = Checkpoints(self.out)
-        relieved: list[dict[str, Any]] = []
-        if self.checkpoints.newest is not None:
-            self.checkpoints.newest.refuse_others(self.out, job, self.recipe)
-            relieved = self.checkpoints.newest.marker["relieved"]
-        self.recovery = Recovery(job, self.recipe, relieved)
-
-        progress(f"building {job.model}")
-        state.seed(job.seed)
-        build = family.bare if job.from_scratch else family.build
-        with nullcontext() if self.checkpoints.newest is None else models.told_before():
-            self.model = build(len(splits.classes), job.input_size)
-        cast_weights(self.model, job)
-        self.model.to(self.device)
-        self.logits = family.logits
-        self.feed = Feed(self.model, job, family, splits, self.device)
-        progress("tracing what a step keeps")
-        # The largest micro-batch, so that no step keeps more than is traced by it.
-        self._of_job = OfJob(family, job)
-        inputs = self._of_job.inputs(self.model, self.device)
-        self.full_saved_bytes = self._of_job.saved_bytes(self.model, inputs)
-        self._sparsify(self.recovery.recipe)
-        if processes.first():  # the others find in Triton's cache what it compiles
-            precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
-            space.check_space(self.out, self.model, job, self.checkpoints)
-        else:
-            state.seed(job.seed + processes.rank() * PRIME)  # other dropout than in the first
-        return splits
-
-    def _sparsify(self, recipe: Recipe) -> None:
-        restore(self.model)  # after a step out of memory it is sparsified already
-        inputs = self._of_job.inputs(self.model, self.device)
-        self.pruned = self._of_job.sparsify(self.model, recipe, inputs, self.full_saved_bytes)
-        parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes
-        self.saved_bytes = sum(parts.values())
-        self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""
-
-    def _go_on(self, known: Mapping[str, Any]) -> None:
-        """Takes what the state of a checkpoint says of the run before it."""
+    def _go_on(self, snapshot: Mapping[str, Any]) -> None:
+        """Restores the history of the run from the state of a checkpoint."""
         facts = self.feed.facts
-        if known["data"].get("digests") is None:  # in a checkpoint of an older razorctl
+        if snapshot["data"].get("digests") is None:  # in a checkpoint of an older razorctl
             facts = {name: value for name, value in facts.items() if name != "digests"}
-        if {name: known["data"].get(name) for name in facts} != facts:
+        if {name: snapshot["data"].get(name) for name in facts} != facts:
             raise UsageError(
                 f"{self.job.dataset} has changed since {self.out} was begun; undo that, or name "
                 "another directory with --out."
             )
-        self.history = [Step(**step) for step in known["history"]]
-        self.peak_bytes, self.feed.loading.begun = known["peak_bytes"], tuple(known["begun"])
+        self.history = [Step(**step) for step in snapshot["history"]]
+        self.peak_bytes, self.feed.loading.begun = snapshot["peak_bytes"], tuple(snapshot["begun"])
 
     def __next__(self) -> Step:
         try:
@@ -184,7 +119,7 @@ class Run(Record, Iterator[Step]):
             raise
 
     def _release(self) -> None:
-        """Lets others train in the directory; the garbage collector may take its time."""
+        """Unlocks the directory at once, since the garbage collector may take its time."""
         if self.lock is not None:
             self.lock.release()
 
@@ -221,17 +156,17 @@ class Run(Record, Iterator[Step]):
         export.finish(self, self._unsharded)
 
     def rescue(self) -> None:
-        """Saves the run if what goes over its steps has failed between two of them."""
+        """Saves the run if the code that iterates over its steps failed between two of them."""
         if self._between and self.job.processes == 1:
             self.save()
         self._release()
 
     def _stopped(self) -> BaseException | None:
-        """What `stop` returns in any process. Collective."""
+        """The exception that `stop` returns in any process, else None. Collective."""
         stop = self.stop()
         if not processes.most(stop is not None, self.device):
             return None
-        return next(found for found in processes.every(stop) if found is not None)
+        return next(each for each in processes.every(stop) if each is not None)
 
     def _step(self, step: int, batches: Iterator[Iterable[Any]]) -> Step:
         """Takes a step, and evaluates if that is due."""
@@ -257,27 +192,27 @@ class Run(Record, Iterator[Step]):
         try:
             figures = self.evaluate() if due else {}
         except Exception:
-            self.history.append(taken)  # the weights are those after it
+            self.history.append(taken)  # the weights have changed
             raise
         accuracy, test_loss = figures.get("accuracy"), figures.get("loss")
         return replace(taken, accuracy=accuracy, test_loss=test_loss, metrics=figures or None)
 
     def _take(self, step: int, micro_batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
-        """`Learner.step`, again and with less memory if it runs out of it."""
-        read = [] if self.job.classifies else list(micro_batches)
-        total = self.feed.total(read)
+        """Calls `Learner.step`, again and with less memory after it ran out of memory."""
+        batches = [] if self.job.classifies else list(micro_batches)  # for the next attempt, too
+        total = self.feed.total(batches)
 
         def rows() -> Iterator[Any]:
-            yield from list(read)
+            yield from list(batches)
             for batch in micro_batches:
-                read.append(batch)
+                batches.append(batch)
                 yield batch
 
         while True:
             try:
                 return self.learner.step(map(self.feed.trained, rows()), total)
             except torch.OutOfMemoryError:
-                if self.learner.torn or not self.recovery.relieve(step, self._sparsify):
+                if self.learner.torn or not self.recovery.relieve(step, self.sparsify):
                     raise
             self.learner.parts = self.recovery.relief.parts
             # Only now, since the error held what its frames held.
@@ -286,20 +221,19 @@ class Run(Record, Iterator[Step]):
                 torch.cuda.empty_cache()
 
     def _due(self, taken: Step) -> bool:
-        """Whether the step that was just taken is saved."""
+        """Whether a checkpoint is due after the step that was just taken."""
         every, score = self.job.save_every, taken.score(self.metric)
-        scores = [found for s in self.history if (found := s.score(self.metric)) is not None]
-        best = score is not None and score == max(scores)
+        scores = (step.score(self.metric) for step in self.history)
+        best = score is not None and score == max(each for each in scores if each is not None)
         if taken.step == self.job.steps or best or self.stopped_early:
             return True
         return score is not None if every is None else taken.step % every == 0
 
     def save(self, diverged: bool = False) -> bool:
-        """Saves the run as it is between two steps; call it after any step, if a checkpoint is due.
+        """Writes a checkpoint between two steps, and returns whether the run is saved. Collective.
 
         diverged: the next step cannot be taken, so the run may go on with a lower learning rate.
-        If the disk takes no checkpoint, that is a warning: returns whether the run is saved.
-        Collective.
+        If the checkpoint cannot be written, there is a warning.
         """
         done, newest = len(self.history), self.checkpoints.newest
         if newest is None or newest.step != done:
@@ -328,15 +262,15 @@ class Run(Record, Iterator[Step]):
         return saved
 
     def _try(self, save: Callable[[], None]) -> tuple[bool, list[Checkpoint]]:
-        """Whether `save` could write, and the checkpoints that are valid then."""
+        """Returns whether `save` could write, and the checkpoints that are valid afterwards."""
         self.check_own()
         newest = self.checkpoints.newest
         try:
             save()
         except OSError as error:
-            kept = f"step {newest.step:,} stays saved" if newest else "no step is saved yet"
+            saved = f"step {newest.step:,} stays saved" if newest else "no step is saved yet"
             step = f"{len(self.history):,}"
-            log.warning("step %s is not saved (%s); %s.", step, error.strerror, kept)
+            log.warning("step %s is not saved (%s); %s.", step, error.strerror, saved)
             return False, self.checkpoints.valid
         return True, self.checkpoints.valid
 
@@ -350,9 +284,9 @@ class Run(Record, Iterator[Step]):
 
     def _diverged(self, error: DivergedError, step: int, saved: bool) -> RazorError:
         assert self.job.learning_rate is not None
-        kept = f"step {step - 1:,} is {'' if saved else 'not '}saved"
+        before = f"step {step - 1:,} is {'' if saved else 'not '}saved"
         return RazorError(
-            f"{error} at step {step:,}, and {kept}; lower --lr, such as with "
+            f"{error} at step {step:,}, and {before}; lower --lr, such as with "
             f"`{self.command} --lr {self.job.learning_rate / 2:g}`."
         )
 
@@ -370,15 +304,20 @@ def finetune(
 ) -> Run:
     """Prepares and returns a run of `job` with `recipe`: iterate to train, then call `result`.
 
-    out: the run directory to make; it must not exist. None is a new one under runs/.
-    device: None is CUDA if available, else the CPU.
-    plan: the document of the plan that `job` and `recipe` come from. Its budget limits what CUDA
-        may allocate, and the result has its prediction.
-    progress: called with the name of each stage of the preparation.
-    resume: go on from the newest valid checkpoint in `out`; without one, start at the beginning.
-    settle: called with the run and `progress` when data and model are there, before the optimizer.
     Raises RazorError, and leaves no directory behind, if the run cannot be prepared. With `resume`
     that includes a finished run, and a checkpoint of other settings.
+
+    Args:
+        job: all that training needs.
+        recipe: None is the default one.
+        out: the run directory to make; it must not exist. None is a new one under runs/.
+        device: None is CUDA if available, else the CPU.
+        plan: the document of the plan that `job` and `recipe` come from. Its budget limits what
+            CUDA may allocate, and the result has its prediction.
+        progress: called with the name of each stage of the preparation.
+        resume: go on from the newest valid checkpoint in `out`; without one, start at the start.
+        settle: called with the run and `progress` when data and model are loaded, before the
+            optimizer is built.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     processes.check(job.processes)
@@ -395,4 +334,14 @@ def finetune(
             lock = claim.enter_context(rundir.claimed(out, resume)) if processes.first() else None
             if (out / rundir.RESULT).exists():
                 raise UsageError(f"{out} holds a finished run; its result is in {rundir.RESULT}.")
-        return Run(job, recipe, out, place, plan, progress, lock, command, settle)
+        return Run(
+            job,
+            recipe,
+            out,
+            place,
+            command,
+            plan=plan,
+            progress=progress,
+            lock=lock,
+            settle=settle,
+        )

@@ -30,6 +30,7 @@ def write_settings(
     out: Path,
     job: Job,
     recipe: Recipe,
+    *,
     device: str,
     threads: int,
     plan: Mapping[str, Any] | None,
@@ -37,8 +38,14 @@ def write_settings(
 ) -> None:
     """Writes a razorctl.toml with which the run can be repeated, and JSON documents beside it.
 
-    device: its name. threads: of an operation on the CPU. plan: that of its plan. split:
-    `split_document`.
+    Args:
+        out: the run directory.
+        job: the resolved job.
+        recipe: the recipe.
+        device: the name of the device.
+        threads: the number of torch's threads on the CPU.
+        plan: the document of the plan; None if there is none.
+        split: returned by `split_document`.
     """
     import tomli_w  # imported here: commands that write no run do not need it
 

@@ -125,7 +125,7 @@ class TestNotes:
         assert self.notes(finetune("--json")) == []
 
     def test_a_warmup_longer_than_the_steps_that_are_the_models(self, monkeypatch):
-        steps = trainer.Job("vit-micro", "digits", warmup_steps=2000).resolved({"steps": 300}, 99)
+        steps = Job("vit-micro", "digits", warmup_steps=2000).resolved({"steps": 300}, 99)
         monkeypatch.setattr(trainer, "finetune", lambda *_, **__: SimpleNamespace(job=steps))
         monkeypatch.setattr(
             "razorctl.cli.progress.train", lambda prepare, *_: prepare(print) and DONE
