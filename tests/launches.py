@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 from razorctl.job import Job
-from razorctl.ops.triton.gemm import scaled_gemm_kernel
+from razorctl.ops.triton.gemm_tiles import scaled_gemm_kernel
 from razorctl.ops.triton.recorded import Card, Launch, distinct
 from razorctl.ops.triton.variants import DTYPES, Variant
 from razorctl.planning import job_trace

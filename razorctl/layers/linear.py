@@ -15,15 +15,15 @@ from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
 from razorctl.layers.gradients import Int8, Int8Gradient
 from razorctl.layers.sharing import copy_of
-from razorctl.ops import kept
+from razorctl.ops import weight_copies
 from razorctl.ops.gemm import scaled_gemm
 from razorctl.ops.int8 import balance, int8_columns, int8_rows
 from razorctl.ops.int8_operand import int8_operand
-from razorctl.ops.kept import Columns
 from razorctl.ops.kernels import fused
 from razorctl.ops.linear_operands import linear_operands
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import quantize
+from razorctl.ops.weight_copies import Columns
 from razorctl.ops.weight_grad import linear_weight_grad
 from razorctl.rules.base import Rules
 from razorctl.rules.packed import Packed, PackedCodes
@@ -150,7 +150,7 @@ class LinearFunction(torch.autograd.Function):
         known = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
         rows = flat(dy) if known is None else dy
-        columns = kept.find(weight) if input_int8 else None
+        columns = weight_copies.find(weight) if input_int8 else None
         product = Gemms(rows, weight_int8, input_int8, known, matrix, columns)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
@@ -162,7 +162,7 @@ class LinearFunction(torch.autograd.Function):
                 db = product.total
             if ctx.needs_input_grad[0]:
                 dx = shaped(product.input_grad(), ctx.shape)
-                kept.keep(weight, product.columns)
+                weight_copies.keep(weight, product.columns)
         return dx, dw, db, None, None, None, None
 
 

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: each file says its ops once, as bodies made of PyTorch operations.
+"""Functions from tensors to tensors. Each file defines ops, with bodies of PyTorch operations.
 
-Kernels of an op lie in the files of the same name in `cpu` and `triton`.
+The kernels of an op are in the files of the same name in `cpu` and `triton`.
 """

@@ -1,4 +1,4 @@
-"""Activation functions that keep a few-bit copy of their input, and their gradient from it.
+"""Activation functions that keep a few-bit copy of their input, and their gradients from it.
 
 Forward: y = f(x), and a copy of x [rows, columns]. Backward: dx = f'(x) dy for the x of the copy.
 """
@@ -24,9 +24,13 @@ from razorctl.ops.quantize import affine, empty_copy, quantize, widened
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """f(x) of `x` [..., columns] in its dtype, and x as `quantize` packs it.
+    """f(x) of `x`, in its dtype, and the copy that `quantize` makes of x.
 
-    function: the name of f in FUNCTIONS.
+    Args:
+        x: [..., columns].
+        function: The name of f in FUNCTIONS.
+        bits: Bits of a code.
+        tile_rows: Rows of a tile.
     """
     rows = x.reshape(-1, x.shape[-1])
     return FUNCTIONS[function].forward(x), *quantize.body(rows, bits, tile_rows)
@@ -36,8 +40,8 @@ def activation_quantize(
 def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
     """f'(x) dy for the x of a copy, dy [rows, columns].
 
-    Computes and returns in the dtype of dy. x is often the widest activation of a transformer, so
-    it is unpacked part by part and never exists as a whole.
+    In the dtype of dy. x is often the widest activation of a transformer, so it is unpacked part by
+    part and never exists as a whole.
     """
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
     backward = FUNCTIONS[function].backward
@@ -52,7 +56,7 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 def activation_grad_int8(
     dy: Tensor, copy: FewBitCopy, function: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8.int8_rows` makes of what `activation_grad` returns."""
+    """`int8.int8_rows` of the result of `activation_grad`."""
     return int8_rows.body(activation_grad.body(dy, copy, function))
 
 

@@ -23,10 +23,13 @@ from razorctl.ops.op import FewBitCopy, op
 def batch_norm_grad(
     dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of images, weight and bias, for `dy` [batch, channels, ...].
+    """The gradients of images, in the dtype of dy, and of weight and bias, in that of rstd.
 
-    copy: of the pixels of x_hat, as `images.quantize_images` makes it. weight, rstd: [channels].
-    The last two gradients are of the dtype of rstd.
+    Args:
+        dy: [batch, channels, ...].
+        copy: The copy of x_hat by `images.quantize_images`.
+        weight: [channels], None for 1.
+        rstd: [channels].
     """
     dtype = torch.promote_types(dy.dtype, rstd.dtype)
     x_hat = dequantize_images.body(copy, dtype, None, list(dy.shape))

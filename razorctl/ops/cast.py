@@ -1,4 +1,4 @@
-"""A cast that a compiler leaves where it is: y = x in another dtype."""
+"""A cast that compilers do not move: y = x in another dtype."""
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from razorctl.ops.op import op
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of `x` in another `dtype`.
 
-    In a backward pass torch.compile would find the same cast of the forward pass, and keep that.
+    For a cast in the backward pass, torch.compile would reuse the same cast of the forward pass,
+    and keep its result for backward.
     """
     return x.to(dtype)

@@ -1,4 +1,4 @@
-"""Columns of an activation [n, d]: those that a layer keeps, x[:, index], and the norms of all."""
+"""Columns of an activation [n, d]: x[:, index], which a layer keeps, and norms of all columns."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Dropout that returns its mask, and draws what the stock one draws.
+"""Dropout that returns its mask, with the draws of stock dropout.
 
 Forward: y = mask x / (1 - p), of any shape. Backward: dx = mask dy / (1 - p).
 """

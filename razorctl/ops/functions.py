@@ -1,4 +1,4 @@
-"""The activation functions that ops know, by name: each f with its derivative f'."""
+"""The activation functions of ops, by name: each f with its derivative f'."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Function:
-    """forward: x -> f(x). backward: (dy, x) -> f'(x) dy.
+    """An activation function.
 
-    lowest: the x where f is least; f falls up to it and rises from it.
+    forward: x -> f(x). backward: (dy, x) -> f'(x) dy. lowest: the x where f is least; f falls up to
+    it and rises from it.
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -24,8 +25,8 @@ class Function:
 
     def reach(self, low: Tensor, high: Tensor) -> Tensor:
         """The largest |f(x)| for x from `low` to `high`."""
-        between = torch.full_like(low, self.lowest).clamp(low, high)
-        return torch.stack([self.forward(x).abs() for x in (low, between, high)]).amax(0)
+        lowest = torch.full_like(low, self.lowest).clamp(low, high)
+        return torch.stack([self.forward(x).abs() for x in (low, lowest, high)]).amax(0)
 
 
 FUNCTIONS = {
@@ -44,14 +45,14 @@ FUNCTIONS = {
     "hardswish": Function(F.hardswish, aten.hardswish_backward, -1.5),
     "relu": Function(F.relu, lambda dy, x: aten.threshold_backward(dy, x, 0), 0.0),
     "relu6": Function(F.relu6, lambda dy, x: aten.hardtanh_backward(dy, x, 0, 6), 0.0),
-    "leaky-relu": Function(  # it falls nowhere
+    "leaky-relu": Function(  # falls nowhere
         F.leaky_relu, lambda dy, x: aten.leaky_relu_backward(dy, x, 0.01, False), -LARGEST
     ),
 }
-# What the kernels in C call them, by `enum function` of cpu/common.h; None is x itself.
+# Their numbers in C, in the order of `enum function` of cpu/common.h; None is x itself.
 NUMBERS = {name: number for number, name in enumerate((None, *FUNCTIONS))}
 
 
 def applied(function: str | None, x: Tensor) -> Tensor:
-    """f(x) for the name of an f, None for x itself."""
+    """f(x) for the name of f; x itself for None."""
     return x if function is None else FUNCTIONS[function].forward(x)

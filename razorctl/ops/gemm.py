@@ -3,9 +3,9 @@
 out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k], b [n, k], a_scale [m, 1],
 b_scale [n], left [m], right [n].
 
-The dimension that it contracts cannot have scales, so each operand has one for each slice along its
-other dimension. In dX = dy W these are the rows of dy and the columns of W. `int8_operand` makes
-the operand that stands for x in dW = dy^T x.
+The contracted dimension cannot have scales, so each operand has a scale for each slice along its
+other dimension: in dX = dy W for each row of dy and each column of W. `int8_operand` makes the
+operand for x in dW = dy^T x.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from razorctl.ops.int8 import LEVELS
 from razorctl.ops.op import Fused, op
 
 PART = 2**24  # elements of the int32 product that exist at a time; smaller parts cost launches
-# Single precision holds the sum of so many products of codes exactly.
+# The most terms whose sum of products of codes is exact in single precision.
 EXACT_TERMS = 2**24 // (LEVELS + 1) ** 2
 
 
@@ -41,18 +41,26 @@ def scaled_gemm(
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> Tensor:
-    """a_scale (a b^T) b_scale + left right^T in `dtype` [m, n], for int8 a [m, k] and b [n, k].
+    """a_scale (a b^T) b_scale + left right^T, [m, n].
 
-    a_scale: [m, 1], None for 1. b_scale: [n]. left, right: [m] and [n], both None for nothing. The
-    int8 product is exact: `torch._int_mm` computes it on devices with int8 GEMMs, a C kernel on
-    CPUs that have AVX2 alone, and single precision on others, in parts of k that are short enough
-    for exact sums.
+    The int8 product is exact. `torch._int_mm` computes it on devices with int8 GEMMs, a C kernel on
+    CPUs that have AVX2 without VNNI, and GEMMs in single precision on others, in parts of k that
+    are short enough for exact sums.
+
+    Args:
+        a: int8 [m, k].
+        b: int8 [n, k].
+        a_scale: [m, 1], None for 1.
+        b_scale: [n].
+        dtype: The dtype of the result.
+        left: [m], None for 0.
+        right: [n], None if left is None.
     """
     gemm = cublas_gemm if has_int8_gemm(a.device) else exact_gemm
     return in_parts(gemm, a, b, a_scale, b_scale, dtype, left, right)
 
 
-def on_cpu(
+def scaled_gemm_on_cpu(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor | None,
@@ -82,7 +90,7 @@ def in_parts(
     left: Tensor | None,
     right: Tensor | None,
 ) -> Tensor:
-    """`scaled_gemm` by `gemm`; makes the int32 product in parts of rows if `dtype` is narrower."""
+    """`scaled_gemm` by `gemm`, whose int32 product is made in parts if `dtype` is narrower."""
     out = a.new_empty(len(a), len(b), dtype=dtype)
     if not (a.numel() and b.numel()):
         out.zero_()
@@ -100,7 +108,7 @@ def in_parts(
 
 
 def part_rows(columns: int) -> int:
-    """Rows of an int32 product of so many columns that exist at a time; cuBLASLt takes over 16."""
+    """Rows of an int32 product that exist at a time; cuBLASLt takes more than 16."""
     return max(17, PART // columns)
 
 
@@ -115,9 +123,9 @@ def _scaled(product: Tensor, a_scale: Tensor | None, b_scale: Tensor) -> Tensor:
 
 
 def has_int8_gemm(device: torch.device) -> bool:
-    """Whether an accelerator has `torch._int_mm` and tensor cores for it, as from Turing on.
+    """Whether an accelerator has `torch._int_mm` with tensor cores, as from Turing on.
 
-    The meta device stands for a GPU that has them. GPUs without them take some tens of MiB more.
+    The meta device stands for a GPU that has them; GPUs without them take some tens of MiB more.
     """
     if device.type == "cuda":
         return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
@@ -127,8 +135,8 @@ def has_int8_gemm(device: torch.device) -> bool:
 def cublas_gemm(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] times the transpose of b [n, k], int8, as int32 [m, n] by `torch._int_mm` on CUDA.
 
-    cuBLASLt takes more than 16 rows, and multiples of 8 for the other sizes. Every card takes the
-    layout in which both operands are contiguous along k.
+    cuBLASLt takes more than 16 rows, and multiples of 8 for the other sizes. Every card supports
+    operands that are contiguous along k.
     """
     (m, k), n = a.shape, len(b)
     if k % 8 or m < 17:

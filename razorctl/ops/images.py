@@ -2,8 +2,8 @@
 
 Forward: the copy of x, or of (x - mean) rstd. Backward: f(x) for the x of the copy, as images.
 
-The ops here make a copy of images with channels first, and images of a copy, without rows in
-memory. Their kernels are for CPUs; elsewhere rows are made first, for the ops of `quantize`.
+The ops here convert images with channels first to a copy and back, without rows in memory. They
+have kernels for CPUs; on other devices rows are made first, for the ops of `quantize`.
 """
 
 import torch
@@ -21,27 +21,27 @@ def pixels(x: Tensor) -> Tensor:
 
 
 def unrolled(rows: Tensor, shape: torch.Size, like: Tensor | None = None) -> Tensor:
-    """The inverse of `pixels`, for an x of `shape`; in the memory format of `like`, if given."""
+    """The inverse of `pixels`, for an x of `shape`; in the memory format of `like`, if any."""
     x = rows.view(shape[0], *shape[2:], rows.shape[1]).movedim(-1, 1)
     return x if like is None else x.contiguous(memory_format=memory_format(like))
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """Whether the channels of a batch of images lie last; both may be true of the same memory."""
+    """The memory format of a batch of images; contiguous if both formats fit."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
 def as_they_lie(device: torch.device, shape: torch.Size, form: torch.memory_format) -> bool:
-    """Whether the ops here are to take images of `shape`; rows of these would be a copy."""
+    """Whether to use the ops here for images of `shape`, of which rows would be a copy."""
     first = form is torch.contiguous_format and shape[2:].numel() > 1
     return first and kernels.on_cpu(device)
 
 
-def normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
+def normalized_images(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
     """(x - mean) * rstd in the dtype of `x`, or x itself without rstd.
 
-    mean, rstd: of each channel, of all images or of each of them, [1 or batch, channels].
+    mean, rstd: [1 or batch, channels].
     """
     if mean is None or rstd is None:
         return x
@@ -61,17 +61,21 @@ def quantize_images(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `quantize` makes of `pixels` of `x` [batch, channels, ...], or of `normalized` x."""
-    return quantize.body(pixels(normalized(x, mean, rstd)), bits, tile_rows)
+    """`quantize` of the `pixels` of `x` [batch, channels, ...], or of `normalized_images`."""
+    return quantize.body(pixels(normalized_images(x, mean, rstd)), bits, tile_rows)
 
 
 @op(empty=lambda copy, dtype, function, shape: copy.packed.new_empty(shape, dtype=dtype))
 def dequantize_images(
     copy: FewBitCopy, dtype: torch.dtype, function: str | None, shape: list[int]
 ) -> Tensor:
-    """f of the images of `shape` whose `pixels` `dequantize` would return, with channels first.
+    """f(x) for the images x of a copy of their pixels, with channels first.
 
-    function: the name of f in `functions.FUNCTIONS`, None for none.
+    Args:
+        copy: The copy.
+        dtype: The dtype of x and f(x).
+        function: The name of f in `functions.FUNCTIONS`, None for x itself.
+        shape: The shape of x.
     """
     size = torch.Size(shape)
     rows = size[0] * size[2:].numel()

@@ -1,4 +1,4 @@
-"""int8 copies of matrices x [rows, columns], which `gemm` multiplies.
+"""int8 copies of matrices x [rows, columns], the operands of `gemm`.
 
 scale = max |x| / 127 of each row, or of each column; code = round(x / scale). `balance`: with s the
 largest scale of a row, each row's codes times sqrt(scale / s), and scales sqrt(scale s).
@@ -20,7 +20,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _scale(x: Tensor, dim: int) -> Tensor:
-    """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for one with a NaN."""
+    """The scale of each slice of `x` along `dim`, whose size becomes 1; NaN for slices with NaN."""
     dtype = _wide(x)
     limit = torch.finfo(dtype).max
     largest = torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
@@ -33,9 +33,9 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 def transposed(codes: Tensor) -> Tensor:
-    """Codes [rows, columns] as [columns, rows], in the layout that the device's GEMMs want.
+    """Codes [rows, columns] as [columns, rows], in the layout of the device's GEMMs.
 
-    GPUs want both operands contiguous along the dimension that a GEMM contracts.
+    On GPUs both operands are contiguous along the contracted dimension.
     """
     return codes.t() if kernels.on_cpu(codes.device) else codes.t().contiguous()
 
@@ -48,7 +48,7 @@ def empty_transposed(x: Tensor) -> Tensor:
 
 
 def empty_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8_rows` returns, without values."""
+    """The results of `int8_rows`, without values."""
     scale = x.new_empty(x.shape[0], 1, dtype=_wide(x))
     return x.new_empty(x.shape, dtype=torch.int8), scale, scale.new_empty(x.shape[1])
 
@@ -58,7 +58,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each row, and the sum of the rows.
 
     x is about scale * code, rounded to nearest; the largest magnitude of a row is exact. The scale
-    of a row with a NaN is NaN, so that no product hides it. Returns codes in -127 to 127, scales
+    of a row with a NaN is NaN, so that products have it too. Returns codes in -127 to 127, scales
     [rows, 1] and the sum of x over its rows [columns], both in single precision at least.
     """
     codes = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
@@ -78,14 +78,14 @@ def adjoined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def empty_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8_heads` returns, without values."""
+    """The results of `int8_heads`, without values."""
     batch, heads, tokens, columns = q.shape
     return empty_rows(q.new_empty(batch * tokens, 3 * heads * columns))
 
 
 @op(empty=empty_heads, fused=Fused(launches=2, reduces=True))
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `int8_rows` makes of q, k, v [batch, heads, tokens, columns], all heads side by side.
+    """`int8_rows` of q, k, v [batch, heads, tokens, columns], with all heads side by side.
 
     A row has the heads of q, of k, and of v for one token.
     """
@@ -99,7 +99,7 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """The int8 copy of `x` [rows, columns] with a scale for each column, transposed.
 
-    Returns codes [columns, rows], laid out as `transposed` says, and scales [columns].
+    Returns codes [columns, rows], in the layout of `transposed`, and scales [columns].
     """
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     if x.numel() == 0:
@@ -112,13 +112,13 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The square roots of the scales [rows, 1] over the largest of them, in [0, 1], and that one.
+    """The square roots of the scales [rows, 1] over the largest scale, and the largest scale.
 
-    NaN counts as 0: the sums of rows bring it to the gradients of the outputs that it is in.
+    NaN counts as 0: it reaches the gradients of its outputs by the sums of rows.
     """
-    known = scale.nan_to_num(0)
-    most = known.max()
-    return (known * inverse(most)).sqrt_(), most
+    numbers = scale.nan_to_num(0)
+    most = numbers.max()
+    return (numbers * inverse(most)).sqrt_(), most
 
 
 @op(
@@ -126,13 +126,17 @@ def _shares(scale: Tensor) -> tuple[Tensor, Tensor]:
     fused=Fused(launches=3),
 )
 def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes half of the spread of the rows' scales back into the codes of `int8_rows`.
+    """Moves half of the spread of the rows' scales into the codes of `int8_rows`.
 
-    codes: int8 [rows, columns]. scale: [rows, 1]. A GEMM that contracts rows must fold their scales
-    into its other operand, where a row of a small scale would round to nothing. Returns int8 codes
-    [columns, rows], laid out as `transposed` says, and scales [rows, 1], whose ratio to the largest
-    is the square root of what it was; their products are as before, to half a scale. Rows whose
-    scale is NaN have codes and a scale of 0.
+    A GEMM that contracts rows must fold their scales into its other operand, where a row with a
+    small scale would round to 0. Returns int8 codes [columns, rows], in the layout of `transposed`,
+    and scales [rows, 1]. The ratio of a scale to the largest is the square root of what it was; the
+    products of codes and scales are the same to half a scale. Rows whose scale is NaN get codes and
+    a scale of 0.
+
+    Args:
+        codes: int8 [rows, columns].
+        scale: [rows, 1].
     """
     balanced = torch.empty_like(codes)
     if not codes.numel():

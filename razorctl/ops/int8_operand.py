@@ -1,10 +1,10 @@
-"""The int8 operand that stands for the activation in a weight gradient, from a few-bit copy.
+"""The int8 operand of a weight gradient for the activation, made from a few-bit copy.
 
-The input gradient wants dy in int8 with a scale for each row: dy = r q, with scales r and codes q.
-dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x), once `int8.balance`
-has left half of the spread of r in q. A column of r x is at most max(r) times the largest magnitude
-that the column's codes can stand for. So its int8 scale is known before the codes are unpacked, and
-one pass over them is enough.
+The input gradient takes dy in int8 with a scale for each row: dy = r q, with scales r and codes q.
+dW = dy^T x contracts the rows, so r must be multiplied into x: dW = q^T (r x), after `int8.balance`
+has moved half of the spread of r into q. A column of r x is at most max(r) times the largest
+magnitude that the column's codes can have. So its int8 scale is known before the codes are
+unpacked, and one pass over them is enough.
 """
 
 import torch
@@ -19,7 +19,7 @@ from razorctl.ops.quantize import affine, widened
 
 
 def column_scales(copy: FewBitCopy, function: str | None) -> tuple[Tensor, Tensor]:
-    """The middle of the range that the codes of each column reach, and half its width, [columns].
+    """The middle of the range of values of each column's codes, and half its width, [columns].
 
     With a function the middle is 0, and half the width is the largest magnitude.
     """
@@ -44,12 +44,16 @@ def column_scales(copy: FewBitCopy, function: str | None) -> tuple[Tensor, Tenso
 def int8_operand(
     copy: FewBitCopy, row_scale: Tensor, function: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 codes of row_scale * (x - center), transposed [columns, rows], and their scales.
+    """int8 codes of row_scale * (f(x) - center) for the x of a copy, transposed, and their scales.
 
-    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None.
-    row_scale: [rows, 1]. Returns codes in -127 to 127, laid out as `int8.transposed` says, their
-    scale [columns] and the center [columns]: row_scale * x is scale * code + row_scale * center, to
-    within half a scale.
+    Returns codes [columns, rows] in -127 to 127, in the layout of `int8.transposed`, their scale
+    [columns] and the center [columns]: row_scale * f(x) is scale * code + row_scale * center to
+    half a scale.
+
+    Args:
+        copy: The copy of x.
+        row_scale: [rows, 1].
+        function: The name of f in `functions.FUNCTIONS`, None for x itself.
     """
     rows, columns = len(row_scale), copy.scale.shape[1]
     codes = copy.packed.new_empty(rows, columns, dtype=torch.int8)

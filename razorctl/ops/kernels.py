@@ -1,8 +1,8 @@
-"""Which kernels the ops run: fused ones where a device has them, else their PyTorch bodies.
+"""The choice of kernels for ops: fused ones where a device has them, else PyTorch bodies.
 
 RAZORCTL_KERNELS=torch turns fused kernels off. A kernel that fails is not tried again in the
-process: its op runs the PyTorch body from then on, after one warning. No error is passed over that
-leaves the card unusable, or for which memory is too short: bodies could not run either.
+process: its op runs the PyTorch body from then on, after one warning. Errors that leave the card
+unusable and lack of memory are raised, since bodies would fail too.
 """
 
 import logging
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 SETTING = "RAZORCTL_KERNELS"
 CHOICES = ("auto", "torch")
 
-_ran: set[tuple[str, str]] = set()  # (op, kind of device), as below
-_failed: dict[tuple[str, str], str] = {}
+_ran: set[tuple[str, str]] = set()  # (op, kind of device)
+_failed: dict[tuple[str, str], str] = {}  # (op, kind of device) -> why
 _off: dict[str, str] = {}  # kind of device -> why no kernel is tried there
-_failed_ways: dict[tuple[str, str], str] = {}  # ("op by way", kind of device), as below
+_failed_ways: dict[tuple[str, str], str] = {}  # ("op by way", kind of device) -> why
 
 
-def _read() -> bool:
+def _setting() -> bool:
     setting = os.environ.get(SETTING, "auto") or "auto"
     if setting not in CHOICES:
         log.warning("%s=%s is unknown, so it counts as auto; set auto or torch.", SETTING, setting)
     return setting != "torch"
 
 
-_wanted = _read()  # once: a compiled program takes it as a constant
+_wanted = _setting()  # once: a compiled program takes it as a constant
 
 
 def wanted() -> bool:
@@ -50,7 +50,7 @@ _assumed: bool | None = None
 
 @contextmanager
 def assumed(dot: bool) -> Iterator[None]:
-    """Inside the block, CPU tensors stand for those of a card on which fused kernels run.
+    """Inside the block, CPU tensors stand for tensors on a card where fused kernels run.
 
     dot: whether Triton's products run on the card's tensor cores, as from compute capability 8.0
     on.
@@ -69,37 +69,37 @@ def assumed_dot() -> bool | None:
 
 
 def fused(device: torch.device) -> bool:
-    """Whether one op that does the work of several is faster there, and so worth taking."""
+    """Whether one op that does the work of several is faster on a device."""
     return wanted() and (device.type == "cuda" or _assumed is not None)
 
 
 def on_cpu(device: torch.device) -> bool:
-    """Whether tensors are on a CPU, and stand for no others."""
+    """Whether tensors are on a CPU and do not stand for those of a card."""
     return device.type == "cpu" and _assumed is None
 
 
 def failures() -> dict[tuple[str, str], str]:
-    """(Op, device) -> why its kernel is not tried again in this process.
+    """(Op, kind of device) -> why its kernel is not tried again in this process.
 
-    Of an op that has several ways to the same result, those that failed are named as "op by way".
+    A failed way of an op that has several ways to the same result is named "op by way".
     """
     return _failed | _failed_ways
 
 
 def replaced() -> dict[tuple[str, str], str]:
-    """`failures`, but only of ops that run as PyTorch operations for it."""
+    """The `failures` for which ops run as PyTorch operations."""
     return dict(_failed)
 
 
 def outcomes(device: torch.device) -> dict[str, str | None]:
-    """Op whose kernel was called in this process -> why it failed, or None; and failed ways."""
+    """Op whose kernel ran in this process, or failed way -> why it failed, or None."""
     failed = failures()
     called = sorted(op for op, where in {*_ran, *failed} if where == device.type)
     return {op: failed.get((op, device.type)) for op in called}
 
 
 def note_failed_way(op: str, way: str, error: Exception) -> None:
-    """Names one of several ways to compute an op on CUDA, which is not chosen since it fails."""
+    """Notes a way to compute an op on CUDA that is not chosen since it fails."""
     why = f"{type(error).__name__}: {error}"
     if (key := (f"{op} by {way}", "cuda")) not in _failed_ways:
         log.warning("%s fails here, so another way is taken: %s", key[0], why.splitlines()[0])
@@ -107,11 +107,11 @@ def note_failed_way(op: str, way: str, error: Exception) -> None:
 
 
 def give_up(error: Exception, device: str = "cuda") -> bool:
-    """Whether an error of a kernel says that none runs here; then none is tried again.
+    """Whether an error of a kernel means that no kernel runs here; then none is tried again.
 
-    An error of files, such as a cache that cannot be written, says so, and one of imports. After
-    any other the least kernel there is is launched: what it fails for is no fault of the other one,
-    but that of a card or a driver that Triton does not know, or of Triton.
+    Errors of imports and of files, such as a cache that cannot be written, mean that. After any
+    other error the smallest kernel is launched. If that fails too, the cause is not the first
+    kernel, but Triton, or a card or a driver that it does not support.
     """
     if device != "cuda" or device in _off:
         return device in _off
@@ -132,7 +132,7 @@ def give_up(error: Exception, device: str = "cuda") -> bool:
 
 
 def _probe() -> Exception | None:
-    """The error of the least kernel on the current CUDA device; None if it runs."""
+    """The error of the smallest kernel on the current CUDA device; None if it runs."""
     try:
         if torch.cuda.is_available():
             import_module("razorctl.ops.triton.probe").run()
@@ -142,7 +142,7 @@ def _probe() -> Exception | None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory was too short, as torch, Triton's launcher and cuBLAS say it."""
+    """Whether an error of torch, Triton's launcher or cuBLAS is about lack of memory."""
     words = ("out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
@@ -150,8 +150,8 @@ def out_of_memory(error: Exception) -> bool:
 def fatal(error: Exception, x: Any) -> Exception | None:
     """The error after which the card of `x` can run nothing any more; None if it can.
 
-    torch says so itself in an error of its own; after any other, of Triton for instance, the card
-    is asked, unless a CUDA graph is being captured, which that would break.
+    torch raises an error of its own for that. After any other error, of Triton for instance, the
+    card is synchronized, unless a CUDA graph is being captured, which that would break.
     """
     if isinstance(error, torch.AcceleratorError):
         return error
@@ -159,22 +159,22 @@ def fatal(error: Exception, x: Any) -> Exception | None:
 
 
 def unusable(device: torch.device) -> Exception | None:
-    """The error by which a card says that it can run nothing any more; None if it can."""
+    """The error of synchronizing a card that can run nothing any more; None if it can."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    except torch.AcceleratorError as found:
-        return found
+    except torch.AcceleratorError as error:
+        return error
     return None
 
 
 def _capturing(x: Any) -> bool:
-    """Whether what is launched for `x` becomes part of a CUDA graph now."""
+    """Whether launches for `x` become part of a CUDA graph now."""
     return getattr(x, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
 
-def _told(op: str, error: Exception, x: Any) -> Exception | None:
-    """What a user is told in place of an error after which the body of `op` would fail too."""
+def _error_for_user(op: str, error: Exception, x: Any) -> Exception | None:
+    """The error to raise for the user if the body of `op` would fail too; None if it would not."""
     if out_of_memory(error):
         return torch.OutOfMemoryError(f"the kernel of {op}: {error}")
     dead = fatal(error, x)
@@ -192,7 +192,7 @@ def _line(error: Exception) -> str:
 
 
 def state(device: torch.device) -> str:
-    """What ops run as on a device, and why, in a phrase."""
+    """How ops run on a device, and why, in a phrase."""
     if not wanted():
         return f"PyTorch operations, as {SETTING}=torch says"
     if device.type == "cpu":
@@ -208,7 +208,7 @@ def state(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Registered:
-    """What an op runs as on a kind of device; see `register`."""
+    """The kernel and the body of an op on a kind of device; see `register`."""
 
     kernel: Callable[..., Any]
     takes: Callable[..., bool]
@@ -228,27 +228,32 @@ def register(
     takes: Callable[..., bool] = lambda *args: True,
     body: Callable[..., R] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes the kernel that it decorates what `op` runs on a kind of device.
+    """Registers the decorated kernel for `op` on a kind of device.
 
-    takes: whether the kernel takes these arguments; for others, and where kernels are not wanted
-    or the kernel has failed, the op runs `body`; None is the op's default body. The CUDA device of
-    the first argument is the current one while the kernel runs, since Triton launches on the
-    current device, wherever the tensors are.
+    The CUDA device of the first argument is the current one while the kernel runs, since Triton
+    launches on the current device, wherever the tensors are.
+
+    Args:
+        op: The op.
+        device: "cpu" or "cuda".
+        takes: Whether the kernel takes some arguments.
+        body: Runs for other arguments, where kernels are not wanted, and after the kernel has
+            failed; None for the op's body.
     """
-    instead: Callable[..., R] = op.body if body is None else body
+    fallback: Callable[..., R] = op.body if body is None else body
     key = op.name, device
 
     def registered(kernel: Callable[P, R]) -> Callable[P, R]:
         if device in _off:
             _failed[key] = _off[device]
-        REGISTERED[key] = Registered(kernel, takes, instead)
-        own: Callable[..., R] = kernel
-        launched = own
+        REGISTERED[key] = Registered(kernel, takes, fallback)
+        direct: Callable[..., R] = kernel
+        launched = direct
         if device == "cuda" and torch.cuda.device_count() > 1:
 
             def launched(*args: Any) -> R:
                 with torch.cuda.device_of(first_tensor(args)):  # type: ignore[no-untyped-call]
-                    return own(*args)
+                    return direct(*args)
 
         def run(*args: Any) -> R:
             if _wanted and key not in _failed and takes(*args):
@@ -260,7 +265,7 @@ def register(
                     raise
                 except Exception as error:
                     _note_failure(key, error, first_tensor(args))
-            return instead(*args)
+            return fallback(*args)
 
         op.register(device, run)
         return kernel
@@ -272,8 +277,8 @@ def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:
     """Notes that a kernel has failed on the device of x; raises if its op's body would fail too."""
     if _capturing(x):
         raise error  # a kernel that cannot be captured has not failed
-    if told := _told(key[0], error, x):
-        raise told from error
+    if raised := _error_for_user(key[0], error, x):
+        raise raised from error
     if give_up(error, key[1]):
         return
     _failed[key] = f"{type(error).__name__}: {error}"
@@ -285,10 +290,10 @@ def _note_failure(key: tuple[str, str], error: Exception, x: Tensor) -> None:
 
 
 def attach(module: str) -> None:
-    """Imports the kernels of an ops file, which lie in files of its name in ops.cpu and ops.triton.
+    """Imports the kernels of an ops file from the files of its name in ops.cpu and ops.triton.
 
-    Those in Triton only where it runs, on a machine with a card that CUDA sees. If one of them
-    cannot be imported, with a Triton that lacks what it needs for instance, no other one is.
+    Triton's are imported only on machines with Triton and a card that CUDA sees. If one file cannot
+    be imported, for instance since an older Triton lacks what it needs, no later one is.
     """
     package, name = module.rsplit(".", 1)
     if find_spec(f"{package}.cpu.{name}") is not None:

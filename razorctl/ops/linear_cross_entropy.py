@@ -5,8 +5,8 @@ gradients dx = g W, dW = g^T x, db = sum g, for g = factor (p - t).
 
 With p the softmax of the logits and t the target, smoothed or not, the gradient of a token's loss
 with respect to its logits is p - t. So the pass over parts of the tokens that computes the losses
-can compute the gradients of the layer's input and weight too, and nothing of the vocabulary's size
-is kept for a token. This is what Liger-Kernel's fused linear cross-entropy does.
+computes the gradients of the layer's input and weight too, and nothing of the vocabulary's size is
+kept for backward, as in Liger-Kernel's fused linear cross-entropy.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ LEAST = 128  # tokens of a part, whatever the vocabulary
 
 
 def part_tokens(classes: int) -> int:
-    """Tokens whose logits exist at a time."""
+    """The number of tokens whose logits exist at a time."""
     return max(LEAST, BYTES // (torch.float32.itemsize * max(1, classes)))
 
 
@@ -33,7 +33,7 @@ def _empty(
     bias: Tensor | None,
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `linear_cross_entropy` returns, without values."""
+    """The results of `linear_cross_entropy`, without values."""
     *_, input_grad, weight_grad, bias_grad = others
     dtype = torch.promote_types(x.dtype, torch.float32)
     of_bias = weight.shape[0] if bias_grad else 0
@@ -60,12 +60,20 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The cross-entropy of each row of x W^T + b, and the gradient of the sum of factor * loss.
 
-    x: [tokens, columns], in the dtype of the products. weight: [classes, columns] and bias:
-    [classes], cast to it. target: classes, int64 [tokens]; a row whose target is `ignore_index` has
-    loss 0 and no gradient. smoothing: as `label_smoothing` of `F.cross_entropy`. factor: [tokens],
-    None for ones. Returns the losses [tokens], in single precision at least, and the gradients of
-    x, of the weight and of the bias, each in the dtype of its tensor. A gradient that is not asked
-    for is empty, [0].
+    Returns the losses [tokens], in single precision at least, and the gradients of x, of the weight
+    and of the bias, each in the dtype of its tensor. A gradient that is not wanted is empty, [0].
+
+    Args:
+        x: [tokens, columns], in the dtype of the products.
+        weight: [classes, columns], cast to that dtype.
+        bias: [classes], cast to that dtype; None for 0.
+        target: Classes, int64 [tokens].
+        ignore_index: A row with this target has loss 0 and no gradient.
+        smoothing: As `label_smoothing` of `F.cross_entropy`.
+        factor: [tokens], None for 1.
+        input_grad: Whether the gradient of x is wanted.
+        weight_grad: Whether the gradient of the weight is wanted.
+        bias_grad: Whether the gradient of the bias is wanted.
     """
     dtype, classes = torch.promote_types(x.dtype, torch.float32), len(weight)
     w, b = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -85,13 +93,13 @@ def linear_cross_entropy(
         losses[rows] = torch.where(taken, loss, 0)
         if not (input_grad or weight_grad or bias_grad):
             continue
-        given = taken.to(dtype).unsqueeze(1)
+        factors = taken.to(dtype).unsqueeze(1)
         if factor is not None:
-            given = given * factor[rows].unsqueeze(1)
-        logs.exp_().scatter_add_(1, index, torch.full_like(given, smoothing - 1))
+            factors = factors * factor[rows].unsqueeze(1)
+        logs.exp_().scatter_add_(1, index, torch.full_like(factors, smoothing - 1))
         if smoothing:
             logs -= smoothing / classes
-        logs.mul_(given)  # the gradient of the logits
+        logs.mul_(factors)  # the gradient of the logits
         if bias_grad:
             db += logs.sum(0)
         grad = logs.to(x.dtype)

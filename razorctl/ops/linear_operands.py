@@ -1,9 +1,9 @@
-"""All that the int8 GEMMs of a linear layer's backward pass multiply with dy, in one operation.
+"""All operands of the int8 GEMMs of a linear layer's backward pass, in one op.
 
-For dW = dy^T x these are dy with half of the spread of its rows' scales, and x with the rest of it
-(`int8.balance`, `int8_operand`), for dX = dy W the weight (`int8.int8_columns`); dy [rows, out], x
-[rows, in], W [out, in]. Each is an op too.
-On a card they take two launches together, where they would take seven.
+For dW = dy^T x the operands are dy with half of the spread of its rows' scales (`int8.balance`),
+and x with the other half (`int8_operand`); for dX = dy W the weight (`int8.int8_columns`); dy
+[rows, out], x [rows, in], W [out, in]. On a card this op takes two launches, the three separate ops
+seven.
 """
 
 import torch
@@ -19,12 +19,12 @@ ALIGNED = 16  # terms of a product that int8 GEMMs read at once
 
 
 def terms(rows: int) -> int:
-    """How many terms an int8 GEMM takes that contracts so many rows."""
+    """The number of terms of an int8 GEMM that contracts `rows`."""
     return -(-rows // ALIGNED) * ALIGNED
 
 
 def _filled(codes: Tensor) -> Tensor:
-    """Codes [columns, rows] with zeros up to `terms`, laid out as before."""
+    """Codes [columns, rows] padded with zeros to `terms`, in the same layout."""
     more = -codes.shape[1] % ALIGNED
     return codes if not more else transposed(F.pad(codes.t(), (0, 0, 0, more)))
 
@@ -32,7 +32,7 @@ def _filled(codes: Tensor) -> Tensor:
 def _empty(
     dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `linear_operands` returns, without values."""
+    """The results of `linear_operands`, without values."""
     columns, rows = copy.scale.shape[1], terms(dy.shape[0])
     x = empty_transposed(dy.new_empty(rows, columns))
     balanced = empty_transposed(dy.new_empty(rows, dy.shape[1]))
@@ -46,7 +46,7 @@ def _empty(
 
 @op(
     empty=_empty,
-    # A weight is read once for the scales of its columns, once for its codes.
+    # A weight is read once for the scales of its columns and once for its codes.
     fused=lambda dy, row_scale, copy, function, weight: Fused(
         launches=2, again=0 if weight is None else weight.nbytes
     ),
@@ -54,13 +54,19 @@ def _empty(
 def linear_operands(
     dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The operands of both GEMMs, from int8 rows dy [rows, out] and their scales [rows, 1].
+    """The operands of both GEMMs.
 
-    copy, function: of x, as of `int8_operand`.
-    weight: [out, in], None if dX is not wanted. Returns dy [out, terms] as `balance` does; x
-    [in, terms], its scale and center [in] as `int8_operand` does; and the weight [in, out] with its
-    scale [in] as `int8_columns` does, both empty, [0], without a weight. After the rows of dy there
-    are zeros, after those of x anything, so that a GEMM can read `terms` of both.
+    Returns dy [out, terms] as `balance` does; x [in, terms], its scale and center [in] as
+    `int8_operand` does; and the weight [in, out] with its scale [in] as `int8_columns` does, both
+    empty, [0], without a weight. Codes of dy are padded with zeros, codes of x with any values, so
+    that a GEMM can read `terms` of both.
+
+    Args:
+        dy: int8 rows [rows, out].
+        row_scale: Scales of dy [rows, 1].
+        copy: The copy of x.
+        function: As of `int8_operand`.
+        weight: [out, in], None if dX is not wanted.
     """
     balanced, shared = balance.body(dy, row_scale)
     x, x_scale, center = int8_operand.body(copy, shared, function)

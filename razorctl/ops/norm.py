@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
-    """The mean, None if it is not subtracted, and 1 / std of each row of `x`, [rows, 1].
+    """The mean of each row of `x`, None unless `centers`, and 1 / std, [rows, 1].
 
     In single precision at least.
     """
@@ -32,7 +32,7 @@ def statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Ten
     return None, torch.rsqrt(square + eps)
 
 
-def given(mean: Tensor | None) -> Tensor | None:
+def mean_or_none(mean: Tensor | None) -> Tensor | None:
     """The mean that `residual_add` returned, None if that is empty."""
     return None if mean is None or not mean.numel() else mean
 
@@ -51,7 +51,7 @@ def normalized(
     x = x.to(torch.promote_types(x.dtype, dtype))
     rows, shape = x.reshape(-1, x.shape[-1]), x.shape[-1:]
     if rstd is not None:
-        mean = given(mean)
+        mean = mean_or_none(mean)
         y = rows * rstd if mean is None else (rows - mean).mul_(rstd)
         y = y if weight is None else y.mul_(weight)
         y = (y if bias is None else y.add_(bias)).view(x.shape)
@@ -61,13 +61,13 @@ def normalized(
     else:
         y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
         mean, rstd = mean.view(-1, 1), rstd.view(-1, 1)
-        if x.dtype.itemsize < 4:  # they are then of 16 bits on some devices
+        if x.dtype.itemsize < 4:  # on some devices the statistics then have 16 bits
             mean, rstd = statistics(rows, eps, centers)
     return y.to(dtype), rows, mean, rstd
 
 
 def _empty_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What `residual_add` returns, without values."""
+    """The results of `residual_add`, without values."""
     y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
     rows, dtype = x.shape[:-1].numel(), torch.promote_types(y.dtype, torch.float32)
     rstd = y.new_empty(rows, 1, dtype=dtype)
@@ -76,10 +76,16 @@ def _empty_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor,
 
 @op(empty=_empty_sum, fused=Fused(reduces=True))
 def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """x + f of the shape [..., columns], and what a norm of it needs.
+    """The sum of two tensors, and the statistics for a norm of it.
 
     Returns y = x + f in the dtype that torch adds in, and the mean and 1 / std of the rows of y,
-    [rows, 1], in single precision at least. If not `centers`, the mean is empty, [0].
+    [rows, 1], in single precision at least.
+
+    Args:
+        x: [..., columns].
+        f: [..., columns].
+        eps: Added to the variance.
+        centers: Whether the norm subtracts the mean; if not, the mean is empty, [0].
     """
     y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, f.dtype))
     torch.add(x, f, out=y)
@@ -99,18 +105,18 @@ def _empty_norm(
     mean: Tensor | None,
     rstd: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """What `norm_quantize` returns, without values."""
+    """The results of `norm_quantize`, without values."""
     rows, columns = x.shape[:-1].numel(), x.shape[-1]
-    found = x.new_empty((rows, 1), dtype=torch.promote_types(x.dtype, torch.float32))
+    own_rstd = x.new_empty((rows, 1), dtype=torch.promote_types(x.dtype, torch.float32))
     return (
         x.new_empty(x.shape, dtype=dtype),
-        found if rstd is None else found.new_empty(0),
+        own_rstd if rstd is None else own_rstd.new_empty(0),
         *empty_copy(x, rows, columns, bits, tile_rows),
     )
 
 
 def _fused_norm(x: Tensor, *others: Any) -> Fused:
-    """A card's kernels of `norm_quantize` read x once more for statistics, unless it has them."""
+    """A card's kernels of `norm_quantize` read x twice if they have to compute the statistics."""
     reads = 2 if others[-1] is None else 1
     return Fused(launches=reads, again=(reads - 1) * x.nbytes, reduces=True)
 
@@ -128,17 +134,27 @@ def norm_quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """LayerNorm of `x` [..., columns], RMSNorm if not `centers`, with a copy of x_hat.
+    """LayerNorm or RMSNorm over the last axis, with a few-bit copy of x_hat.
 
-    weight, bias: [columns]. Returns y in `dtype`, of the shape of x, 1 / std [rows, 1] in single
-    precision at least, and x_hat as `quantize` packs it: packed codes, zero points and scales.
+    Returns y, of the shape of x, 1 / std [rows, 1] in single precision at least, and the copy of
+    `quantize`: packed codes, zero points and scales. With `rstd`, eps and centers have no effect,
+    and the 1 / std that is returned is empty, [0].
 
-    mean, rstd: the statistics of x as `residual_add` returned them, if these are known; then eps
-    and centers do not count, and the 1 / std that is returned is empty, [0].
+    Args:
+        x: [..., columns].
+        weight: [columns], None for 1.
+        bias: [columns], None for 0.
+        eps: Added to the variance.
+        centers: True for LayerNorm, False for RMSNorm.
+        bits: Bits of a code.
+        tile_rows: Rows of a tile.
+        dtype: The dtype of y.
+        mean: The mean of x from `residual_add`, if there is one.
+        rstd: The 1 / std of x from `residual_add`; None to compute both.
     """
-    y, rows, mean, found = normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
-    copy = quantize.body(rows, bits, tile_rows, mean, found)
-    return y, found if rstd is None else found.new_empty(0), *copy
+    y, rows, mean, used_rstd = normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
+    copy = quantize.body(rows, bits, tile_rows, mean, used_rstd)
+    return y, used_rstd if rstd is None else used_rstd.new_empty(0), *copy
 
 
 def gradients(
@@ -149,10 +165,18 @@ def gradients(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, weight and bias from that of y, all in the dtype of `rstd`.
+    """The gradients of x, weight and bias, all in the dtype of `rstd`.
 
     With g = dy weight: dx = rstd (g - mean(g) - x_hat mean(g x_hat)) + residual, without mean(g) if
-    not `centers`; dweight = sum dy x_hat; dbias = sum dy. residual: [rows, columns], None for 0.
+    not `centers`; dweight = sum dy x_hat; dbias = sum dy.
+
+    Args:
+        dy: [rows, columns], the gradient of y.
+        x_hat: [rows, columns].
+        weight: [columns], None for 1.
+        rstd: [rows, 1].
+        centers: True for LayerNorm, False for RMSNorm.
+        residual: [rows, columns], None for 0.
     """
     dtype = rstd.dtype
     dy, x_hat = dy.to(dtype), x_hat.to(dtype)
@@ -177,7 +201,7 @@ def _plus(dx: Tensor, residual: Tensor | None) -> Tensor:
 def _empty_grads(
     dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `norm_grad` returns, without values."""
+    """The results of `norm_grad`, without values."""
     sums = rstd.new_empty(dy.shape[1])
     return rstd.new_empty(dy.shape), sums, torch.empty_like(sums)
 
@@ -191,13 +215,13 @@ def norm_grad(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gradients` with the x_hat of a copy; copy, rstd: as `norm_quantize` returns them."""
+    """`gradients` with the x_hat of a copy; copy and rstd are those of `norm_quantize`."""
     x_hat = dequantize.body(copy, len(dy), rstd.dtype)
     return gradients(dy, x_hat, weight, rstd, centers, residual)
 
 
 def _empty_grads_int8(dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    """What `norm_grad_int8` returns, without values."""
+    """The results of `norm_grad_int8`, without values."""
     dx, dweight, dbias = _empty_grads(dy, *others)
     return dx, dweight, dbias, *empty_rows(dx)
 
@@ -211,7 +235,7 @@ def norm_grad_int8(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `norm_grad` returns, and what `int8.int8_rows` makes of its dx."""
+    """The results of `norm_grad`, followed by `int8.int8_rows` of its dx."""
     dx, dweight, dbias = norm_grad.body(dy, copy, weight, rstd, centers, residual)
     return dx, dweight, dbias, *int8_rows.body(dx)
 

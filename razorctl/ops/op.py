@@ -1,13 +1,13 @@
-"""What an op of razorctl is: a Python function that torch knows by a schema, and its kernels.
+"""Ops of razorctl: Python functions that are registered with torch under a schema, and kernels.
 
-All of an op is read from the signature of its body. A `FewBitCopy` among the arguments is several
-arguments in the schema, since schemas have no structures; the body, the kernels and the op itself
-take it as one.
+The schema of an op is read from the signature of its body. A `FewBitCopy` among the arguments is
+several arguments in the schema, since schemas have no structures; the body, the kernels and the op
+itself take it as one argument.
 
-A call goes to the kernel without PyTorch's dispatcher where that would add nothing: it takes the
-host ten microseconds a call of an op of `torch.library.custom_op`, as long as all else that the
-call takes. It is needed where anything but the kernel wants to know of a call: compilers, autograd,
-modes such as those that trace memory, subclasses of tensors, and profilers.
+A call skips PyTorch's dispatcher where the dispatcher would add nothing but time: for an op of
+`torch.library.custom_op` it takes the host ten microseconds, as long as the rest of the call. The
+dispatcher is needed by everything that observes calls: compilers, autograd, modes such as those
+that trace memory, tensor subclasses, and profilers.
 """
 
 import inspect
@@ -29,9 +29,15 @@ R = TypeVar("R")
 class FewBitCopy(NamedTuple):
     """A few-bit copy of an activation [rows, columns], as `ops.quantize.quantize` makes it.
 
-    It stands for scale * (code - zero_point / 8) + bias. packed: the codes, of `bits` bits, as
-    `ops.packing.pack` packs them, uint8. zero_point, scale: of each column in each tile of
-    `tile_rows` rows, [tiles, columns], int16 and any floating dtype. bias: [columns], None for 0.
+    Its values are scale * (code - zero_point / 8) + bias.
+
+    Args:
+        packed: uint8 codes, packed by `ops.packing.pack`.
+        zero_point: int16 [tiles, columns], for each column of each tile.
+        scale: [tiles, columns], of any floating dtype.
+        bits: Bits of a code.
+        tile_rows: Rows of a tile.
+        bias: [columns], None for 0.
     """
 
     packed: Tensor
@@ -42,7 +48,7 @@ class FewBitCopy(NamedTuple):
     bias: Tensor | None = None
 
 
-# Types of arguments that nothing but a kernel takes part in.
+# Types of arguments that only kernels handle, and no subclass or mode.
 PLAIN = frozenset(
     (
         *(Tensor, nn.Parameter, FewBitCopy, int, float, bool, str, list),
@@ -53,14 +59,16 @@ PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class Fused:
-    """What an op takes on a card where fused kernels run it; planning counts it so.
+    """The cost of an op on a card where fused kernels run it, for planning.
 
-    launches: kernels. The first moves each operand and result once, and the others hardly anything.
-    operations: of an int8 product of the first two arguments. rows: so many of that product are
-    made at a time where it is not Triton that multiplies; then each part is written as int32 by one
-    kernel and read by another. again: bytes moved beyond operands and results. reduces: whether
-    what the first kernel writes waits for sums, largest values or the ends of tiles of what it
-    reads.
+    Args:
+        launches: Kernels. The first moves each operand and result once, the others hardly anything.
+        operations: Operations of an int8 product of the first two arguments.
+        rows: Rows of that product that are made at a time where Triton does not multiply. Then one
+            kernel writes each part as int32, and another reads it.
+        again: Bytes moved beyond operands and results.
+        reduces: Whether the output of the first kernel depends on sums, largest values or ends of
+            tiles of its input.
     """
 
     launches: int = 1
@@ -73,9 +81,12 @@ class Fused:
 class Op(Generic[P, R]):
     """An op; made by `op`.
 
-    body: it, made of PyTorch operations. fused: as `op` takes it. kernels: kind of device -> what
-    runs there. place: of the `FewBitCopy` among the arguments, which is always given by position;
-    None if there is none.
+    Attributes:
+        body: The op in PyTorch operations.
+        fused: See `op`.
+        kernels: Kind of device -> function that runs there.
+        place: Index of the `FewBitCopy` among the arguments, which is always passed by position;
+            None if there is none.
     """
 
     def __init__(
@@ -105,7 +116,7 @@ class Op(Generic[P, R]):
         if not torch.compiler.is_compiling() and not kwargs and alone(every):
             kernel = self.kernels.get(_device(first_tensor(args)))
             if kernel is not None:
-                with _AutoDispatchBelowAutograd():  # so that no result is a view, as after dispatch
+                with _AutoDispatchBelowAutograd():  # no result is a view, as after dispatch
                     return kernel(*args)
         result: R = self.overload(*self.flat(args), **kwargs)
         return result
@@ -127,30 +138,30 @@ class Op(Generic[P, R]):
         return args + self._defaults[len(args) :]
 
     def on_card(self, flat: tuple[Any, ...]) -> Fused | None:
-        """What it takes there for arguments as in its schema; None if no fused kernel runs it."""
+        """The cost for arguments as in the schema; None if no fused kernel runs the op."""
         return self.fused(*self.grouped(flat)) if callable(self.fused) else self.fused
 
     def register(self, device: str, kernel: Callable[..., R]) -> None:
-        """Makes `kernel`, which takes the arguments of the body, what runs on a kind of device."""
+        """Registers a kernel, with the arguments of the body, for a kind of device."""
         self.kernels[device] = kernel
         self.definition.register_kernel(device)(self._of_flat(kernel))
 
     def _of_flat(self, function: Callable[..., R]) -> Callable[..., R]:
-        """A function of the body's arguments as one of those that the schema has."""
+        """Converts a function of the body's arguments to one of the schema's arguments."""
         if self.place is None:
             return function
         place, end = self.place, self.place + len(FewBitCopy._fields)
 
-        def run(*flat: Any) -> R:  # the function has the defaults of what is missing
+        def run(*flat: Any) -> R:  # `function` has the defaults of missing arguments
             return function(*flat[:place], FewBitCopy._make(flat[place:end]), *flat[end:])
 
         signature = inspect.signature(self.body)
-        found = list(signature.parameters.values())
-        found[place : place + 1] = [
-            inspect.Parameter(name, found[place].kind, annotation=kind)
+        parameters = list(signature.parameters.values())
+        parameters[place : place + 1] = [
+            inspect.Parameter(name, parameters[place].kind, annotation=kind)
             for name, kind in FewBitCopy.__annotations__.items()
         ]
-        vars(run)["__signature__"] = signature.replace(parameters=found)
+        vars(run)["__signature__"] = signature.replace(parameters=parameters)
         return run
 
 
@@ -163,17 +174,19 @@ def op(
     fused: Fused | Callable[..., Fused] | None = None,
     mutates: Iterable[str] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Makes a body of PyTorch operations, whose first argument has tensors, an op of its name.
+    """Makes an op of a body of PyTorch operations, whose first argument is or has a tensor.
 
-    empty: returns the results without values, for the same arguments. fused: what the op takes
-    where fused kernels run it on a card, or a function of the arguments that says so; None if there
-    are none. mutates: the arguments that it changes in place.
+    Args:
+        empty: Returns the results without values, for the same arguments.
+        fused: The cost of fused kernels on a card, or a function of the arguments that returns it;
+            None if there are none.
+        mutates: Names of the arguments that the op changes in place.
     """
     return lambda body: Op(body, empty, fused, mutates)
 
 
 def alone(args: tuple[Any, ...]) -> bool:
-    """Whether nothing but a kernel would take part in a call with these arguments now."""
+    """Whether a call with these arguments needs no dispatcher now: nothing observes it."""
     return not (
         torch.is_grad_enabled()
         or _len_torch_dispatch_stack()
@@ -185,10 +198,10 @@ def alone(args: tuple[Any, ...]) -> bool:
 def first_tensor(args: tuple[Any, ...]) -> Tensor:
     """The tensor on whose device an op with these arguments runs."""
     first = args[0]
-    found: Tensor = first.packed if type(first) is FewBitCopy else first
-    return found
+    tensor: Tensor = first.packed if type(first) is FewBitCopy else first
+    return tensor
 
 
 def _device(x: Tensor) -> str:
-    """The kind of device of x; this is faster than `x.device.type`."""
+    """The kind of device of x, faster than `x.device.type`."""
     return "cuda" if x.is_cuda else "cpu" if x.is_cpu else x.device.type

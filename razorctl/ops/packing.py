@@ -1,8 +1,8 @@
 """Codes of 2 to 8 bits, packed into bytes.
 
-Each row is packed by itself, or the whole tensor if the length of a row is no multiple of 64 codes.
-The codes in one byte come from equal stretches of the row, such as its two halves, so every
-operation runs over long stretches, eight bytes at once.
+Each row is packed by itself, or the whole tensor if the length of a row is not a multiple of 64
+codes. The codes in one byte come from equal parts of the row, such as its two halves, so every
+operation runs over long ranges, eight bytes at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.ops.chunks import Part, in_cache, parts
+from razorctl.ops.chunks import RowPart, in_cache, parts
 from razorctl.ops.op import FewBitCopy
 
 BITS = (8, 6, 5, 4, 3, 2)
@@ -22,7 +22,7 @@ GROUP = WORD**2  # codes that a line is padded to a multiple of
 
 
 def _lines(rows: int, columns: int) -> tuple[int, int]:
-    """How many lines are packed, each by itself, and the codes of one: the rows, or all in one."""
+    """The number of lines that are packed separately, the rows or one line, and codes per line."""
     return (rows, columns) if columns % GROUP == 0 else (1, rows * columns)
 
 
@@ -75,37 +75,41 @@ def unpack(packed: Tensor, bits: int, rows: int, columns: int) -> Tensor:
     return codes.view(torch.uint8)[:, :width].reshape(rows, columns)
 
 
-def packed_of(x: Tensor, bits: int, tile_rows: int, codes: Callable[[Part], Tensor]) -> Tensor:
-    """`pack` of codes of `x` [rows, columns], made part by part.
+def packed_of(x: Tensor, bits: int, tile_rows: int, codes: Callable[[RowPart], Tensor]) -> Tensor:
+    """`pack` of codes of `x`, made part by part.
 
-    codes: one of `chunks.parts` -> the codes of its rows, uint8.
+    Args:
+        x: [rows, columns].
+        bits: Bits of a code.
+        tile_rows: Rows of a tile.
+        codes: One of `chunks.parts` -> the codes of its rows, uint8.
     """
-    found = parts(len(x), x.shape[1], tile_rows, x.device)
+    pieces = parts(len(x), x.shape[1], tile_rows, x.device)
     if x.shape[1] % GROUP or not in_cache(x):
         whole = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        for part in found:
+        for part in pieces:
             whole[part.rows] = codes(part)
         return pack(whole, bits)
     lines = x.new_empty(len(x), x.shape[1] * bits // WORD, dtype=torch.uint8)
-    for part in found:
+    for part in pieces:
         out = lines[part.rows]
         out.copy_(pack(codes(part), bits).view(out.shape))
     return lines.view(-1)
 
 
-def unpacked(copy: FewBitCopy, rows: int) -> Iterator[tuple[Part, Tensor]]:
-    """The codes of a copy of so many rows, part by part: each of `chunks.parts`, and its codes."""
+def unpacked(copy: FewBitCopy, rows: int) -> Iterator[tuple[RowPart, Tensor]]:
+    """Each of the `chunks.parts` of a copy, with its codes."""
     packed, bits, columns = copy.packed, copy.bits, copy.scale.shape[1]
-    found = parts(rows, columns, copy.tile_rows, packed.device)
+    pieces = parts(rows, columns, copy.tile_rows, packed.device)
     if columns % GROUP or not in_cache(packed):
         codes = unpack(packed, bits, rows, columns)
-        for part in found:
+        for part in pieces:
             yield part, codes[part.rows]
         return
     lines = packed.view(rows, columns * bits // WORD)
-    for part in found:
-        own = lines[part.rows]
-        yield part, unpack(own.reshape(-1), bits, len(own), columns)
+    for part in pieces:
+        some = lines[part.rows]
+        yield part, unpack(some.reshape(-1), bits, len(some), columns)
 
 
 def _in_each_byte(mask: int) -> int:

@@ -1,12 +1,12 @@
-"""Cross-entropy of the enlarged logits of images, which never exist for a whole batch.
+"""Cross-entropy of upsampled logits of images, which never exist for a whole batch.
 
-Logits z = enlarged x, loss = logsumexp(z) - sum t z of each pixel [batch, height, width]; and the
-gradient dx [batch, classes, h, w], what enlarging sends back of factor (p - t).
+Logits z = upsampled x, loss = logsumexp(z) - sum t z of each pixel [batch, height, width]; and the
+gradient dx [batch, classes, h, w], the upsampling's backward pass of factor (p - t).
 
-Segmentation models compute logits of a low resolution and enlarge them to that of the labels. With
+Segmentation models compute logits of a low resolution and upsample them to that of the labels. With
 p the softmax of a pixel's logits and t its target, smoothed or not, the gradient of its loss with
-respect to them is p - t. So the pass over parts of the images that computes the losses can compute
-the gradient of the low resolution too.
+respect to them is p - t. So the pass over parts of the images that computes the losses computes the
+gradient of the logits of low resolution too.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from torch import Tensor
 from razorctl.ops import kernels
 from razorctl.ops.op import op
 
-BYTES = 2**28  # of the enlarged logits of a part in single precision, if an image is not larger
+BYTES = 2**28  # of the upsampled logits of a part in single precision, if an image is not larger
 
 upsample = torch.ops.aten.upsample_bilinear2d.default
 upsample_backward = torch.ops.aten.upsample_bilinear2d_backward.default
 
 
 def part_images(classes: int, size: Sequence[int]) -> int:
-    """Images whose enlarged logits exist at a time."""
+    """The number of images whose upsampled logits exist at a time."""
     height, width = size
     return max(1, BYTES // (torch.float32.itemsize * max(1, classes * height * width)))
 
@@ -46,14 +46,21 @@ def pixel_cross_entropy(
     factor: Tensor | None,
     gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of each pixel of bilinearly enlarged logits, and a gradient of them.
+    """The cross-entropy of each pixel of bilinearly upsampled logits, and their gradient.
 
-    x: logits [batch, classes, h, w]. target: classes, int64 [batch, height, width], of the size
-    that x is enlarged to; a pixel whose target is `ignore_index` has loss 0 and no gradient.
-    align_corners, scale_h, scale_w: as aten::upsample_bilinear2d takes them. smoothing: as
-    `label_smoothing` of `F.cross_entropy`. factor: [batch, height, width], None for ones. Returns
-    the losses [batch, height, width], in single precision at least, and the gradient of the sum of
-    factor * loss with respect to x, in its dtype; empty, [0], if `gradient` is false.
+    Returns the losses [batch, height, width], in single precision at least, and the gradient of the
+    sum of factor * loss with respect to x, in its dtype.
+
+    Args:
+        x: Logits [batch, classes, h, w].
+        target: Classes, int64 [batch, height, width], of the size that x is upsampled to.
+        align_corners: As of aten::upsample_bilinear2d.
+        scale_h: As of aten::upsample_bilinear2d.
+        scale_w: As of aten::upsample_bilinear2d.
+        ignore_index: A pixel with this target has loss 0 and no gradient.
+        smoothing: As `label_smoothing` of `F.cross_entropy`.
+        factor: [batch, height, width], None for 1.
+        gradient: Whether the gradient is wanted; if not, it is empty, [0].
     """
     dtype, classes = torch.promote_types(x.dtype, torch.float32), x.shape[1]
     size, scales = target.shape[1:], (scale_h, scale_w)
@@ -74,14 +81,14 @@ def pixel_cross_entropy(
         del loss
         if not gradient:
             continue
-        given = taken.to(dtype)
+        factors = taken.to(dtype)
         if factor is not None:
-            given = given * factor[part]
-        logits.mul_(total.reciprocal_().mul_(given).unsqueeze(1))
-        given = given.unsqueeze(1)
-        logits.scatter_add_(1, index, given * (smoothing - 1))
+            factors = factors * factor[part]
+        logits.mul_(total.reciprocal_().mul_(factors).unsqueeze(1))
+        factors = factors.unsqueeze(1)
+        logits.scatter_add_(1, index, factors * (smoothing - 1))
         if smoothing:
-            logits -= given * (smoothing / classes)
+            logits -= factors * (smoothing / classes)
         dx[part] = upsample_backward(logits, size, x[part].shape, align_corners, *scales)
         del logits  # before the next are made
     return losses, dx

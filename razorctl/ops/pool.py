@@ -1,7 +1,7 @@
-"""Maxima of windows of images, with the place of each in its window in a few bits.
+"""Maxima of windows of images, with the place of each maximum in its window in a few bits.
 
-Forward: y = max of each window of x [batch, channels, height, width]. Backward: dx is the sum of dy
-of the windows whose maximum an element was.
+Forward: y = max of each window of x [batch, channels, height, width]. Backward: dx of an element is
+the sum of dy over the windows of which it was the maximum.
 """
 
 import math
@@ -18,20 +18,20 @@ aten = torch.ops.aten
 
 
 def bits_for(geometry: list[int]) -> int:
-    """The bits that a place takes in windows of a `geometry`, as `max_pool` takes it."""
+    """The bits of a place in windows of a `geometry`; see `max_pool`."""
     return min(bits for bits in BITS if 2**bits >= math.prod(geometry[:2]))
 
 
 def outputs(shape: torch.Size, geometry: list[int], ceil_mode: bool) -> torch.Size:
     """The shape of the maxima of images of `shape`."""
-    found = []
+    sizes = []
     for size, kernel, stride, padding, dilation in zip(shape[2:], *_pairs(geometry), strict=True):
         room = size + 2 * padding - dilation * (kernel - 1) - 1
         count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
         # The last window starts inside the image or the padding before it.
         last = ceil_mode and (count - 1) * stride >= size + padding
-        found.append(count - 1 if last else count)
-    return torch.Size((*shape[:2], *found))
+        sizes.append(count - 1 if last else count)
+    return torch.Size((*shape[:2], *sizes))
 
 
 def _starts(index: Tensor, geometry: list[int]) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def _starts(index: Tensor, geometry: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _places(index: Tensor, shape: torch.Size, geometry: list[int]) -> Tensor:
-    """Places in windows, row by row, uint8 [planes, outputs]; index: of pixels of the input."""
+    """Places in windows, row by row, uint8 [planes, outputs], of pixels `index` of the input."""
     row, column = _starts(index, geometry)
     row = (index // shape[3] - row) // geometry[6]
     column = (index % shape[3] - column) // geometry[7]
@@ -61,7 +61,7 @@ def _indices(places: Tensor, shape: list[int], geometry: list[int]) -> Tensor:
 
 
 def _empty(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
-    """What `max_pool` returns, without values."""
+    """The results of `max_pool`, without values."""
     shape = outputs(x.shape, geometry, ceil_mode)
     y = x.new_empty(shape).contiguous(memory_format=memory_format(x))
     size = packed_bytes(shape[0] * shape[1], shape[2] * shape[3], bits_for(geometry))
@@ -70,11 +70,15 @@ def _empty(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Ten
 
 @op(empty=_empty)
 def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, Tensor]:
-    """The stock maxima of windows of `x` [batch, channels, height, width], and their places.
+    """The maxima of windows as torch computes them, and the packed codes of their places.
 
-    geometry: height and width of the kernel, stride, padding and dilation. A place is the number of
-    a pixel in its window, row by row; those of [batch * channels, outputs] are packed, in
-    `bits_for` bits each.
+    A place is the number of a pixel in its window, row by row, in `bits_for` bits. Codes
+    [batch * channels, outputs] are packed.
+
+    Args:
+        x: [batch, channels, height, width].
+        geometry: Height and width of the kernel, of stride, padding and dilation.
+        ceil_mode: As of `nn.MaxPool2d`.
     """
     y, index = aten.max_pool2d_with_indices(x, *_pairs(geometry), ceil_mode)
     return y, pack(_places(index, x.shape, geometry), bits_for(geometry))
@@ -88,14 +92,19 @@ def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, T
 def max_pool_grad(
     dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool
 ) -> Tensor:
-    """The gradient of the images of `shape` whose maxima `max_pool` found, in the format of `dy`.
+    """The gradient of the input of `max_pool`, in the memory format of `dy`.
 
-    packed: the places. The other arguments are those of `max_pool`.
+    Args:
+        dy: The gradient of the maxima.
+        packed: The places that `max_pool` returned.
+        shape: The shape of the input.
+        geometry: As of `max_pool`.
+        ceil_mode: As of `max_pool`.
     """
     planes = shape[0] * shape[1]
     places = unpack(packed, bits_for(geometry), planes, dy.shape[2] * dy.shape[3]).view(dy.shape)
     form = memory_format(dy)
-    x = dy.new_empty(shape).contiguous(memory_format=form)  # its shape alone is asked for
+    x = dy.new_empty(shape).contiguous(memory_format=form)  # only its shape is used
     index = _indices(places, shape, geometry).contiguous(memory_format=form)
     dx: Tensor = aten.max_pool2d_with_indices_backward(
         dy.contiguous(memory_format=form), x, *_pairs(geometry), ceil_mode, index

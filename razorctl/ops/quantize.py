@@ -1,9 +1,9 @@
-"""Few-bit copies: codes of 2 to 8 bits with a zero point and a scale for each tile.
+"""Few-bit copies: codes of 2 to 8 bits, with a zero point and a scale for each tile.
 
 Forward, of x [rows, columns]: scale = (max - min) / (2^bits - 1) and zero_point = round(-8 min /
 scale) of each tile, code = round(x / scale + zero_point / 8). Backward: x = scale * (code -
-zero_point / 8) + bias. A tile is one column of some rows that follow each other. The codes cover
-their tile from its least to its greatest value; 2-bit codes cover less (CLIP). Group-wise
+zero_point / 8) + bias. A tile is one column of some consecutive rows. Codes cover the range from
+the least to the greatest value of their tile; 2-bit codes cover less (CLIP). Group-wise
 quantization for the backward pass is from ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021).
 Tiles are columns here, because columns of activations differ more than rows do.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from razorctl.ops import kernels
-from razorctl.ops.chunks import Part, parts
+from razorctl.ops.chunks import RowPart, parts
 from razorctl.ops.op import FewBitCopy, Fused, op
 from razorctl.ops.packing import packed_bytes, packed_of, unpacked
 from razorctl.ops.random import uniform
@@ -28,23 +28,23 @@ FURTHEST = 32000 / PARTS  # codes: the largest distance of an int16 zero point f
 CLIP = {2: 2.0}
 
 
-def tiles(rows: int, tile_rows: int) -> int:
-    """How many tiles a column of so many rows has."""
+def tile_count(rows: int, tile_rows: int) -> int:
+    """The number of tiles in a column."""
     return -(-rows // tile_rows)
 
 
-def in_tiles(x: Tensor, part: Part) -> Tensor:
+def in_tiles(x: Tensor, part: RowPart) -> Tensor:
     """Values of the rows of a part [rows, columns] as [tiles, rows of a tile, columns]."""
     return x.view(part.tiles.stop - part.tiles.start, -1, x.shape[1])
 
 
 def _of_each_tile(reduce: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int) -> Tensor:
-    """`reduce` of each tile, [tiles, columns]; it is given [tiles, rows, columns]."""
+    """`reduce`, from [tiles, rows, columns] to [tiles, columns], of each tile of x."""
     whole = len(x) // tile_rows * tile_rows
-    found = [reduce(x[:whole].view(-1, tile_rows, x.shape[1]))] if whole else []
+    results = [reduce(x[:whole].view(-1, tile_rows, x.shape[1]))] if whole else []
     if whole < len(x):
-        found.append(reduce(x[whole:].unsqueeze(0)))
-    return torch.cat(found) if len(found) > 1 else found[0]
+        results.append(reduce(x[whole:].unsqueeze(0)))
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def _scales_of(x: Tensor, bits: int, tile_rows: int, clip: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +82,7 @@ def _deviation(x: Tensor, mean: Tensor, tile_rows: int) -> Tensor:
 
 
 def _normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
-    """(x - mean) * rstd, for None of either x - 0 or x * 1."""
+    """(x - mean) * rstd, without what is None; x itself without rstd."""
     if rstd is None:
         return x
     return (x if mean is None else x - mean) * rstd
@@ -91,9 +91,9 @@ def _normalized(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Tensor:
 def empty_copy(
     x: Tensor, rows: int, columns: int, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `quantize` returns for [rows, columns], without values, on the device of `x`."""
+    """The results of `quantize` for [rows, columns], without values, on the device of `x`."""
     packed = x.new_empty(packed_bytes(rows, columns, bits), dtype=torch.uint8)
-    zero_point = x.new_empty(tiles(rows, tile_rows), columns, dtype=torch.int16)
+    zero_point = x.new_empty(tile_count(rows, tile_rows), columns, dtype=torch.int16)
     return packed, zero_point, torch.empty_like(zero_point, dtype=torch.bfloat16)
 
 
@@ -110,19 +110,25 @@ def quantize(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A few-bit copy of `x` [rows, columns], or of (x - mean) * rstd.
+    """A few-bit copy of `x`, or of (x - mean) * rstd.
 
-    A tile is a column of `tile_rows` rows; the last one may be shorter. mean, rstd: [rows, 1]; no
-    mean counts as 0, and without rstd x itself is copied. Rounds to the nearest code. With a `seed`
-    (0-dim, int64) it rounds to one of the two nearest codes at random, without bias; element i
-    takes number `offset` + i of `random.uniform`. Returns the packed codes, uint8, and for each
-    tile, [tiles, columns], the zero point, which is the code of the value 0 in eighths, int16, and
-    the scale, bfloat16. If all values of a tile are equal, their relative error is at most 2 **
-    -15, and 0 for the value 0. Magnitudes above LARGEST of the largest value of the dtype become
-    that.
+    Returns the packed codes, uint8, and for each tile, [tiles, columns], the zero point, which is
+    the code of the value 0 in eighths, int16, and the scale, bfloat16. If all values of a tile are
+    equal, their relative error is at most 2 ** -15, and 0 for the value 0. Magnitudes above LARGEST
+    of the largest value of the dtype become that.
+
+    Args:
+        x: [rows, columns].
+        bits: Bits of a code.
+        tile_rows: Rows of a tile; the last tile may be shorter.
+        mean: [rows, 1], None for 0.
+        rstd: [rows, 1]; if it is None, x itself is copied.
+        seed: 0-dim, int64. With a seed x is rounded to one of the two nearest codes at random,
+            without bias; without one to the nearest code.
+        offset: Element i takes number `offset` + i of `random.uniform`.
     """
     if x.numel() == 0:
-        shape = tiles(len(x), tile_rows), x.shape[1]
+        shape = tile_count(len(x), tile_rows), x.shape[1]
         zero_point = x.new_zeros(shape, dtype=torch.int16)
         return x.new_empty(0, dtype=torch.uint8), zero_point, zero_point.to(torch.bfloat16)
     x, clip = _normalized(x, mean, rstd), bits in CLIP and seed is None
@@ -132,7 +138,7 @@ def quantize(
     # torch converts to int8 in half the time; all codes but those of 8 bits fit.
     dtype = torch.uint8 if bits == 8 else torch.int8
 
-    def codes(part: Part) -> Tensor:
+    def codes(part: RowPart) -> Tensor:
         tile = part.tiles
         values = in_tiles(x[part.rows].to(inverse.dtype), part)
         values = torch.addcmul(shift[tile].unsqueeze(1), values, inverse[tile].unsqueeze(1))
@@ -159,7 +165,7 @@ def affine(copy: FewBitCopy) -> tuple[Tensor, Tensor]:
     fused=Fused(),
 )
 def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
-    """The activation [rows, columns] that a copy stands for, in `dtype`."""
+    """The values [rows, columns] of a copy, in `dtype`."""
     offset, scale = affine(copy)
     values = torch.empty(rows, scale.shape[1], dtype=dtype, device=scale.device)
     for part, codes in unpacked(copy, rows):
@@ -167,8 +173,8 @@ def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
     return values
 
 
-def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: Part) -> Tensor:
-    """offset + scale * code, for the codes of the rows of a part."""
+def widened(codes: Tensor, offset: Tensor, scale: Tensor, part: RowPart) -> Tensor:
+    """offset + scale * code for the codes of a part."""
     o, s = offset[part.tiles].unsqueeze(1), scale[part.tiles].unsqueeze(1)
     return torch.addcmul(o, in_tiles(codes.to(s.dtype), part), s).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""Random numbers by a seed and a position alone, so that every implementation draws the same."""
+"""Random numbers from a seed and a position, so that every implementation draws the same."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def uniform(seed: Tensor, offset: int, count: int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A bijection of int32 in which every input bit flips every output bit half of the time."""
+    """A bijection of int32 in which each input bit flips each output bit half of the time."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * _FIRST
     x = (x ^ ((x >> 13) & 0x7FFFF)) * _SECOND
     return x ^ ((x >> 16) & 0xFFFF)

@@ -1,9 +1,8 @@
-"""Draws with given inclusion probabilities, and the projection that makes probabilities of weights.
+"""Draws by inclusion probabilities, and the projection of weights to such probabilities.
 
-project: p = clip(c w, p_min, 1) [size] with the c for which sum p = total. draw: the d [count]
-whose stretch of the running sum of p holds one of u, u + 1, ... They have no backward pass.
-
-Registered as ops, so that each can become one kernel launch and no compiler takes them apart.
+project: p = clip(c w, p_min, 1) [size] with the c for which sum p = total. draw: the indices d
+[count] whose interval of the running sum of p holds one of u, u + 1, ... Neither has a backward
+pass. They are ops, so that each is one kernel launch and no compiler takes them apart.
 """
 
 import math
@@ -15,15 +14,15 @@ from razorctl.ops import kernels
 from razorctl.ops.op import Fused, op
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-WIDEST = 1e4  # span of log weights that `project` tells apart
+WIDEST = 1e4  # range of log weights that `project` distinguishes
 
 
 def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
     """`count` indices in ascending order [count, int64], d among them with probability p[d].
 
     `p` [size] holds inclusion probabilities that sum to `count`; `u` is one uniform number in
-    [0, 1). Coordinate d is drawn when one of u, u + 1, ..., u + count - 1 falls in its stretch of
-    the running sum of p, which holds at most one of them because p[d] <= 1.
+    [0, 1). Index d is drawn if one of u, u + 1, ..., u + count - 1 is in its interval of the
+    running sum of p, which holds at most one of them because p[d] <= 1.
     """
     ends = p.cumsum(0)
     ends = ends * (count / ends[-1])  # so that rounding cannot exclude the last coordinate
@@ -40,7 +39,7 @@ def systematic(p: Tensor, count: int, u: Tensor) -> Tensor:
     mutates=("phase",),
 )
 def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The next `systematic` draw of `count` from `p` [size], and the probabilities of the drawn.
+    """The next `systematic` draw of `count` from `p` [size], and the probabilities of its indices.
 
     `phase` [] is the u of the last draw and becomes that of this one. It grows by the golden ratio
     modulo 1, which covers [0, 1) evenly over any number of draws and uses none of torch's
@@ -51,7 +50,7 @@ def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def projected(log_w: Tensor, total: float, p_min: float) -> Tensor:
-    """`project` of a total that can be had."""
+    """`project` for a total that is possible."""
     log_w = log_w.double().nan_to_num(posinf=WIDEST, neginf=-WIDEST)
     log_w = log_w.clamp(min=log_w.max() - WIDEST)
 

@@ -1,4 +1,4 @@
-"""Functions with two slopes: one bit for each element tells which, and so the exact gradient.
+"""Functions with two slopes: one bit for each element selects one, so gradients are exact.
 
 Forward: bit = low < x < high, for x [n]. Backward: dx = dy inside where it is set, else dy outside.
 """
@@ -15,7 +15,7 @@ from razorctl.ops.topk import empty_bits, pack_bits, unpack_bits
 
 @op(empty=lambda x, low, high: empty_bits(x))
 def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
-    """Which elements of `x` [n] lie between `low` and `high`, as `topk.pack_bits` packs them.
+    """The packed bits of the elements of `x` [n] that are between `low` and `high`.
 
     An infinite `high` bounds nothing.
     """
@@ -25,10 +25,13 @@ def slope_bits(x: Tensor, low: float, high: float) -> Tensor:
 
 @op(empty=lambda dy, *_: dy.new_empty(dy.shape))
 def slope_grad(dy: Tensor, bits: Tensor, inside: float, outside: float) -> Tensor:
-    """dy [n] or [rows, columns] times `inside` where a bit of `slope_bits` is set, else `outside`.
+    """dy times `inside` where a bit is set, else `outside`; the result is contiguous.
 
-    Rows of dy may lie apart, as in a part of a concatenation; the result is dense. With 0 for
-    `outside`, even what is not finite becomes 0 there.
+    Args:
+        dy: [n] or [rows, columns]; rows may be strided, as in a part of a concatenation.
+        bits: The result of `slope_bits`.
+        inside: The slope where a bit is set.
+        outside: The other slope; with 0 even infinity and NaN become 0.
     """
     first = dy if inside == 1 else dy * inside
     second = dy * outside if outside else dy.new_zeros(())

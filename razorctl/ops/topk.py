@@ -1,15 +1,15 @@
 """Exact-k element top-k: k values and one bit per element (Back Razor, NeurIPS 2022).
 
 Forward: the k elements of largest |x|, and a bit for each of the n elements. Backward: the dense x
-that has them where a bit is set, and 0 elsewhere.
+with these elements where a bit is set, and 0 elsewhere.
 
-Exactly k elements are kept, and of equal ones those at the lowest positions, so the kept bytes
-depend on shapes alone. A `>=` threshold would keep every element once more than numel - k of them
-are 0.
+Exactly k elements are kept, of equal ones those at the lowest positions, so the bytes kept for
+backward depend on shapes alone. A `>=` threshold would keep every element once more than numel - k
+of them are 0.
 
-On a CPU the ops work on the whole tensor at once, with temporaries several times its size. On other
-devices they work in chunks, so that temporaries do not take the memory that pruning frees. Both
-keep the same elements.
+On a CPU the ops process the whole tensor at once, with temporaries several times its size; on other
+devices chunks, so that temporaries do not take the memory that pruning frees. Both keep the same
+elements.
 """
 
 import numpy as np
@@ -30,14 +30,14 @@ def magnitude_keys(x: Tensor) -> Tensor:
     return x.abs().view(_INTEGERS[x.element_size()])
 
 
-def _mask(keys: Tensor, smallest: Tensor, ties_saved: Tensor, before: Tensor | int = 0) -> Tensor:
-    """True for keys above `smallest`, and for the first `ties_saved` of those equal to it.
+def _mask(keys: Tensor, smallest: Tensor, ties_kept: Tensor, before: Tensor | int = 0) -> Tensor:
+    """True for keys above `smallest`, and for the first `ties_kept` of those equal to it.
 
     before: how many equal keys were in earlier chunks.
     """
     ties = keys == smallest
-    # The cast is cumsum's own, made here so that planning sees what it takes.
-    first = ties.int().cumsum(0, dtype=torch.int32) <= ties_saved - before
+    # cumsum would make this cast too; here planning counts its bytes.
+    first = ties.int().cumsum(0, dtype=torch.int32) <= ties_kept - before
     return (keys > smallest) | (ties & first)
 
 
@@ -50,7 +50,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def empty_bits(x: Tensor) -> Tensor:
-    """What `pack_bits` returns for as many elements as `x` has, without values."""
+    """The result of `pack_bits` for a mask of the size of `x`, without values."""
     return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
 
 
@@ -67,18 +67,18 @@ def _from(x: Tensor, keys: Tensor, k: int, smallest: Tensor) -> tuple[Tensor, Te
 
 
 def _nothing(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What is kept of an empty tensor."""
+    """The results of `topk_pack` for an empty tensor."""
     return x.clone(), x.new_empty(0, dtype=torch.uint8)
 
 
-def unpack_at_once(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
+def topk_unpack_on_cpu(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     """`topk_unpack` on a CPU."""
     dense = values.new_zeros(shape)
     return dense.masked_scatter_(unpack_bits(bitmap, dense.numel()).view(shape), values)
 
 
 def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The key that sorting the keys of `x` [n] would put at `rank`, and how many are above it.
+    """The key at `rank` in the ascending order of the keys of `x` [n], and how many are above it.
 
     Both are 0-dim. A histogram finds 16 bits at a time, from the highest down.
     """
@@ -108,14 +108,14 @@ def radix_select(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k elements of largest |x| (1 <= k <= numel, or 0 of none), in order of position.
 
-    Returns their values [k] in x's dtype and a bitmap uint8 [ceil(numel / 8)] of where they were.
+    Returns their values [k] in x's dtype and the uint8 bitmap [ceil(numel / 8)] of their positions.
     """
     x = x.reshape(-1)
     if not x.numel():
         return _nothing(x)
     smallest, above = radix_select(x, x.numel() - k)
     bitmap = empty_bits(x)
-    values = x.new_empty(k + 1)  # the last takes what is pruned
+    values = x.new_empty(k + 1)  # pruned elements go to the last
     ties = start = torch.zeros((), dtype=torch.int64, device=x.device)
     for part, bits in zip(torch.split(x, CHUNK), torch.split(bitmap, CHUNK // 8), strict=True):
         keys = magnitude_keys(part)
@@ -128,7 +128,7 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values[:k].clone(), bitmap
 
 
-def on_cpu(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk_pack_on_cpu(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`topk_pack` on a CPU."""
     flat = x.reshape(-1)
     if not flat.numel():

@@ -15,9 +15,9 @@ from razorctl.ops.quantize import affine, widened
 
 @op(empty=lambda dy, copy, function: dy.new_empty(dy.shape[1], copy.scale.shape[1]))
 def linear_weight_grad(dy: Tensor, copy: FewBitCopy, function: str | None) -> Tensor:
-    """dy^T x [out, columns] in the dtype of dy [rows, out].
+    """dy^T f(x) [out, columns] for the x of a copy, in the dtype of dy [rows, out].
 
-    x is what `dequantize` returns for the copy, with `function` applied to it unless it is None.
+    function: the name of f in `functions.FUNCTIONS`, None for x itself.
     """
     offset, scale = affine(copy)
     x = dy.new_empty(len(dy), scale.shape[1])

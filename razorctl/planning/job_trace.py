@@ -149,10 +149,10 @@ def launches(
     cards: all from compute capability 8.0 on, or none. See `Recording`, which needs Triton, but no
     card. Raises as `trace`.
     """
-    from razorctl.ops.triton.gemm import tiles  # where there is no Triton, neither
+    from razorctl.ops.triton.gemm_tiles import tiles_for  # where there is no Triton, neither
     from razorctl.ops.triton.recorded import Recording
 
-    with _prepared(job, recipe, classes, "cuda", bool(tiles(cards[0].capability))) as it:
+    with _prepared(job, recipe, classes, "cuda", bool(tiles_for(cards[0].capability))) as it:
         mode, model, batch = fake.fake_copies(it.model, it.batch)
         with _tracing(model, mode), Recording(*cards, device=device) as recording:
             it.step(model, [batch], it.optimizer(model))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from razorctl.errors import UsageError
-from razorctl.ops.images import normalized, pixels
+from razorctl.ops.images import normalized_images, pixels
 from razorctl.rules.allocation import largest
 from razorctl.rules.packed import Packed
 from razorctl.sampling.samplers import Sampler
@@ -51,7 +51,7 @@ class Rule(ABC):
 
         mean, rstd: those of (x - mean) * rstd, see `ops.images.normalized`.
         """
-        return self.pack(pixels(normalized(x, mean, rstd)).to(dtype))
+        return self.pack(pixels(normalized_images(x, mean, rstd)).to(dtype))
 
     def pack_norm(
         self,

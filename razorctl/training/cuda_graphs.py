@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from razorctl.job import Job
 from razorctl.ops import kernels
-from razorctl.ops.kept import shared_by
+from razorctl.ops.weight_copies import shared_by
 from razorctl.step import Losses, passes
 from razorctl.training import state
 from razorctl.training.compiled import failure_reason

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from razorctl.ops.buckets import BITS, FUNCTIONS, from_buckets, table, to_buckets
+from razorctl.ops.buckets import BITS, FUNCTIONS, bucket_table, from_buckets, to_buckets
 from razorctl.ops.packing import packed_bytes
 from tests.references import opcheck
 
@@ -18,7 +18,7 @@ def derivative(function: str, x: torch.Tensor) -> torch.Tensor:
 
 @every_table
 def test_intervals_ascend_and_hold_their_stand_ins(function, bits):
-    ends, stand_ins = table(function, bits)
+    ends, stand_ins = bucket_table(function, bits)
     assert len(ends) + 1 == len(stand_ins) == 2**bits
     assert list(ends) == sorted(set(ends))
     for low, x, high in zip((-9.0, *ends), stand_ins, (*ends, 9.0), strict=True):
@@ -29,7 +29,7 @@ def test_intervals_ascend_and_hold_their_stand_ins(function, bits):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_naive_twin(function, bits, dtype, device):
     x = (2 * torch.randn(3, 7, 11, device=device)).to(dtype)
-    ends, stand_ins = (torch.tensor(t, dtype=dtype) for t in table(function, bits))
+    ends, stand_ins = (torch.tensor(t, dtype=dtype) for t in bucket_table(function, bits))
     packed = to_buckets(x, function, bits)
     assert packed.dtype == torch.uint8
     assert packed.shape == (packed_bytes(1, x.numel(), bits),)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from razorctl.ops.images import (
     dequantize_images,
-    normalized,
+    normalized_images,
     pixels,
     quantize_images,
     unrolled,
@@ -52,7 +52,7 @@ def test_normalized_images(each, device):
     back = [dequantize(FewBitCopy(*t, 4, 16), 72, x.dtype) for t in (got, want)]
     assert (back[0] != back[1]).float().mean() < 0.01  # on a boundary of codes
     torch.testing.assert_close(
-        normalized(x, mean, rstd), (x - mean[..., None, None]) * rstd[..., None, None]
+        normalized_images(x, mean, rstd), (x - mean[..., None, None]) * rstd[..., None, None]
     )
 
 

@@ -105,7 +105,7 @@ static void slopes(int function, int64_t count, const float *restrict x, const f
 int razorctl_activation_grad(const struct copy *copy, int function, const void *dy,
                               int64_t row_stride, void *dx, int dtype, int threads) {
     const int64_t columns = copy->columns, width = least(WIDEST, columns / STRIPS);
-    const int64_t shares = parts(columns / STRIPS, width), blocks = parts(copy->rows, ROWS);
+    const int64_t shares = cdiv(columns / STRIPS, width), blocks = cdiv(copy->rows, ROWS);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
         const struct share s = share_of(columns, STRIPS, width, task % shares);
@@ -134,7 +134,7 @@ int razorctl_activation_grad(const struct copy *copy, int function, const void *
 int razorctl_activation_grad_int8(const struct copy *copy, int function, const void *dy,
                                   int64_t row_stride, int dtype, int8_t *codes, float *scale,
                                   float *total, int threads) {
-    const int64_t columns = copy->columns, blocks = parts(copy->rows, ROWS);
+    const int64_t columns = copy->columns, blocks = cdiv(copy->rows, ROWS);
     const struct share whole = share_of(columns, STRIPS, columns / STRIPS, 0);
     float *sums = calloc((size_t)(blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * 6 * columns) * sizeof(float));

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from razorctl.ops import activation as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.library import DTYPES, Copy, call, takes_copy
+from razorctl.ops.cpu.library import DTYPES, Copy, call, readable_with_codes
 from razorctl.ops.cpu.quantize import quantize, takes_quantize
 from razorctl.ops.functions import FUNCTIONS, NUMBERS
 from razorctl.ops.int8 import empty_rows
@@ -14,7 +14,7 @@ from razorctl.ops.op import FewBitCopy
 
 def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
     """Whether the kernels take a gradient."""
-    return takes_copy(dy.shape[1], dy, copy.scale)
+    return readable_with_codes(dy.shape[1], dy, copy.scale)
 
 
 @kernels.register(

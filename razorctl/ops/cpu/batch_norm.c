@@ -12,7 +12,7 @@ struct part {
 };
 
 static void part_of(struct part *p, const struct copy *copy, int64_t pixels, int64_t task) {
-    const int64_t width = least(CHANNELS, copy->columns), shares = parts(copy->columns, width);
+    const int64_t width = least(CHANNELS, copy->columns), shares = cdiv(copy->columns, width);
     const int64_t tile = task / shares;
     p->copy = copy, p->pixels = pixels;
     p->start = tile * copy->tile_rows, p->end = least(copy->rows, p->start + copy->tile_rows);
@@ -67,8 +67,8 @@ static void subtract(const struct part *p, const void *dy, int dtype, const floa
 int razorctl_batch_norm_grad(const struct copy *copy, const void *dy, int dtype, int64_t pixels,
                              const float *by, float *sums, void *dx, float *dw, float *db,
                              int threads) {
-    const int64_t channels = copy->columns, tiles = parts(copy->rows, copy->tile_rows);
-    const int64_t tasks = tiles * parts(channels, least(CHANNELS, channels));
+    const int64_t channels = copy->columns, tiles = cdiv(copy->rows, copy->tile_rows);
+    const int64_t tasks = tiles * cdiv(channels, least(CHANNELS, channels));
     float *products = sums + tiles * channels;
 #pragma omp parallel num_threads(threads)
     {

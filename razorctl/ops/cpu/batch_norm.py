@@ -6,7 +6,7 @@ from torch import Tensor
 from razorctl.ops import batch_norm as op
 from razorctl.ops import kernels
 from razorctl.ops.cpu.images import TILE_ROWS
-from razorctl.ops.cpu.library import DTYPES, Copy, call, takes
+from razorctl.ops.cpu.library import DTYPES, Copy, call, readable
 from razorctl.ops.op import FewBitCopy
 
 
@@ -14,7 +14,7 @@ def takes_grad(dy: Tensor, copy: FewBitCopy, weight: Tensor | None, rstd: Tensor
     """Whether the kernel takes a gradient."""
     single = rstd.dtype == torch.float32 and rstd.is_contiguous()
     fits = copy.tile_rows <= TILE_ROWS
-    return single and dy.is_contiguous() and fits and takes(dy, copy.scale)
+    return single and dy.is_contiguous() and fits and readable(dy, copy.scale)
 
 
 @kernels.register(op.batch_norm_grad, "cpu", takes_grad)

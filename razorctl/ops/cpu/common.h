@@ -48,7 +48,7 @@ enum function { IDENTITY, GELU, GELU_TANH, SILU, QUICK_GELU, HARDSWISH, RELU, RE
 inlined int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inlined float lower(float a, float b) { return a < b ? a : b; }
 inlined float higher(float a, float b) { return a > b ? a : b; }
-inlined int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+inlined int64_t cdiv(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 inlined uint32_t bits_of(float x) {
     uint32_t bits;
@@ -135,7 +135,7 @@ inlined const uint8_t *line_of(const struct copy *c, int64_t row) {
 inlined void codes_at(const uint8_t *packed, int64_t rows, int64_t columns, int bits, int64_t row,
                       int64_t first, int64_t count, uint8_t *codes) {
     if (columns % GROUP) {
-        const int64_t strip = parts(rows * columns, GROUP) * (GROUP / STRIPS);
+        const int64_t strip = cdiv(rows * columns, GROUP) * (GROUP / STRIPS);
         unpack_codes(packed, strip, bits, row * columns + first, count, codes);
     } else {
         const int64_t strip = columns / STRIPS;

@@ -105,7 +105,7 @@ static void multiply(const int32_t *restrict a, const __m256i *restrict b, int64
 }
 
 inlined void *vectors(int64_t count) {
-    return aligned_alloc(64, (size_t)parts(count * 4, 64) * 64);
+    return aligned_alloc(64, (size_t)cdiv(count * 4, 64) * 64);
 }
 
 int razorctl_has_int8_gemm(void) { return 1; }
@@ -114,11 +114,11 @@ int razorctl_int8_gemm(const struct codes *a, const struct codes *b, const float
                        const float *b_scale, const float *left, const float *right, void *out,
                        int dtype, int threads) {
     const struct scales scales = {a_scale, b_scale, left, right};
-    const int64_t panels = parts(b->rows, WIDE), width = panels * WIDE, pairs = parts(b->terms, 2);
-    const int64_t blocks = parts(pairs, PAIRS), depth = parts(pairs, blocks);
-    const int64_t tasks = parts(a->rows, BLOCK * threads) * threads; // as many for each thread
-    const int64_t height = parts(parts(a->rows, tasks), TALL) * TALL;
-    const int64_t each = parts(height * (width + depth), WIDE) * WIDE;
+    const int64_t panels = cdiv(b->rows, WIDE), width = panels * WIDE, pairs = cdiv(b->terms, 2);
+    const int64_t blocks = cdiv(pairs, PAIRS), depth = cdiv(pairs, blocks);
+    const int64_t tasks = cdiv(a->rows, BLOCK * threads) * threads; // as many for each thread
+    const int64_t height = cdiv(cdiv(a->rows, tasks), TALL) * TALL;
+    const int64_t each = cdiv(height * (width + depth), WIDE) * WIDE;
     int32_t *bs = vectors(width * pairs), *buffers = vectors(threads * each);
     const int missing = !bs || !buffers;
 #pragma omp parallel num_threads(threads) if (!missing)

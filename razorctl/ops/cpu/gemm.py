@@ -6,7 +6,7 @@ from torch import Tensor
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.chunks import ELEMENTS
-from razorctl.ops.cpu.library import DTYPES, Codes, call, library, single, takes
+from razorctl.ops.cpu.library import DTYPES, Codes, call, library, readable, single
 
 
 def makes_products() -> bool:
@@ -24,10 +24,10 @@ def takes_gemm(
     *_: object,
 ) -> bool:
     """Whether `scaled_gemm` takes these arguments."""
-    return a.numel() > 0 and b.numel() > 0 and dtype in DTYPES and takes(b_scale)
+    return a.numel() > 0 and b.numel() > 0 and dtype in DTYPES and readable(b_scale)
 
 
-@kernels.register(op.scaled_gemm, "cpu", takes_gemm, op.on_cpu)
+@kernels.register(op.scaled_gemm, "cpu", takes_gemm, op.scaled_gemm_on_cpu)
 def scaled_gemm(
     a: Tensor,
     b: Tensor,

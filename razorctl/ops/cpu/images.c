@@ -62,9 +62,9 @@ int razorctl_quantize_images(const void *x, int dtype, int64_t batch, int64_t ch
                              int64_t tile_rows, int bits, float reach, float limit, uint8_t *line,
                              uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
     const struct images from = {x, mean, rstd, apart, channels, pixels, dtype};
-    const int64_t rows = batch * pixels, tiles = parts(rows, tile_rows);
+    const int64_t rows = batch * pixels, tiles = cdiv(rows, tile_rows);
     const int64_t strips = line ? 1 : STRIPS, strip = channels / strips;
-    const int64_t width = least(CHANNELS / strips, strip), shares = parts(strip, width);
+    const int64_t width = least(CHANNELS / strips, strip), shares = cdiv(strip, width);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < tiles * shares; task++) {
         const struct share s = share_of(channels, strips, width, task % shares);
@@ -100,7 +100,7 @@ int razorctl_quantize_images(const void *x, int dtype, int64_t batch, int64_t ch
 int razorctl_dequantize_images(const struct copy *copy, int function, int64_t pixels, void *values,
                                int dtype, int threads) {
     const int64_t channels = copy->columns, width = least(CHANNELS, channels);
-    const int64_t shares = parts(channels, width), tiles = parts(copy->rows, copy->tile_rows);
+    const int64_t shares = cdiv(channels, width), tiles = cdiv(copy->rows, copy->tile_rows);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < tiles * shares; task++) {
         const struct share s = share_of(channels, 1, width, task % shares);

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from razorctl.ops import images as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, single, takes
+from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, readable, single
 from razorctl.ops.functions import NUMBERS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import CLIP, LARGEST, empty_copy
@@ -15,7 +15,7 @@ TILE_ROWS = 256  # of a tile, at most; as in tiles.h
 
 def takes_quantize(x: Tensor, bits: int, tile_rows: int, *_: object) -> bool:
     """Whether `quantize_images` takes these arguments."""
-    return x.is_contiguous() and tile_rows <= TILE_ROWS and takes(x)
+    return x.is_contiguous() and tile_rows <= TILE_ROWS and readable(x)
 
 
 @kernels.register(op.quantize_images, "cpu", takes_quantize)
@@ -40,7 +40,7 @@ def quantize_images(
 def takes_dequantize(copy: FewBitCopy, dtype: torch.dtype, *_: object) -> bool:
     """Whether `dequantize_images` takes these arguments."""
     fits = copy.packed.numel() > 0 and copy.tile_rows <= TILE_ROWS
-    return fits and dtype in DTYPES and takes(copy.scale)
+    return fits and dtype in DTYPES and readable(copy.scale)
 
 
 @kernels.register(op.dequantize_images, "cpu", takes_dequantize)

@@ -6,7 +6,7 @@
 // Sums are made by blocks of rows, so that they do not depend on the number of threads.
 int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
                        int8_t *codes, float *scale, float *total, int threads) {
-    const int64_t blocks = parts(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
+    const int64_t blocks = cdiv(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
     float *sums = calloc((size_t)(blocks * columns), sizeof(float));
     float *buffers = malloc((size_t)(blocks * each + 1) * sizeof(float));
     const int missing = !sums || !buffers;
@@ -30,7 +30,7 @@ int razorctl_int8_heads(const void *q, const void *k, const void *v, int dtype,
                         int64_t batch, int64_t heads, int64_t tokens, int64_t width, int8_t *codes,
                         float *scale, float *total, int threads) {
     const void *parts_of_row[] = {q, k, v};
-    const int64_t rows = batch * tokens, columns = 3 * heads * width, blocks = parts(rows, ROWS);
+    const int64_t rows = batch * tokens, columns = 3 * heads * width, blocks = cdiv(rows, ROWS);
     float *sums = calloc((size_t)(blocks * columns), sizeof(float));
     float *buffers = malloc((size_t)(blocks * columns) * sizeof(float));
     const int missing = !sums || !buffers;
@@ -109,7 +109,7 @@ static void ranges_of(const struct copy *c, int function, float lowest, int64_t 
     const float last = (float)((1 << c->bits) - 1);
     float low[STRETCH], high[STRETCH], most[STRETCH] = {0}, x[3 * STRETCH];
     for (int j = 0; j < STRETCH; j++) low[j] = INFINITY, high[j] = -INFINITY;
-    for (int64_t tile = 0; tile < parts(c->rows, c->tile_rows); tile++) {
+    for (int64_t tile = 0; tile < cdiv(c->rows, c->tile_rows); tile++) {
         const int64_t at = tile * c->columns + from;
         for (int64_t j = 0; j < count; j++) {
             float first = -c->zero_point[at + j] * (1.0f / PARTS) * c->scale[at + j];
@@ -151,7 +151,7 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
                           const float *row_scale, int8_t *operand, float *scale, float *center,
                           int threads) {
     const int64_t columns = copy->columns, width = least(WIDEST, columns / STRIPS);
-    const int64_t shares = parts(columns / STRIPS, width), blocks = parts(copy->rows, ROWS);
+    const int64_t shares = cdiv(columns / STRIPS, width), blocks = cdiv(copy->rows, ROWS);
     const float most = greatest(row_scale, copy->rows), by = inverse(most);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t from = 0; from < columns; from += STRETCH)

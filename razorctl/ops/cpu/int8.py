@@ -5,10 +5,10 @@ from torch import Tensor
 
 from razorctl.ops import int8 as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.library import DTYPES, call, takes
+from razorctl.ops.cpu.library import DTYPES, call, readable
 
 
-@kernels.register(op.int8_rows, "cpu", takes)
+@kernels.register(op.int8_rows, "cpu", readable)
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     codes = torch.empty(rows, columns, dtype=torch.int8)
@@ -20,7 +20,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @kernels.register(
     op.int8_heads,
     "cpu",
-    lambda q, k, v: takes(q, k, v) and q.stride() == k.stride() == v.stride(),
+    lambda q, k, v: readable(q, k, v) and q.stride() == k.stride() == v.stride(),
 )
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     int8 = op.empty_heads(q, k, v)
@@ -28,7 +28,7 @@ def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return int8
 
 
-@kernels.register(op.int8_columns, "cpu", takes)
+@kernels.register(op.int8_columns, "cpu", readable)
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     codes, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
     call("int8_columns", x, DTYPES[x.dtype], x.stride(0), *x.shape, codes, scale)
@@ -38,7 +38,7 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 @kernels.register(
     op.balance,
     "cpu",
-    lambda codes, scale: scale.dtype == torch.float32 and takes(scale) and codes.numel() > 0,
+    lambda codes, scale: scale.dtype == torch.float32 and readable(scale) and codes.numel() > 0,
 )
 def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     codes, scale = codes.contiguous(), scale.contiguous()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from razorctl.ops import int8_operand as op
 from razorctl.ops import kernels
-from razorctl.ops.cpu.library import Copy, call, takes_copy
+from razorctl.ops.cpu.library import Copy, call, readable_with_codes
 from razorctl.ops.functions import FUNCTIONS, NUMBERS
 from razorctl.ops.op import FewBitCopy
 
@@ -13,7 +13,7 @@ from razorctl.ops.op import FewBitCopy
 def takes(copy: FewBitCopy, row_scale: Tensor, function: str | None) -> bool:
     """Whether the kernel takes these arguments."""
     single = row_scale.dtype == torch.float32
-    return single and takes_copy(copy.scale.shape[1], copy.scale, row_scale)
+    return single and readable_with_codes(copy.scale.shape[1], copy.scale, row_scale)
 
 
 @kernels.register(op.int8_operand, "cpu", takes)

@@ -128,7 +128,7 @@ def call(name: str, *args: object) -> None:
     Raises MemoryError if it has no memory, and LookupError if no C file defines it.
     """
     found = library()
-    assert found is not None, "only arguments that `takes` allows reach a kernel"
+    assert found is not None, "only arguments that `readable` allows reach a kernel"
     kernel = vars(found).get(f"razorctl_{name}")  # where ctypes keeps those that have types
     if kernel is None:
         raise LookupError(f"no file in {build.SOURCES} defines int razorctl_{name}(...)")
@@ -137,7 +137,7 @@ def call(name: str, *args: object) -> None:
         raise MemoryError(f"no memory for the workspace of {name}")
 
 
-def takes(*tensors: Tensor | None) -> bool:
+def readable(*tensors: Tensor | None) -> bool:
     """Whether kernels can read these matrices: of DTYPES, with elements of a row side by side."""
     return library() is not None and all(
         x is None or (x.dtype in DTYPES and x.numel() > 0 and x.stride(-1) == 1 and not x.is_conj())
@@ -145,9 +145,9 @@ def takes(*tensors: Tensor | None) -> bool:
     )
 
 
-def takes_copy(columns: int, *tensors: Tensor | None) -> bool:
-    """`takes`, for ops that want the codes of a row of so many columns packed by themselves."""
-    return columns % GROUP == 0 and takes(*tensors)
+def readable_with_codes(columns: int, *tensors: Tensor | None) -> bool:
+    """`readable`, for ops that want the codes of a row of so many columns packed by themselves."""
+    return columns % GROUP == 0 and readable(*tensors)
 
 
 def single(x: Tensor | None) -> Tensor | None:

@@ -47,7 +47,7 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
                        const float *weight, const float *rstd, int centers, const void *residual,
                        int residual_dtype, int64_t residual_stride, float *dx, float *dw, float *db,
                        int8_t *codes, float *scale, float *total, int threads) {
-    const int64_t columns = copy->columns, blocks = parts(copy->rows, ROWS);
+    const int64_t columns = copy->columns, blocks = cdiv(copy->rows, ROWS);
     const struct share whole = share_of(columns, STRIPS, columns / STRIPS, 0);
     float *sums = calloc((size_t)(3 * blocks * columns), sizeof(float));
     float *memory = malloc((size_t)(blocks * WORK * columns) * sizeof(float));

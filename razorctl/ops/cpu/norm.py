@@ -5,13 +5,13 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import norm as op
-from razorctl.ops.cpu.library import DTYPES, Copy, call, takes, takes_copy
+from razorctl.ops.cpu.library import DTYPES, Copy, call, readable, readable_with_codes
 from razorctl.ops.cpu.quantize import quantize
 from razorctl.ops.int8 import empty_rows
 from razorctl.ops.op import FewBitCopy
 
 
-@kernels.register(op.norm_quantize, "cpu", lambda x, *_: takes(x))
+@kernels.register(op.norm_quantize, "cpu", lambda x, *_: readable(x))
 def norm_quantize(
     x: Tensor,
     weight: Tensor | None,
@@ -38,7 +38,9 @@ def takes_grad(
     residual: Tensor | None = None,
 ) -> bool:
     """Whether the kernels take a gradient."""
-    return rstd.dtype == torch.float32 and takes_copy(dy.shape[1], dy, copy.scale, residual)
+    return rstd.dtype == torch.float32 and readable_with_codes(
+        dy.shape[1], dy, copy.scale, residual
+    )
 
 
 @kernels.register(op.norm_grad, "cpu", takes_grad)

@@ -96,8 +96,8 @@ void pack(const uint8_t *codes, int64_t apart, struct share s, int bits, uint8_t
 }
 
 void pack_line(const uint8_t *codes, int64_t count, int bits, uint8_t *line, int threads) {
-    const int64_t strip = parts(count, GROUP) * (GROUP / STRIPS);
-    const int64_t width = WIDEST * 8, shares = parts(strip, width);
+    const int64_t strip = cdiv(count, GROUP) * (GROUP / STRIPS);
+    const int64_t width = WIDEST * 8, shares = cdiv(strip, width);
 #pragma omp parallel for num_threads(threads)
     for (int64_t task = 0; task < shares; task++) {
         const int64_t first = task * width;

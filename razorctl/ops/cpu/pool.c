@@ -11,7 +11,7 @@ struct pool {
 
 // The least k from 0 on with start + k * step >= 0.
 inlined int64_t first_inside(int64_t start, int64_t step) {
-    return start < 0 ? parts(-start, step) : 0;
+    return start < 0 ? cdiv(-start, step) : 0;
 }
 
 inlined floats strided(const float *v, int64_t stride) {
@@ -94,11 +94,11 @@ static void one_plane(const struct pool *p, const void *x, int dtype, int64_t pl
 int razorctl_max_pool(const void *x, int dtype, int64_t planes, const struct pool *p, int bits,
                       void *y, uint8_t *line, uint8_t *packed, int threads) {
     const int64_t outputs = p->rows * p->columns, strip = outputs / STRIPS;
-    const int64_t lanes = parts(p->columns, LANES) * LANES;
+    const int64_t lanes = cdiv(p->columns, LANES) * LANES;
     const int64_t reach = lanes * p->stride[1] + p->kernel[1] * p->dilation[1];
     const int64_t width = reach + p->padding[1] + p->width;
     const struct share whole = {strip, 0, strip, 1, outputs};
-    const int64_t group = parts(planes, 4 * threads);
+    const int64_t group = cdiv(planes, 4 * threads);
     int missing = 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : missing)
     for (int64_t start = 0; start < planes; start += group) {

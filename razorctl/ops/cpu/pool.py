@@ -8,7 +8,7 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import pool as op
-from razorctl.ops.cpu.library import DTYPES, call, line_for, takes
+from razorctl.ops.cpu.library import DTYPES, call, line_for, readable
 from razorctl.ops.packing import packed_bytes
 
 
@@ -19,7 +19,7 @@ def _pool(shape: torch.Size, outputs: torch.Size, geometry: list[int]) -> Any:
 
 def takes_images(x: Tensor, *_: object) -> bool:
     """Whether the kernels take these images."""
-    return x.is_contiguous() and takes(x)
+    return x.is_contiguous() and readable(x)
 
 
 @kernels.register(op.max_pool, "cpu", takes_images)

@@ -122,7 +122,7 @@ static int64_t width_for(int64_t strip, int64_t strips, int64_t tiles, int64_t t
                          int threads) {
     int64_t width = least(CODES / strips, strip);
     while (width > 16 && (width * strips * tile_rows > IN_CACHE ||
-                          tiles * parts(strip, width) < TASKS * threads))
+                          tiles * cdiv(strip, width) < TASKS * threads))
         width = (width / 2 + 15) / 16 * 16;
     return width;
 }
@@ -135,9 +135,9 @@ int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float 
                       uint8_t *packed, int16_t *zero_point, uint16_t *scale, int threads) {
     const struct source from = {x, mean, rstd, row_stride, rows, columns, tile_rows, dtype};
     const int64_t strips = line ? 1 : STRIPS, strip = columns / strips;
-    const int64_t tiles = parts(rows, tile_rows);
+    const int64_t tiles = cdiv(rows, tile_rows);
     const int64_t width = width_for(strip, strips, tiles, tile_rows, threads);
-    const int64_t shares = parts(strip, width);
+    const int64_t shares = cdiv(strip, width);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < tiles * shares; task++) {
         const struct share s = share_of(columns, strips, width, task % shares);
@@ -164,7 +164,7 @@ int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float 
 int razorctl_dequantize(const struct copy *copy, int function, void *values, int dtype,
                          int threads) {
     const int64_t columns = copy->columns, width = least(CODES, columns);
-    const int64_t shares = parts(columns, width), blocks = parts(copy->rows, ROWS);
+    const int64_t shares = cdiv(columns, width), blocks = cdiv(copy->rows, ROWS);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t task = 0; task < blocks * shares; task++) {
         const struct share s = share_of(columns, 1, width, task % shares);

@@ -5,14 +5,14 @@ from torch import Tensor
 
 from razorctl.ops import kernels
 from razorctl.ops import quantize as op
-from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, single, takes
+from razorctl.ops.cpu.library import DTYPES, Copy, call, line_for, readable, single
 from razorctl.ops.functions import NUMBERS
 from razorctl.ops.op import FewBitCopy
 
 
 def takes_quantize(x: Tensor, *_: object) -> bool:
     """Whether `quantize` takes these arguments."""
-    return takes(x)
+    return readable(x)
 
 
 @kernels.register(op.quantize, "cpu", takes_quantize)
@@ -38,7 +38,7 @@ def quantize(
 @kernels.register(
     op.dequantize,
     "cpu",
-    lambda copy, rows, dtype: rows > 0 and dtype in DTYPES and takes(copy.scale),
+    lambda copy, rows, dtype: rows > 0 and dtype in DTYPES and readable(copy.scale),
 )
 def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
     return restored(copy, rows, dtype, None)

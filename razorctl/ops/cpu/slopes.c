@@ -14,7 +14,7 @@ inlined uint8_t gathered(const uint8_t *bytes) {
 int razorctl_slope_bits(const void *x, int dtype, int64_t n, float low, float high, uint8_t *bits,
                         int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t chunk = 0; chunk < parts(n, CHUNK); chunk++)
+    for (int64_t chunk = 0; chunk < cdiv(n, CHUNK); chunk++)
         for (int64_t at = chunk * CHUNK; at < least(n, (chunk + 1) * CHUNK); at += PART) {
             const int64_t count = least(PART, n - at);
             float buffer[PART];
@@ -32,7 +32,7 @@ int razorctl_slope_grad(const void *dy, int dtype, int64_t rows, int64_t columns
                         const uint8_t *bits, float inside, float outside, void *dx, int threads) {
     const numbers each = {1, 2, 4, 8, 16, 32, 64, 128};
     const floats zero = {0};
-    const int64_t chunks = parts(columns, CHUNK);
+    const int64_t chunks = cdiv(columns, CHUNK);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < rows * chunks; task++) {
         const int64_t r = task / chunks, first = task % chunks * CHUNK;

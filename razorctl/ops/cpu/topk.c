@@ -33,7 +33,7 @@ static uint32_t kth(const void *x, int dtype, int64_t n, int64_t k, int threads,
         {
             uint32_t own[BINS] = {0};
 #pragma omp for schedule(static) nowait
-            for (int64_t c = 0; c < parts(n, CHUNK); c++) {
+            for (int64_t c = 0; c < cdiv(n, CHUNK); c++) {
                 const int64_t from = c * CHUNK, to = least(n, from + CHUNK);
                 if (shift == 20) count(x, dtype, from, to, 20, 11, prefix, own);
                 else count(x, dtype, from, to, shift, 10, prefix, own);
@@ -92,7 +92,7 @@ static void pack_chunk(const void *x, int dtype, int64_t from, int64_t n, uint32
             word |= first_ones(equal, ties);
             ties -= __builtin_popcountll(equal);
         }
-        memcpy(bitmap + at / 8, &word, (size_t)least(8, parts(n - at, 8)));
+        memcpy(bitmap + at / 8, &word, (size_t)least(8, cdiv(n - at, 8)));
         for (; word; word &= word - 1) {
             const int64_t i = at + __builtin_ctzll(word);
             if (dtype == FLOAT32) ((float *)values)[place++] = ((const float *)x)[i];
@@ -104,7 +104,7 @@ static void pack_chunk(const void *x, int dtype, int64_t from, int64_t n, uint32
 // Returns 0, or 1 if there is no memory.
 int razorctl_topk_pack(const void *x, int dtype, int64_t n, int64_t k, void *values,
                        uint8_t *bitmap, int threads) {
-    const int64_t chunks = parts(n, CHUNK);
+    const int64_t chunks = cdiv(n, CHUNK);
     struct found *found = calloc((size_t)chunks, sizeof *found);
     int64_t ties;
     if (!found) return 1;
@@ -136,13 +136,13 @@ int razorctl_topk_pack(const void *x, int dtype, int64_t n, int64_t k, void *val
 // The word of the bitmap for the elements from `at` on.
 inlined uint64_t word_at(const uint8_t *bitmap, int64_t at, int64_t n) {
     uint64_t word = 0;
-    memcpy(&word, bitmap + at / 8, (size_t)least(8, parts(n - at, 8)));
+    memcpy(&word, bitmap + at / 8, (size_t)least(8, cdiv(n - at, 8)));
     return word;
 }
 
 int razorctl_topk_unpack(const void *values, const uint8_t *bitmap, int64_t n, int size, void *x,
                          int threads) {
-    const int64_t chunks = parts(n, CHUNK);
+    const int64_t chunks = cdiv(n, CHUNK);
     int64_t *starts = calloc((size_t)chunks + 1, sizeof *starts);
     if (!starts) return 1;
 #pragma omp parallel for num_threads(threads) schedule(static)

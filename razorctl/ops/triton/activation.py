@@ -1,6 +1,6 @@
 """Kernels of ops.activation: y = f(x) with a copy of x, and dx = f'(x) dy, all [rows, columns].
 
-The copy is made by the kernels of `quantize`, which store f(x) as well.
+The copy is made by the kernels of `copies`, which store f(x) as well.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from razorctl.ops import kernels
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
-from razorctl.ops.triton import int8, quantize
+from razorctl.ops.triton import copies, int8
 from razorctl.ops.triton.int8 import codes_of, row_scale
 from razorctl.ops.triton.launch import all_registers, cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse, slope
-from razorctl.ops.triton.packing import unpacked
+from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.sums import column_sums
 from razorctl.ops.triton.tiles import (
     AHEAD,
     COPY,
     SHAPE,
     VECTOR,
-    affine,
     block,
+    block_count,
     block_of_tile,
-    blocks,
+    tile_affine,
 )
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
@@ -43,8 +43,8 @@ def activation_grad_kernel(
 ):  # fmt: skip
     """A program has R rows of a tile and C columns; a thread loads V columns at once."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
-    codes = unpacked(packed, row, column, columns, inside, BITS, V)
-    offset, step = affine(zero_point, scale, None, tile, column, columns)
+    codes = unpacked_block(packed, row, column, columns, inside, BITS, V)
+    offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
     x = codes.to(tl.float32) * step[None, :] + offset[None, :]
     src = dy + row[:, None] * stride + column[None, :]
     result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
@@ -70,9 +70,9 @@ def activation_grad_int8_kernel(
     total = tl.zeros((1, C), tl.float32)
     for number in tl.range(first, last, num_stages=AHEAD):
         row = number + tl.zeros((1,), tl.int64)
-        numbers = unpacked(packed, row, column, columns, inside, BITS, V)
+        numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
         # Read again, from a cache, for each row: a thread has no registers left to hold these.
-        offset, step = affine(zero_point, scale, None, tile, column, columns)
+        offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
         x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         src = dy + row[:, None] * stride + column[None, :]
         result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
@@ -89,7 +89,7 @@ def activation_grad_int8_kernel(
 
 def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
     """Whether the kernels take a gradient."""
-    return quantize.takes(dy) and copy.bias is None
+    return copies.takes(dy) and copy.bias is None
 
 
 @kernels.register(op.activation_grad, "cuda", takes_grad)
@@ -99,7 +99,7 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
     rows, columns = dy.shape
     dx = dy.new_empty(rows, columns)
     sizes, warps = block(dy.dtype)
-    activation_grad_kernel[(blocks(rows, columns, tile_rows, sizes),)](
+    activation_grad_kernel[(block_count(rows, columns, tile_rows, sizes),)](
         dy, packed, zero_point, scale, dx, rows, columns, dy.stride(0), tile_rows,
         FUNCTION=function, BITS=bits, **sizes, num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -143,14 +143,14 @@ def activation_grad_int8(
 
 
 @kernels.register(
-    op.activation_quantize, "cuda", lambda x, *_: quantize.takes(x.reshape(-1, x.shape[-1]))
+    op.activation_quantize, "cuda", lambda x, *_: copies.takes(x.reshape(-1, x.shape[-1]))
 )
 def activation_quantize(
     x: Tensor, function: str, bits: int, tile_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y = x.new_empty(x.shape)
     rows = x.reshape(-1, x.shape[-1])
-    copy = quantize.run(rows, bits, tile_rows, function=function, y=y)
+    copy = copies.make_copy(rows, bits, tile_rows, function=function, y=y)
     return y, *copy
 
 
@@ -161,7 +161,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         for function in FUNCTIONS if every else ("gelu",):
             for bits in chosen:
                 yield from _gradients(dtype, function, bits, every)
-            yield from quantize.quantizing(dtype, chosen, function=function, every=every)
+            yield from copies.copy_variants(dtype, chosen, function=function, every=every)
 
 
 def _gradients(dtype: str, function: str, bits: int, every: bool) -> Iterator[Variant]:

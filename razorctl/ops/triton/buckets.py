@@ -19,7 +19,7 @@ from razorctl.ops.triton.packing import (
     in_byte,
     placed,
     store_others,
-    unpacked,
+    unpacked_block,
 )
 from razorctl.ops.triton.tiles import VECTOR
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
@@ -61,7 +61,7 @@ def from_buckets_kernel(
     """A program restores C elements."""
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = (column < count)[None, :]
-    number = unpacked(packed, tl.zeros((1,), tl.int64), column, line, inside, BITS, V)
+    number = unpacked_block(packed, tl.zeros((1,), tl.int64), column, line, inside, BITS, V)
     values = tl.full((1, C), STAND_INS[0], tl.float32)
     for i in tl.static_range(1, 2**BITS):
         values = tl.where(number == i, STAND_INS[i], values)
@@ -84,7 +84,7 @@ def _fits(count: int, dtype: torch.dtype) -> bool:
 def to_buckets(x: Tensor, function: str, bits: int) -> Tensor:
     count = x.numel()
     packed = x.new_empty(packed_bytes(1, count, bits), dtype=torch.uint8)
-    ends = _rounded(op.table(function, bits)[0], x.dtype)
+    ends = _rounded(op.bucket_table(function, bits)[0], x.dtype)
     to_buckets_kernel[(cdiv(_line(count) // 8, SPAN),)](
         x.contiguous(), packed, count, _line(count),
         ENDS=ends, BITS=bits, U=SPAN, num_warps=WARPS, num_stages=1,
@@ -103,7 +103,7 @@ def from_buckets(
     y = packed.new_empty(shape, dtype=dtype)
     from_buckets_kernel[(cdiv(y.numel(), RESTORED),)](
         packed, y, y.numel(), _line(y.numel()),
-        STAND_INS=_rounded(op.table(function, bits)[1], dtype), BITS=bits, C=RESTORED,
+        STAND_INS=_rounded(op.bucket_table(function, bits)[1], dtype), BITS=bits, C=RESTORED,
         V=VECTOR // dtype.itemsize, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return y
@@ -114,7 +114,7 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
     size = {"count": "i32", "line": "i32"}
     for dtype in dtypes(capability, every):
         for bits in op.BITS if every else (4,):
-            ends, stand_ins = (_rounded(t, DTYPES[dtype]) for t in op.table("gelu", bits))
+            ends, stand_ins = (_rounded(t, DTYPES[dtype]) for t in op.bucket_table("gelu", bits))
             yield Variant(
                 to_buckets_kernel,
                 {"x": f"*{dtype}", "packed": "*u8", **size},

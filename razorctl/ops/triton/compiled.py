@@ -30,7 +30,7 @@ _LOAD = re.compile(
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """registers: of a thread. stack: bytes of a thread, registers that were spilled among them.
 
     shared: bytes of a block. ttir, ttgir: the kernel in Triton's own terms, before and after it
@@ -137,14 +137,14 @@ def _dumped(cubin: bytes, what: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def compiled(variant: Variant, capability: int) -> Compiled:
+def compiled(variant: Variant, capability: int) -> CompiledKernel:
     """A variant compiled for a compute capability (75, 80, ...); raises what Triton raises."""
     target = GPUTarget("cuda", capability, WARP)
     kernel = triton.compile(variant.source(target), target=target, options=variant.options)
     usage = _dumped(kernel.asm["cubin"], "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
-    return Compiled(
+    return CompiledKernel(
         registers=int(found[1]),
         stack=int(found[2]),
         shared=kernel.metadata.shared,

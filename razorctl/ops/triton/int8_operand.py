@@ -20,8 +20,8 @@ from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS, GROUP
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import activated, inverse, nearest
-from razorctl.ops.triton.packing import unpacked
-from razorctl.ops.triton.tiles import COPY, PARTS, affine, block_of_tile, blocks
+from razorctl.ops.triton.packing import unpacked_block
+from razorctl.ops.triton.tiles import COPY, PARTS, block_count, block_of_tile, tile_affine
 from razorctl.ops.triton.variants import Variant
 
 LEVELS = constexpr(CODES)
@@ -130,8 +130,8 @@ def centered(
 ):  # fmt: skip
     """What a block stands for, without the center of each column, times its factor."""
     there = column < columns
-    numbers = unpacked(packed, row, column, columns, inside, BITS, V).to(tl.float32)
-    offset, step = affine(zero_point, scale, bias, tile, column, columns)
+    numbers = unpacked_block(packed, row, column, columns, inside, BITS, V).to(tl.float32)
+    offset, step = tile_affine(zero_point, scale, bias, tile, column, columns)
     by = tl.load(factor + column, mask=there, other=0.0)
     if FUNCTION is None:
         offset = (offset - tl.load(center + column, mask=there, other=0.0)) * by
@@ -169,7 +169,7 @@ def int8_operand(
         num_warps=4, num_stages=1,
     )  # fmt: skip
     sizes, warps = tile_of(tile_rows)
-    int8_operand_kernel[(blocks(rows, columns, tile_rows, sizes),)](
+    int8_operand_kernel[(block_count(rows, columns, tile_rows, sizes),)](
         packed, zero_point, scale, bias, row_scale, center, factor, fold, codes,
         rows, columns, tile_rows, BITS=bits, FUNCTION=function, **sizes,
         num_warps=warps, num_stages=1,
@@ -194,10 +194,10 @@ def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]
         scales[" of a norm"] = "*fp32"
     for of, scale in scales.items():
         copy = {**COPY, "scale": scale, "bias": "*fp32"}
-        affine = {name: kind for name, kind in copy.items() if name != "packed"}
+        scale_kinds = {name: kind for name, kind in copy.items() if name != "packed"}
         yield Variant(
             bounds_kernel,
-            {**affine, **floats, "column_scale": "*fp32", "tiles": "i32", **shape},
+            {**scale_kinds, **floats, "column_scale": "*fp32", "tiles": "i32", **shape},
             {**chosen, "LOWEST": lowest, **BOUNDS}, 4, 1, f"bounds {label}{of}", ("tiles",),
         )  # fmt: skip
         for tile_rows in (128, 64, 32) if every else (128,):

@@ -19,7 +19,7 @@ from razorctl.ops.triton.int8 import copy_columns, leave_largest, round_again, s
 from razorctl.ops.triton.int8_operand import BOUNDS, bounds, centered, largest_scale, tile_of
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.numbers import inverse, nearest
-from razorctl.ops.triton.tiles import COPY, block_of_tile, blocks
+from razorctl.ops.triton.tiles import COPY, block_count, block_of_tile
 from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
@@ -125,7 +125,7 @@ def linear_operands(
         T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
         maxnreg=REGISTERS,
     )  # fmt: skip
-    programs = blocks(rows, columns, tile_rows, sizes)
+    programs = block_count(rows, columns, tile_rows, sizes)
     programs += cdiv(rows, height) * cdiv(outputs, width) + down * across
     codes_kernel[(programs,)](
         packed, zero_point, scale, bias, row_scale, center, found, x,
@@ -154,7 +154,7 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
     scales = ("bf16", "fp32") if every and function is None else ("bf16",)
     for scale in scales:  # a copy that a norm shares has its weight in the scale
         copy = {**COPY, "scale": f"*{scale}", "bias": "*fp32"}
-        affine = {name: kind for name, kind in copy.items() if name != "packed"}
+        tile_affine = {name: kind for name, kind in copy.items() if name != "packed"}
         of_codes = dict.fromkeys(("x", "dy", "balanced", "of_weight"), "*i8")
         for tile_rows in (128, 64, 32) if every else (128,):
             sizes, warps = tile_of(tile_rows)
@@ -162,7 +162,7 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
             shape = {"R": sizes["R"], "C": sizes["C"], "T": BOUNDS["T"], "N": BOUNDS["N"]}
             yield Variant(
                 scales_kernel,
-                {**affine, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
+                {**tile_affine, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
                 {**chosen, "LOWEST": lowest, **shape}, warps, 1, f"scales {label}", ("tiles",),
                 REGISTERS,
             )  # fmt: skip

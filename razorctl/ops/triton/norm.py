@@ -4,7 +4,7 @@ x_hat = (x - mean) rstd of x [rows, columns]; with g = dy weight, dx = rstd (g -
 mean(g x_hat)) + residual, dweight = sum dy x_hat, dbias = sum dy; without means for RMSNorm.
 
 norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they are
-known, as after `residual_add`; the second, that of `quantize`, reads it again for y and the codes.
+known, as after `residual_add`; the second, one of `copies`, reads it again for y and the codes.
 One kernel for both would have to hold or reread whole tiles of rows, some hundred programs for a
 batch, too few to fill a card.
 """
@@ -19,13 +19,13 @@ from razorctl.ops import kernels
 from razorctl.ops import norm as op
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.packing import BITS
-from razorctl.ops.triton import quantize
+from razorctl.ops.triton import copies
 from razorctl.ops.triton.int8 import codes_of, row_scale
 from razorctl.ops.triton.launch import cdiv, launchable, next_power_of_2
 from razorctl.ops.triton.numbers import inverse
-from razorctl.ops.triton.packing import unpacked
+from razorctl.ops.triton.packing import unpacked_block
 from razorctl.ops.triton.sums import column_sums
-from razorctl.ops.triton.tiles import AHEAD, COPY, VECTOR, affine
+from razorctl.ops.triton.tiles import AHEAD, COPY, VECTOR, tile_affine
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
@@ -102,7 +102,7 @@ def norm_grad_kernel(
     last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
     column = tl.arange(0, C)
     there = column < columns
-    offset, step = affine(zero_point, scale, None, tile, column, columns)
+    offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
@@ -112,7 +112,7 @@ def norm_grad_kernel(
         row = number + tl.zeros((1,), tl.int64)
         src = dy + row[:, None] * stride + column[None, :]
         d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
-        numbers = unpacked(packed, row, column, columns, there[None, :], BITS, V)
+        numbers = unpacked_block(packed, row, column, columns, there[None, :], BITS, V)
         x_hat = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         g = d
         if weight is not None:
@@ -171,9 +171,7 @@ def residual_add(x: Tensor, f: Tensor, eps: float, centers: bool) -> tuple[Tenso
     return y, rstd.new_empty(0) if mean is None else mean, rstd
 
 
-@kernels.register(
-    op.norm_quantize, "cuda", lambda x, *_: quantize.takes(x.reshape(-1, x.shape[-1]))
-)
+@kernels.register(op.norm_quantize, "cuda", lambda x, *_: copies.takes(x.reshape(-1, x.shape[-1])))
 def norm_quantize(
     x: Tensor,
     weight: Tensor | None,
@@ -191,8 +189,10 @@ def norm_quantize(
     if rstd is None:
         mean, found = _statistics(flat, eps, centers)
     else:
-        mean, found = op.given(mean), rstd
-    copy = quantize.run(flat, bits, tile_rows, mean=mean, rstd=found, weight=weight, bias=bias, y=y)
+        mean, found = op.mean_or_none(mean), rstd
+    copy = copies.make_copy(
+        flat, bits, tile_rows, mean=mean, rstd=found, weight=weight, bias=bias, y=y
+    )
     return y, found if rstd is None else found.new_empty(0), *copy
 
 
@@ -252,9 +252,9 @@ def takes_grad(
     residual: Tensor | None = None,
 ) -> bool:
     """Whether the kernels take a gradient."""
-    fits = residual is None or quantize.takes(residual)
+    fits = residual is None or copies.takes(residual)
     single = rstd.dtype == torch.float32 and copy.bias is None
-    return quantize.takes(dy) and fits and dy.shape[1] <= WIDEST and single
+    return copies.takes(dy) and fits and dy.shape[1] <= WIDEST and single
 
 
 @kernels.register(op.norm_grad, "cuda", takes_grad)
@@ -292,9 +292,9 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
         signature["eps"] = "fp32"
         yield Variant(statistics_kernel, signature, STATISTICS, 4, 1, f"statistics {dtype}")
         yield from _sums(dtype, every)
-        yield from quantize.quantizing(dtype, BITS if every else (5,), norm=True, every=every)
+        yield from copies.copy_variants(dtype, BITS if every else (5,), norm=True, every=every)
         if every and dtype != "fp32":  # of a residual stream in single precision
-            yield from quantize.quantizing("fp32", BITS, norm=True, every=True, y=dtype)
+            yield from copies.copy_variants("fp32", BITS, norm=True, every=True, y=dtype)
         for bits in BITS if every else (5,):
             yield from _gradients(dtype, bits, every)
 

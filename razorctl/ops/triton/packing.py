@@ -61,7 +61,7 @@ def _plane(
 
 
 @triton.jit
-def unpacked(packed, row, column, columns, inside, BITS: tl.constexpr, V: tl.constexpr):
+def unpacked_block(packed, row, column, columns, inside, BITS: tl.constexpr, V: tl.constexpr):
     """The codes of rows `row` [R], int64, and columns `column` [C], int32 [R, C].
 
     A byte is loaded for each code in it; all but the first of these loads hit a cache. V: so many

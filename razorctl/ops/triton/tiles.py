@@ -26,10 +26,10 @@ def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
     return {"R": ROWS, "C": COLUMNS, "V": VECTOR // dtype.itemsize}, WARPS
 
 
-def blocks(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
+def block_count(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
     """How many blocks `block_of_tile` numbers."""
     tile_blocks = cdiv(tile_rows, sizes["R"])
-    return op.tiles(rows, tile_rows) * tile_blocks * cdiv(columns, sizes["C"])
+    return op.tile_count(rows, tile_rows) * tile_blocks * cdiv(columns, sizes["C"])
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def block_of_tile(rows, columns, tile_rows, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def affine(zero_point, scale, bias, tile, column, columns):
+def tile_affine(zero_point, scale, bias, tile, column, columns):
     """Offset and scale [C] of a tile's columns: a value is offset + scale * code."""
     there = column < columns
     at = tile * columns + column

@@ -28,7 +28,7 @@ try:
     from triton.runtime.jit import JITFunction
 
     import razorctl.ops.triton as package
-    from razorctl.ops.triton.gemm import Tile
+    from razorctl.ops.triton.gemm_tiles import Tile
     from razorctl.ops.triton.numbers import nearest
 except ImportError:  # where PyTorch comes without it
     collect_ignore_glob = ["test_*.py"]
@@ -183,7 +183,7 @@ def card() -> Iterator[Callable[[str], None]]:
         gemm = swap(import_module(f"{package.__name__}.gemm"))
         patch.setattr(op, "alone", lambda args: False)
         patch.setattr(gemm, "_capability", lambda device: 80)
-        patch.setattr(gemm, "tiles", lambda capability, aligned: (SMALL,))
+        patch.setattr(gemm, "tiles_for", lambda capability, aligned: (SMALL,))
         patch.setattr(gemm.tuning, "fastest", lambda ways, work, key: next(iter(ways.values())))
         run("kernels")
         yield run

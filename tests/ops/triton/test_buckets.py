@@ -19,7 +19,9 @@ def kernels(interpreted):
 )
 def test_buckets(shape, dtype, function, bits, kernels):
     x = 3 * torch.randn(shape)
-    x.view(-1)[0] = buckets.table(function, bits)[0][1]  # an end belongs to the interval below
+    x.view(-1)[0] = buckets.bucket_table(function, bits)[0][
+        1
+    ]  # an end belongs to the interval below
     packed = buckets.to_buckets(x.to(dtype), function, bits)
     assert torch.equal(kernels.to_buckets(x.to(dtype), function, bits), packed)
     like = list(shape), function, bits, dtype

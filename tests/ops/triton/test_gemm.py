@@ -8,7 +8,7 @@ from razorctl.memory.trace_cache import Kernel
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.triton import gemm
-from razorctl.ops.triton.gemm import Tile
+from razorctl.ops.triton.gemm_tiles import Tile
 from tests import references
 
 SMALL = [Tile(16, 32, 32, 1, 4, 3), Tile(32, 16, 32, 2, 4, 3)]
@@ -30,7 +30,7 @@ def way(request, interpreted, monkeypatch):
     """`scaled_gemm` on CPU tensors, in a small tile, split or not, or by `torch._int_mm`."""
     interpreted(gemm)
     monkeypatch.setattr(gemm, "_capability", lambda device: 80)
-    monkeypatch.setattr(gemm, "tiles", lambda capability, aligned: tuple(SMALL))
+    monkeypatch.setattr(gemm, "tiles_for", lambda capability, aligned: tuple(SMALL))
     monkeypatch.setattr(gemm, "_processors", lambda device: 7)
     monkeypatch.setattr(gemm, "FEWEST_TERMS", 16)
     monkeypatch.setattr(gemm.tuning, "fastest", lambda ways, *args: ways.get(request.param, other))
@@ -109,13 +109,13 @@ def test_sums_too_long_for_int32_are_made_in_parts(way, monkeypatch):
 def test_products_of_few_tiles_are_split(monkeypatch):
     tokens, wide, tall = 128 * 197, Tile(128, 256, 128, 1, 8, 4), Tile(128, 128, 128, 1, 8, 4)
     # dW of ViT-B's attention output, and of its first MLP layer: 18, 36 and 72 tiles.
-    assert gemm.parts(wide, 768, 768, tokens, 132) == 6  # 108 programs
-    assert gemm.parts(tall, 768, 768, tokens, 132) == 3  # 108 too
-    assert gemm.parts(wide, 3072, 768, tokens, 132) == 3  # 216 for two rounds
-    assert gemm.parts(wide, 768, 768, 4096, 132) == 4  # of no fewer terms
-    assert gemm.parts(wide, 768, 768, 197, 132) == 1
-    assert gemm.parts(wide, tokens, 768, 3072, 132) == 1  # dX has enough tiles
-    assert gemm.parts(wide, 2**13, 2**12, tokens, 132) == 1
+    assert gemm.programs_per_tile(wide, 768, 768, tokens, 132) == 6  # 108 programs
+    assert gemm.programs_per_tile(tall, 768, 768, tokens, 132) == 3  # 108 too
+    assert gemm.programs_per_tile(wide, 3072, 768, tokens, 132) == 3  # 216 for two rounds
+    assert gemm.programs_per_tile(wide, 768, 768, 4096, 132) == 4  # of no fewer terms
+    assert gemm.programs_per_tile(wide, 768, 768, 197, 132) == 1
+    assert gemm.programs_per_tile(wide, tokens, 768, 3072, 132) == 1  # dX has enough tiles
+    assert gemm.programs_per_tile(wide, 2**13, 2**12, tokens, 132) == 1
     few, many = gemm.ways(90, True, True), gemm.ways(90, True, False)
     assert next(iter(few)).endswith(gemm.SPLIT)  # what is not timed runs so
     assert set(many) == {label for label in few if not label.endswith(gemm.SPLIT)}

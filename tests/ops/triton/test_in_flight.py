@@ -10,8 +10,8 @@ from math import ceil, prod
 import pytest
 
 from razorctl.job import Job
-from razorctl.ops.triton import gemm, sums
-from razorctl.ops.triton.compiled import Compiled, compiled
+from razorctl.ops.triton import gemm_tiles, sums
+from razorctl.ops.triton.compiled import CompiledKernel, compiled
 from razorctl.ops.triton.launch import REGISTERS, WARP
 from razorctl.ops.triton.recorded import Card, Launch
 from razorctl.planning import gpus, job_trace
@@ -60,7 +60,7 @@ def moved(launch: Launch) -> int:
     return sum(sizes.values())
 
 
-def resident(found: Compiled, capability: int) -> int:
+def resident(found: CompiledKernel, capability: int) -> int:
     """Programs that a multiprocessor has place for."""
     shared, threads = PROCESSORS[capability]
     registers = ceil(found.registers / 8) * 8 * WARP * found.warps
@@ -68,10 +68,10 @@ def resident(found: Compiled, capability: int) -> int:
     return min(*places, threads // (WARP * found.warps))
 
 
-def starves(launch: Launch, found: Compiled | None, name: str) -> str | None:
+def starves(launch: Launch, found: CompiledKernel | None, name: str) -> str | None:
     """Why a launch takes more than twice as long as the card could take for it, or None."""
     gpu, (processors, *_), programs = gpus.load(name), CHIPS[name], prod(launch.grid)
-    if launch.variant.kernel is gemm.scaled_gemm_kernel:
+    if launch.variant.kernel is gemm_tiles.scaled_gemm_kernel:
         busy = programs / (processors * ceil(programs / processors))
         return f"{programs} programs keep {busy:.0%} of the card busy" if busy < 0.5 else None
     places = resident(found, capability_of(gpu))
@@ -103,7 +103,7 @@ def test_kernels_of_the_default_job_fill_a_card(name):
     for launch in launches_of(name):
         if not launch.trial:
             key, kernel = launch.variant.key, launch.variant.kernel
-            if key not in found and kernel is not gemm.scaled_gemm_kernel:
+            if key not in found and kernel is not gemm_tiles.scaled_gemm_kernel:
                 found[key] = compiled(launch.variant, capability_of(gpus.load(name)))
             if why := starves(launch, found.get(key), name):
                 starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
@@ -119,7 +119,7 @@ def test_a_kernel_of_few_programs_starves(columns, enough):
 
 
 def test_a_product_of_few_tiles_starves():
-    variant = next(v for v in gemm.variants(90) if v.kernel is gemm.scaled_gemm_kernel)
+    variant = next(v for v in gemm_tiles.variants(90) if v.kernel is gemm_tiles.scaled_gemm_kernel)
     for programs, enough in ((36, False), (108, True), (133, True)):
         launch = Launch("gemm", variant, (programs,), {}, trial=False)
         assert (starves(launch, None, THIRSTIEST) is None) == enough
@@ -156,7 +156,7 @@ COPIES = """
 def test_what_a_thread_has_asked_for(code, between, most, monkeypatch):
     line = f"\n        /*0040*/                   {between} ;" if between else ""
     monkeypatch.setattr("razorctl.ops.triton.compiled._dumped", lambda *args: code.format(line))
-    found = Compiled(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
+    found = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
     assert found.outstanding == most
     assert found.in_flight == 4 * 32 * most
 
@@ -167,6 +167,6 @@ def test_what_threads_ask_for_together_counts_once():
 %x = tt.load %a : tensor<32x16x!tt.ptr<f32>, #blocked> loc(#loc1)
 %mean = tt.load %b : tensor<32x!tt.ptr<f32>, #ttg.slice<{dim = 1, parent = #blocked}>> loc(#loc2)
 """  # noqa: E501
-    found = Compiled(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
+    found = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
     # Of x each thread has four elements; of the means two, as the seven threads beside it.
     assert found._share == (32 * 16 + 32) / (128 * 4 + 128 * 2)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from razorctl.ops import topk as op
-from razorctl.ops.topk import unpack_at_once
+from razorctl.ops.topk import topk_unpack_on_cpu
 from razorctl.ops.triton import topk
 from tests import references
 
@@ -28,7 +28,7 @@ def test_saves_what_the_reference_saves(n, dtype, small):
             assert torch.equal(bitmap, want[1])
             torch.testing.assert_close(values, want[0], rtol=0, atol=0, equal_nan=True)
             dense = topk.topk_unpack(values, bitmap, [n])
-            want_dense = unpack_at_once(*want, [n])
+            want_dense = topk_unpack_on_cpu(*want, [n])
             torch.testing.assert_close(dense, want_dense, rtol=0, atol=0, equal_nan=True)
 
 
@@ -36,10 +36,12 @@ def test_shapes_and_layouts(small):
     x = torch.randn(7, 40).T
     values, bitmap = topk.topk_pack(x, 50)
     dense = topk.topk_unpack(values, bitmap, list(x.shape))
-    assert torch.equal(dense, unpack_at_once(*references.topk_pack(x, 50), [40, 7]))
+    assert torch.equal(dense, topk_unpack_on_cpu(*references.topk_pack(x, 50), [40, 7]))
 
 
-@pytest.mark.parametrize("pack", [topk.topk_pack, op.topk_pack.body, op.on_cpu, op.topk_pack])
+@pytest.mark.parametrize(
+    "pack", [topk.topk_pack, op.topk_pack.body, op.topk_pack_on_cpu, op.topk_pack]
+)
 def test_nothing_is_packed_of_nothing(pack, small):
     """By the kernel, its body, the body on a CPU, and what runs there."""
     values, bitmap = pack(torch.empty(0, 3, dtype=torch.bfloat16), 0)

@@ -6,7 +6,7 @@ from torch import nn
 
 from razorctl import Recipe, sparsify
 from razorctl.layers import linear
-from razorctl.ops import kept, kernels
+from razorctl.ops import kernels, weight_copies
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).train()
     sparsify(net, Recipe("int8"))
-    with kept.shared_by(micro_batches):
+    with weight_copies.shared_by(micro_batches):
         for _ in range(2):
             x = torch.randn(32, 64, requires_grad=True)
             if on_a_card:
@@ -39,7 +39,7 @@ def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False)
             if changed:
                 with torch.no_grad():
                     net[0].weight.mul_(2)
-        found = 0 if kept._kept is None else len(kept._kept)
+        found = 0 if weight_copies._copies is None else len(weight_copies._copies)
     return [p.grad for p in net.parameters()], found
 
 
@@ -47,7 +47,7 @@ def test_a_weight_is_copied_once_a_step(copies):
     got, held = gradients(2)
     assert [weight is None for weight in copies] == [False, True]
     assert held == 1
-    assert kept._kept is None
+    assert weight_copies._copies is None
     want, held = gradients(1)
     assert held == 0
     assert all(map(torch.equal, got, want))

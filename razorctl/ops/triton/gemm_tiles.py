@@ -1,0 +1,204 @@
+"""Kernels of ops.gemm: each program computes a tile of an int8 product, or scales one.
+
+out [m, n] = a_scale (a b^T) b_scale + left right^T, for a [m, k] and b [n, k], contiguous along k.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from razorctl.ops.triton.launch import launchable
+from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program of `scaled_gemm_kernel` computes: rows x columns, `depth` terms at a time.
+
+    dots: how many times `depth` a turn of the loop takes. With one, Triton prefetches the operands
+    on sm_8x, a register for each byte, and large tiles spill.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    dots: int
+    warps: int
+    stages: int
+
+    @property
+    def label(self) -> str:
+        """A name by which the choice of this tile is kept."""
+        return f"{self.rows}x{self.columns}x{self.depth}x{self.dots}-{self.warps}w-{self.stages}s"
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the kernel."""
+        return {"BM": self.rows, "BN": self.columns, "BK": self.depth, "DOTS": self.dots}
+
+
+# All fit a card's shared memory without a spill: tests/ops/triton/test_compiled.py.
+_AMPERE = (Tile(128, 256, 64, 2, 8, 4), Tile(256, 128, 64, 2, 8, 3), Tile(128, 128, 64, 2, 4, 4),
+           Tile(128, 64, 64, 2, 4, 4), Tile(64, 64, 64, 2, 4, 4))  # fmt: skip
+_ADA = (Tile(128, 256, 64, 2, 8, 3), Tile(256, 128, 64, 2, 8, 3), Tile(128, 128, 64, 2, 4, 3),
+        Tile(128, 256, 32, 2, 8, 4), Tile(64, 64, 64, 2, 4, 3))  # fmt: skip
+_HOPPER = (Tile(128, 256, 128, 1, 8, 4), Tile(256, 128, 128, 1, 8, 4), Tile(128, 128, 128, 1, 8, 4),
+           Tile(64, 128, 128, 1, 4, 4))  # fmt: skip
+_BLACKWELL = (Tile(128, 256, 128, 1, 8, 3), Tile(128, 128, 128, 1, 4, 4),
+              Tile(128, 128, 128, 1, 8, 4), Tile(128, 64, 128, 1, 4, 4))  # fmt: skip
+_CONSUMER_BLACKWELL = (Tile(128, 256, 64, 1, 8, 4), Tile(128, 256, 128, 1, 8, 3),
+                       Tile(128, 128, 128, 1, 4, 3), Tile(256, 128, 64, 1, 8, 4),
+                       Tile(128, 64, 128, 1, 4, 3))  # fmt: skip
+
+
+def tiles_for(capability: int, aligned: bool = True) -> tuple[Tile, ...]:
+    """The tiles to choose from on cards of a compute capability; none before sm_80.
+
+    aligned: whether the result has a multiple of 16 columns. Other rows are stored by elements,
+    which takes the large tiles more registers than there are.
+    """
+    sizes: tuple[Tile, ...] = ()
+    if capability >= 120:
+        sizes = _CONSUMER_BLACKWELL
+    elif capability >= 100:
+        sizes = _BLACKWELL
+    elif capability >= 90:
+        sizes = _HOPPER
+    elif capability >= 80:  # with 163 or 99 KiB of shared memory
+        sizes = _AMPERE if capability in (80, 87) else _ADA
+    return sizes if aligned else sizes[-1:]
+
+
+@triton.jit
+def _store_scaled(product, out, a_scale, b_scale, left, right, rows, columns, m, n):
+    """out = a_scale product b_scale + left right^T for a tile at `rows` and `columns`."""
+    in_rows, in_columns = rows < m, columns < n
+    values = product.to(tl.float32) * tl.load(b_scale + columns, in_columns, 0)[None, :]
+    if a_scale is not None:
+        values *= tl.load(a_scale + rows, in_rows, 0)[:, None]
+    if left is not None:
+        across = tl.load(right + columns, in_columns, 0)[None, :]
+        values += tl.load(left + rows, in_rows, 0)[:, None] * across
+    at = out + rows.to(tl.int64)[:, None] * n + columns[None, :]
+    tl.store(at, values.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
+
+
+@triton.jit
+def _halves(product, BM: tl.constexpr, BN: tl.constexpr):
+    """The first columns of a tile [BM, BN], and the others."""
+    return product.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _add(product, out, rows, columns, m, n):
+    """Adds a tile at `rows` and `columns` to `out`, whose other programs may do so meanwhile."""
+    inside = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.atomic_add(out + rows[:, None] * n + columns[None, :], product, mask=inside, sem="relaxed")
+
+
+@launchable
+def scaled_gemm_kernel(
+    a, b, a_scale, b_scale, left, right, out, m, n, k, a_stride, b_stride, terms_each,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOTS: tl.constexpr,
+):  # fmt: skip
+    """One tile [BM, BN] of `scaled_gemm`; k must not exceed MOST_TERMS.
+
+    terms_each: None, or of how many terms each program along the grid's second axis adds the
+    products to int32 `out`, without scales.
+    """
+    # Programs that run at a time share rows of b: eight tiles down, then the next column.
+    DOWN: tl.constexpr = 8
+    band = DOWN * tl.cdiv(n, BN)
+    program = tl.program_id(0)
+    first = program // band * DOWN
+    height = min(tl.cdiv(m, BM) - first, DOWN)
+    row = (first + program % band % height) * BM
+    column = program % band // height * BN
+
+    rows, columns, terms = row + tl.arange(0, BM), column + tl.arange(0, BN), tl.arange(0, BK)
+    # Rows past the end are read again from the start, so that loads need masks along k alone;
+    # k, the strides and the pointers are multiples of 16.
+    a_at = a + (rows % m).to(tl.int64)[:, None] * a_stride + terms[None, :]
+    b_at = b + (columns % n).to(tl.int64)[None, :] * b_stride + terms[:, None]
+    if terms_each is not None:
+        before = tl.program_id(1) * terms_each
+        a_at += before
+        b_at += before
+        k = min(k - before, terms_each)
+    product = tl.zeros((BM, BN), tl.int32)
+    for start in range(0, k, BK * DOTS):
+        for dot in tl.static_range(DOTS):
+            rest = k - start - dot * BK
+            a_part = tl.load(a_at + dot * BK, mask=terms[None, :] < rest, other=0)
+            b_part = tl.load(b_at + dot * BK, mask=terms[:, None] < rest, other=0)
+            product = tl.dot(a_part, b_part, product, out_dtype=tl.int32)
+        a_at += BK * DOTS
+        b_at += BK * DOTS
+
+    # Half of the columns at a time, in half of the registers.
+    HALF: tl.constexpr = BN // 2
+    near, far = _halves(product, BM, BN)
+    columns = column + tl.arange(0, HALF)
+    if terms_each is not None:  # each address takes two registers, so a quarter at a time
+        QUARTER: tl.constexpr = BN // 4
+        columns = column + tl.arange(0, QUARTER)
+        first, second = _halves(near, BM, HALF)
+        _add(first, out, rows, columns, m, n)
+        _add(second, out, rows, columns + QUARTER, m, n)
+        first, second = _halves(far, BM, HALF)
+        _add(first, out, rows, columns + HALF, m, n)
+        _add(second, out, rows, columns + HALF + QUARTER, m, n)
+    else:
+        _store_scaled(near, out, a_scale, b_scale, left, right, rows, columns, m, n)
+        _store_scaled(far, out, a_scale, b_scale, left, right, rows, columns + HALF, m, n)
+
+
+@launchable
+def epilogue_kernel(
+    product, out, a_scale, b_scale, left, right, m, n, stride,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The scales of an int32 product [m, n] whose rows are `stride` apart."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    at = product + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    tile = tl.load(at, mask=(rows < m)[:, None] & (columns < n)[None, :], other=0)
+    _store_scaled(tile, out, a_scale, b_scale, left, right, rows, columns, m, n)
+
+
+EPILOGUE = {"BM": 16, "BN": 256}
+EPILOGUE_WARPS, STAGES = 4, 3
+
+
+def variants(capability: int, every: bool = False) -> Iterator[Variant]:
+    """What the launches above ask for; single precision takes a tile's epilogue most registers."""
+    scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
+    sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
+    for aligned in (True, False):
+        for tile in tiles_for(capability, aligned)[:1]:
+            signature = {"a": "*i8", "b": "*i8", "out": "*i32", **sizes, "terms_each": "i32"}
+            yield Variant(
+                scaled_gemm_kernel, signature, dict.fromkeys(scales) | tile.constants,
+                tile.warps, tile.stages,
+                f"scaled_gemm {tile.label}-split{'' if aligned else ' odd'}",
+                unaligned=("m",) if aligned else ("m", "n"),
+            )  # fmt: skip
+    for dtype in DTYPES if every else ("fp32",):
+        signature = {"a": "*i8", "b": "*i8", **scales, "out": f"*{dtype}", **sizes}
+        for aligned in (True, False):
+            for tile in tiles_for(capability, aligned):
+                yield Variant(
+                    scaled_gemm_kernel, signature, {"terms_each": None, **tile.constants},
+                    tile.warps, tile.stages,
+                    f"scaled_gemm {tile.label} {dtype}{'' if aligned else ' odd'}",
+                    unaligned=("m",) if aligned else ("m", "n"),
+                )  # fmt: skip
+    for dtype in dtypes(capability, every):
+        signature = {"product": "*i32", "out": f"*{dtype}", **scales}
+        signature |= dict.fromkeys(("m", "n", "stride"), "i32")
+        yield Variant(
+            epilogue_kernel, signature, dict(EPILOGUE), EPILOGUE_WARPS, STAGES,
+            f"scaled_gemm epilogue {dtype}", unaligned=("m", "n"),
+        )  # fmt: skip
