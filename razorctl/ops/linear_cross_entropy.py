@@ -45,6 +45,14 @@ def _empty(
     )
 
 
+def _to_gradient(logs: Tensor, index: Tensor, factors: Tensor, smoothing: float) -> None:
+    """Turns log-probabilities [rows, classes] into the gradient of the logits, in place."""
+    logs.exp_().scatter_add_(1, index, torch.full_like(factors, smoothing - 1))
+    if smoothing:
+        logs -= smoothing / logs.shape[1]
+    logs.mul_(factors)
+
+
 @op(empty=_empty)
 def linear_cross_entropy(
     x: Tensor,
@@ -77,11 +85,10 @@ def linear_cross_entropy(
     """
     dtype, classes = torch.promote_types(x.dtype, torch.float32), len(weight)
     w, b = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    losses = x.new_empty(len(x), dtype=dtype)
+    losses, size = x.new_empty(len(x), dtype=dtype), part_tokens(classes)
     dx = x.new_empty(x.shape if input_grad else 0)
     dw = weight.new_zeros(weight.shape if weight_grad else 0)
     db = weight.new_zeros(classes if bias_grad else 0, dtype=dtype)
-    size = part_tokens(classes)
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
         logs = F.linear(x[rows], w, b).to(dtype).log_softmax(1)
@@ -93,13 +100,8 @@ def linear_cross_entropy(
         losses[rows] = torch.where(taken, loss, 0)
         if not (input_grad or weight_grad or bias_grad):
             continue
-        factors = taken.to(dtype).unsqueeze(1)
-        if factor is not None:
-            factors = factors * factor[rows].unsqueeze(1)
-        logs.exp_().scatter_add_(1, index, torch.full_like(factors, smoothing - 1))
-        if smoothing:
-            logs -= smoothing / classes
-        logs.mul_(factors)  # the gradient of the logits
+        factors = taken.to(dtype) if factor is None else taken.to(dtype) * factor[rows]
+        _to_gradient(logs, index, factors.unsqueeze(1), smoothing)
         if bias_grad:
             db += logs.sum(0)
         grad = logs.to(x.dtype)

@@ -113,12 +113,11 @@ def quantize_tile(
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
     R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program works on U columns of each strip of a whole tile, of at most R rows.
+    """A program copies U columns of each strip of a whole tile of at most R rows.
 
-    It holds one strip at a time; the next STAGES - 1 are on their way, where a card can copy into
-    shared memory meanwhile. y: None, or what takes f(x), or x_hat weight + bias for the normalized
-    x_hat. CLIP: standard deviations that codes reach to either side of the mean, None for no such
-    limit.
+    It holds one strip; the next STAGES - 1 are being loaded, where a card can copy into shared
+    memory meanwhile. y: None, or where to store f(x), or x_hat weight + bias for the normalized
+    x_hat. CLIP: standard deviations to which codes are limited on either side of the mean, or None.
     """
     strip = tl.multiple_of(columns // 8, 8)
     blocks = tl.cdiv(strip, U)
@@ -177,15 +176,14 @@ def quantize_long_tile(
     BITS: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.constexpr, FUNCTION: tl.constexpr,
     R: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same for tiles of any length: a program reads its part again, R rows at a time."""
+    """`quantize_tile` for tiles of any length: a program reads its rows again, R at a time."""
     strip = tl.multiple_of(columns // 8, 8)
     blocks = tl.cdiv(strip, U)
     tile = (tl.program_id(0) // blocks).to(tl.int64)
     u = tl.max_contiguous(tl.program_id(0) % blocks * U + tl.arange(0, U), TWO)
     begin = tile * tile_rows
     end = tl.minimum(begin + tile_rows, rows)
-    local, wide = tl.arange(0, R), u < strip
-    key = seed
+    local, wide, key = tl.arange(0, R), u < strip, seed
     if seed is not None:
         key = tl.load(seed)
     zeros, factors = (), ()
