@@ -78,11 +78,11 @@ def choices(_: Path) -> None:
 # Document -> what reads it again, given the folder of `whole`.
 READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "run/result.json": (
-        lambda top: view.show(resuming.finished(top / "run")),
+        lambda top: view.show(resuming.finished_result(top / "run")),
         lambda top: inference.load(top / "run", device="cpu"),
         lambda top: comparison.read_run(top / "run").best,
     ),
-    "run/plan.json": (lambda top: resuming.begun(top / "run", Settings({}), None),),
+    "run/plan.json": (lambda top: resuming.settle_by_run(top / "run", Settings({}), None),),
     "plan.json": (lambda top: read_plan(top / "plan.json"),),
     f"run/{STEP}": (
         lambda top: Checkpoints(top / "run"),
@@ -91,7 +91,7 @@ READ: dict[str, tuple[Callable[[Path], Any], ...]] = {
     ),
     "run/checkpoints/step-00000002/state.json": (lambda top: Checkpoints(top / "run"),),
     "run/config.toml": (
-        lambda top: resuming.begun(top / "run", Settings({}), None),
+        lambda top: resuming.settle_by_run(top / "run", Settings({}), None),
         lambda top: comparison.read_run(top / "run"),
     ),
     "run/metrics.jsonl": (lambda top: comparison.read_run(top / "run").time_to(0.5),),

@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from razorctl import processes
-from razorctl.cli.command import PREFIX, Command, option, unchecked
+from razorctl.cli.command import PREFIX, Command, option, skip_unset_checks
 from razorctl.cli.views import common as views
-from razorctl.cli.views.terminal import clean, shown
+from razorctl.cli.views.terminal import clean, safe_streams
 from razorctl.errors import ElsewhereError, RazorError, Terminated, UsageError
 from razorctl.hush import hush
 from razorctl.training.signals import termination_raises
@@ -50,7 +50,7 @@ class Group(TyperGroup):
         view.show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        unchecked(self, ctx)
+        skip_unset_checks(self, ctx)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, *args: Any) -> Any:
@@ -60,7 +60,7 @@ class Group(TyperGroup):
     def main(self, *args: Any, **settings: Any) -> Any:
         views.err.spoke = False
         hush()
-        with shown(views.say):
+        with safe_streams(views.say):
             return super().main(*args, **settings)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
@@ -187,7 +187,7 @@ def main(
     if file is not None:
         from razorctl.cli import settings
 
-        ctx.obj = settings.of_file(file)
+        ctx.obj = settings.settings_of_file(file)
         ctx.default_map = dict.fromkeys(COMMANDS, ctx.obj)
 
 

@@ -24,7 +24,7 @@ from razorctl.cli import profile as profiling
 from razorctl.cli.options import Command
 from razorctl.cli.results import Result
 from razorctl.cli.settings import GIVEN
-from razorctl.cli.views.common import quiet
+from razorctl.cli.views.common import hide_messages
 from razorctl.config.registry import unknown
 from razorctl.errors import RazorError, UsageError
 from razorctl.job import Job
@@ -40,7 +40,7 @@ OF_SETTINGS = {each.name for kind in (Job, Recipe) for each in fields(kind)}
 
 
 @dataclass(frozen=True)
-class Word:
+class Keyword:
     """A word of a call: the parameter of the command that it is, the types of it, and its help."""
 
     parameter: str
@@ -68,7 +68,7 @@ class Word:
 
 
 @dataclass
-class Call:
+class KeywordCall:
     """A call of a command in which all parameters are given; see `settings.Call`."""
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -77,13 +77,13 @@ class Call:
     def get_parameter_source(self, name: str) -> Any:
         return SimpleNamespace(name=GIVEN[0]) if name in self.params else None
 
-    def find_root(self) -> "Call":
+    def find_root(self) -> "KeywordCall":
         return self
 
 
-def words(command: Command) -> dict[str, Word]:
+def keywords(command: Command) -> dict[str, Keyword]:
     """The words that a command takes: its options by their flags, and settings by their names."""
-    found: dict[str, Word] = {}
+    found: dict[str, Keyword] = {}
     for name, parameter in signature(command).parameters.items():
         if name in OF_PRINTING or parameter.kind is Parameter.VAR_KEYWORD:
             continue
@@ -95,7 +95,7 @@ def words(command: Command) -> dict[str, Word]:
         told = (info.default, *(info.param_decls or ()))  # in an annotation the first is a flag too
         flags = [flag.split("/")[0] for flag in told if str(flag).startswith("--")]
         bare = [flag.removeprefix("--").replace("-", "_") for flag in flags]
-        word = Word(name, kinds, about)
+        word = Keyword(name, kinds, about)
         found |= dict.fromkeys(bare or [name], word)
         if name in OF_SETTINGS:
             found.setdefault(name, word)
@@ -105,7 +105,7 @@ def words(command: Command) -> dict[str, Word]:
 def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Runs a command with the words of a call; raises UsageError for unknown ones."""
     try:
-        call = _given(command, given)
+        call = _keyword_call(command, given)
         processes.settle_environment()
         with warnings.catch_warnings():
             # Of tqdm, whose bars are not shown.
@@ -115,9 +115,9 @@ def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -
         raise error.with_traceback(None)  # noqa: B904 - it is the same; where it is from is no help
 
 
-def _given(command: Command, given: Mapping[str, Any]) -> Call:
+def _keyword_call(command: Command, given: Mapping[str, Any]) -> KeywordCall:
     """A call of a command with these words."""
-    known, call = words(command), Call()
+    known, call = keywords(command), KeywordCall()
     recipe = given.get("recipe")
     if isinstance(recipe, Recipe):
         given = {**_settings(recipe), **{k: v for k, v in given.items() if k != "recipe"}}
@@ -145,7 +145,7 @@ def _as(command: Command) -> Callable[[Function], Function]:
     """Shows the words of a command in the signature and in the help of a function."""
 
     def shown(function: Function) -> Function:
-        known = words(command)
+        known = keywords(command)
         own = [
             each
             for each in signature(function).parameters.values()
@@ -192,8 +192,8 @@ def finetune(model: Any = None, dataset: Any = None, *, progress: Any = True, **
         more = words if progress is True else {**words, "progress": progress}
         return run.finetune(model, *(() if dataset is None else (dataset,)), **more)
     given = {"model": model, "dataset": dataset, **words}
-    with quiet(not progress):
-        found = _call(finetuning.finetune, finetuning.trained, given)
+    with hide_messages(unless=progress):
+        found = _call(finetuning.finetune, finetuning.run_finetune, given)
     return Result.of_run(found)
 
 
@@ -225,8 +225,8 @@ def plan(
 
         return planner.plan(model, dataset, recipe, **words)
     given = {"model": model, "dataset": dataset, "recipe": recipe, **words}
-    with quiet(not progress):
-        return Result.of_plan(_call(planning.plan, planning.planned, given))
+    with hide_messages(unless=progress):
+        return Result.of_plan(_call(planning.plan, planning.run_plan, given))
 
 
 @_as(comparing.compare)
@@ -239,9 +239,9 @@ def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) 
 
     The keywords are the options of the command:
     """
-    with quiet(not progress):
+    with hide_messages(unless=progress):
         given = {"what": [os.fspath(each) for each in what], **words}
-        found = _call(comparing.compare, comparing.compared, given)
+        found = _call(comparing.compare, comparing.run_compare, given)
         if words.get("html") is not None:
             comparing.write_report(Path(words["html"]), found, words.get("target"))
     return Result.of_comparison(found)
@@ -277,13 +277,13 @@ def profile(
                 "inputs are for an nn.Module; leave them out, or give the model itself."
             )
         given = {"model": model, "dataset": dataset, **words}
-        with quiet(not progress):
-            return Result.of_profile(_call(profiling.profile, profiling.profiled, given))
+        with hide_messages(unless=progress):
+            return Result.of_profile(_call(profiling.profile, profiling.run_profile, given))
     from torch import nn
 
     inputs = dataset if inputs is None else inputs
     if not isinstance(model, nn.Module):
         raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
-    own = partial(profiling.kept, net=model, inputs=inputs, forward=forward)
-    with quiet(not progress):
+    own = partial(profiling.profile_module, net=model, inputs=inputs, forward=forward)
+    with hide_messages(unless=progress):
         return Result.of_profile(_call(profiling.profile, own, words))

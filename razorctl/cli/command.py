@@ -19,7 +19,7 @@ def option(*flags: str, help: str, default: str | None = None, **settings: Any) 
     return typer.Option(*flags, help=escape(about), show_envvar=False, **settings)
 
 
-def unchecked(command: Any, ctx: Any) -> None:
+def skip_unset_checks(command: Any, ctx: Any) -> None:
     """Lets no option of a command that is not given be checked, for which typer loads pydantic."""
     for each in command.get_params(ctx):
         checked = each.process_value
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         view.show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        unchecked(self, ctx)
+        skip_unset_checks(self, ctx)
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:

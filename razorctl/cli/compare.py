@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import OF_DATA, Device, Json, of_course, option, takes
-from razorctl.cli.settings import Call, read
+from razorctl.cli.options import OF_DATA, Device, Json, evaluation_option, option, with_options
+from razorctl.cli.settings import Call, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -42,7 +42,7 @@ FIRST = (
 )
 
 
-@takes("ratio", *OF_JOB, first=FIRST, planned=False)
+@with_options("ratio", *OF_JOB, first=FIRST, planned=False)
 def compare(
     ctx: typer.Context,
     what: Annotated[
@@ -67,7 +67,9 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        of_course(help="Accuracy to reach.", default="99 % of full's best", metavar="SHARE"),
+        evaluation_option(
+            help="Accuracy to reach.", default="99 % of full's best", metavar="SHARE"
+        ),
     ] = None,
     device: Device = None,
     out: Annotated[
@@ -108,7 +110,9 @@ def compare(
     """
     if json and csv:
         raise UsageError("json and csv cannot both be printed; give one of them.")
-    found = compared(ctx, what, methods, seeds, budget, target, device, out, resume, html, **flags)
+    found = run_compare(
+        ctx, what, methods, seeds, budget, target, device, out, resume, html, **flags
+    )
     try:
         if html is not None:
             write_report(html, found, target)
@@ -118,7 +122,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRuns:
     """What `compare` found, and the directories that it is in."""
 
     document: dict[str, Any]
@@ -126,7 +130,7 @@ class Compared:
     directories: Sequence[Path]
 
 
-def compared(
+def run_compare(
     ctx: Call,
     what: list[str],
     methods: str = METHODS,
@@ -138,7 +142,7 @@ def compared(
     resume: bool = False,
     html: Path | None = None,
     **flags: Any,
-) -> Compared:
+) -> ComparedRuns:
     """Compares as `compare` says; a report in `html` has its room, and is not written yet."""
     _check(target, html, resume)
     found, directories = _finished(ctx, what), [Path(name) for name in what]
@@ -146,7 +150,7 @@ def compared(
         options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
         grid = _run(ctx, what, methods.split(","), flags, options, budget)
         found, directories = grid.comparison, [grid.out]
-    return Compared(_document(found, target), found, directories)
+    return ComparedRuns(_document(found, target), found, directories)
 
 
 def _check(target: float | None, html: Path | None, resume: bool) -> None:
@@ -180,7 +184,7 @@ def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
         view.show(document)
 
 
-def write_report(html: Path, found: Compared, target: float | None) -> None:
+def write_report(html: Path, found: ComparedRuns, target: float | None) -> None:
     """Writes the report of what is in the directories; raises UsageError if it cannot be."""
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
@@ -240,12 +244,12 @@ def _run(
     from razorctl.recipe import Recipe
     from razorctl.training.comparing.budget import parse_seconds
 
-    settings = read(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
+    settings = given_settings(ctx, flags | dict(zip(("model", "dataset"), what, strict=True)))
     options["seconds"] = None if budget is None else parse_seconds(budget)
     job = settings.job
-    planning.say_data(job)
+    planning.check_data(job)
     build.start(options["device"])
-    with views.waiting(f"preparing to compare on {job.model} and {job.dataset}"):
+    with views.status(f"preparing to compare on {job.model} and {job.dataset}"):
         from razorctl.cli import progress
         from razorctl.training.comparing.grid import Grid
 

@@ -15,7 +15,7 @@ SETTINGS = (
 )
 
 
-def document(model: str, dataset: str | None) -> dict[str, Any]:
+def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
     """The defaults of a model for a data set, None is the usual one: setting, value, from.
 
     rows: the training examples; None if only tokenizing or streaming tells them, and then so are

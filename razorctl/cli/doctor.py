@@ -15,7 +15,7 @@ def doctor(json: Json = False) -> None:
     Kernels and attention run on a small model. The exit code is 1 if something
     does not work; what works, but not as well as it could, is noted.
     """
-    with views.waiting("loading PyTorch") as at:
+    with views.status("loading PyTorch") as at:
         from razorctl.training.doctor import diagnose
 
         checks = []

@@ -5,8 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import DATASET, Batch, Device, Finished, Json, Weights, option, takes
-from razorctl.cli.settings import told
+from razorctl.cli.options import (
+    DATASET,
+    Batch,
+    Device,
+    Finished,
+    Json,
+    Weights,
+    option,
+    with_options,
+)
+from razorctl.cli.settings import call_settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
 
 
-@takes(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))
+@with_options(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))
 def evaluate(
     ctx: typer.Context,
     run: Finished,
@@ -57,14 +66,14 @@ def evaluate(
     from razorctl.data.own.stream import count
     from razorctl.training import evaluation_rows, run_files
 
-    given = told(ctx, {**flags, "split": split, "batch_size": batch_size}).given
+    given = call_settings(ctx, {**flags, "split": split, "batch_size": batch_size}).given
     columns = {name: given[name] for name in COLUMNS if name in given}
     if dataset is None and columns:
         flag = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{flag} says how DATASET is read; name DATASET, or leave it out.")
     _, job = run_files.finished_run(run)
     wanted = _job(job, dataset or job.dataset, columns)
-    with views.waiting(f"loading {wanted.dataset}") as at:
+    with views.status(f"loading {wanted.dataset}") as at:
         if dataset is None:
             rows = evaluation_rows.rows_of_run(run, given.get("split"), at)
         else:

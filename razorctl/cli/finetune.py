@@ -14,12 +14,12 @@ from razorctl.cli.options import (
     Device,
     Json,
     Preset,
-    of_course,
-    of_plan,
+    evaluation_option,
     option,
-    takes,
+    plan_option,
+    with_options,
 )
-from razorctl.cli.settings import Call, read, told
+from razorctl.cli.settings import Call, call_settings, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -36,12 +36,12 @@ FIRST = (
 )
 
 
-@takes(*PLANNING, *RECIPE, *JOB, first=FIRST)
+@with_options(*PLANNING, *RECIPE, *JOB, first=FIRST)
 def finetune(
     ctx: typer.Context,
     plan: Annotated[
         Path | None,
-        of_plan(help="File of `plan --json`, run as planned.", default="none", metavar="FILE"),
+        plan_option(help="File of `plan --json`, run as planned.", default="none", metavar="FILE"),
     ] = None,
     recipe: Preset = None,
     device: Device = None,
@@ -56,7 +56,7 @@ def finetune(
     ] = False,
     tracker: Annotated[
         list[str] | None,
-        of_course(
+        evaluation_option(
             help="What gets losses and figures; may be repeated.",
             default="none",
             metavar="[tensorboard|trackio|wandb]",
@@ -90,7 +90,7 @@ def finetune(
     """
     from razorctl.cli.views import finetune as view
 
-    result = trained(ctx, plan, recipe, device, out, resume, tracker, json, **flags)
+    result = run_finetune(ctx, plan, recipe, device, out, resume, tracker, json, **flags)
     if processes.first():
         if json:
             views.print_json(result)
@@ -98,7 +98,7 @@ def finetune(
             view.show(result)
 
 
-def trained(
+def run_finetune(
     ctx: Call,
     plan: Path | None = None,
     recipe: str | None = None,
@@ -177,14 +177,18 @@ def _settle(
     from razorctl.training import rundir
     from razorctl.training import trackers as tracking
 
-    begun = resuming.begun(out, told(ctx, flags, recipe), plan) if resume else None
-    if begun is not None and out is not None and (result := resuming.finished(out)) is not None:
+    begun = resuming.settle_by_run(out, call_settings(ctx, flags, recipe), plan) if resume else None
+    if (
+        begun is not None
+        and out is not None
+        and (result := resuming.finished_result(out)) is not None
+    ):
         views.say(f"{out} holds a finished run")
         return result
     trackers = tracking.check_trackers(tracker, out if resume else None)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
-    settings = read(ctx, flags, recipe)
+    settings = given_settings(ctx, flags, recipe)
     if processes.count() > 1 and "processes" not in settings.given:
         settings = settings.but(processes=processes.count())
     if begun is not None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from razorctl.cli.names import completes, known
+from razorctl.cli.names import all_names, completion
 from razorctl.cli.options import Json
 from razorctl.cli.views import common as views
 from razorctl.cli.views import list as view
@@ -27,7 +27,7 @@ def list_names(
         str | None,
         typer.Argument(
             help="Model whose defaults are shown.",
-            autocompletion=completes("models"),
+            autocompletion=completion("models"),
             metavar="MODEL",
         ),
     ] = None,
@@ -35,7 +35,7 @@ def list_names(
         str | None,
         typer.Argument(
             help="Data set that they are for; without it the usual one of the model.",
-            autocompletion=completes("data sets"),
+            autocompletion=completion("data sets"),
             metavar="DATASET",
         ),
     ] = None,
@@ -53,14 +53,14 @@ def list_names(
             raise UsageError("no model is named; name one: list defaults vit-micro digits.")
         from razorctl.cli import defaults, planning  # imported here: models slow --help
 
-        with planning.looking(model):
-            document = defaults.document(model, dataset)
+        with planning.lookup_status(model):
+            document = defaults.defaults_of(model, dataset)
         if json:
             views.print_json(document)
         else:
             view.show_defaults(document)
         return
-    groups = known()
+    groups = all_names()
     if kind is not None:
         names = {name.replace(" ", ""): name for name in groups}
         group = find("kind", kind, {**names, DEFAULTS: DEFAULTS})

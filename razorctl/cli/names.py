@@ -7,7 +7,7 @@ from razorctl.config.settings import read_toml
 from razorctl.methods import METHODS
 
 
-def known() -> dict[str, dict[str, str]]:
+def all_names() -> dict[str, dict[str, str]]:
     """The known names: group -> name -> summary."""
     from razorctl import data, models
     from razorctl.planning import gpus
@@ -24,10 +24,10 @@ def known() -> dict[str, dict[str, str]]:
     }
 
 
-def completes(group: str) -> Callable[[str], list[str]]:
+def completion(group: str) -> Callable[[str], list[str]]:
     """The shell completion for the names of a group."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in known()[group] if name.startswith(incomplete)]
+        return [name for name in all_names()[group] if name.startswith(incomplete)]
 
     return complete

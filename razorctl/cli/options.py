@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 
 from razorctl.cli.command import option as option
-from razorctl.cli.names import completes
+from razorctl.cli.names import completion
 from razorctl.cli.settings import AUTO
 from razorctl.job import AUGMENT, Job, OptimizerName
 from razorctl.recipe import Recipe
@@ -28,13 +28,13 @@ Command = Callable[..., None]
 
 
 # The panels of `--help`, each of at most twelve options.
-of_plan = partial(option, rich_help_panel="Planning")
-_of_recipe = partial(option, rich_help_panel="Recipe")
-_of_optimizer = partial(option, rich_help_panel="Optimizer")
-_of_learning = partial(option, rich_help_panel="What is learned")
-of_course = partial(option, rich_help_panel="Evaluations and checkpoints")
-of_machine = partial(option, rich_help_panel="Machine")
-_of_data = partial(option, rich_help_panel="Data of one's own")
+plan_option = partial(option, rich_help_panel="Planning")
+_recipe_option = partial(option, rich_help_panel="Recipe")
+_optimizer_option = partial(option, rich_help_panel="Optimizer")
+_learning_option = partial(option, rich_help_panel="What is learned")
+evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
+machine_option = partial(option, rich_help_panel="Machine")
+_data_option = partial(option, rich_help_panel="Data of one's own")
 BY_MODEL, BY_METHOD = "by model", "by method"
 
 
@@ -83,98 +83,106 @@ def _shown(default: Any) -> str:
 MODEL = typer.Argument(
     help="Name of a model; `razorctl list` shows them.",
     metavar="MODEL",
-    autocompletion=completes("models"),
+    autocompletion=completion("models"),
 )
 DATASET = typer.Argument(
     help="Name of a data set, hf:ORG/NAME, or a folder or table of one's own.",
     metavar="DATASET",
-    autocompletion=completes("data sets"),
+    autocompletion=completion("data sets"),
 )
 JOB = _typed(
     Job,
     model=MODEL,
     dataset=DATASET,
-    epochs=_of_learning(help="Passes over the data, instead of --steps.", default=BY_MODEL),
-    steps=_of_learning(help="Optimizer steps.", default=BY_MODEL),
-    batch_size=_of_learning(
+    epochs=_learning_option(help="Passes over the data, instead of --steps.", default=BY_MODEL),
+    steps=_learning_option(help="Optimizer steps.", default=BY_MODEL),
+    batch_size=_learning_option(
         help="Examples in a step; auto is the most that a plan allows in one pass.",
         default=BY_MODEL,
         parser=_batch_size,
         metavar="[N|auto]",
     ),
-    learning_rate=_of_optimizer(
+    learning_rate=_optimizer_option(
         "--lr",
         envvar="RAZORCTL_LR",
         help="Highest learning rate.",
         default=BY_MODEL,
         metavar="RATE",
     ),
-    optimizer=_of_optimizer(
+    optimizer=_optimizer_option(
         "--optimizer",
         help="The optimizer; adamw8bit keeps its state in 8 bits.",
         default=BY_MODEL,
         metavar=choices(get_args(OptimizerName)),
     ),
-    weight_decay=_of_optimizer(
+    weight_decay=_optimizer_option(
         help="Weight decay, which biases and norms do without.", default=BY_MODEL, metavar="RATE"
     ),
-    layer_decay=_of_optimizer(
+    layer_decay=_optimizer_option(
         help="Factor of the learning rate per layer below the last.", metavar="FACTOR"
     ),
-    momentum=_of_optimizer(help="Momentum of SGD.", metavar="FACTOR"),
-    warmup_steps=_of_optimizer(help="Steps in which the learning rate rises.", default=BY_MODEL),
-    clip_norm=_of_optimizer(help="Largest norm of the gradient.", metavar="NORM"),
-    optimizer_in_backward=_of_optimizer(help="Update each weight once its gradient is there."),
-    weights=_of_optimizer(help="Dtype of the weights; bf16 is rounded at random."),
-    task=_of_learning(help="What to learn.", default="the data set's", metavar=choices(TASKS)),
-    input_size=_of_learning(
+    momentum=_optimizer_option(help="Momentum of SGD.", metavar="FACTOR"),
+    warmup_steps=_optimizer_option(
+        help="Steps in which the learning rate rises.", default=BY_MODEL
+    ),
+    clip_norm=_optimizer_option(help="Largest norm of the gradient.", metavar="NORM"),
+    optimizer_in_backward=_optimizer_option(help="Update each weight once its gradient is there."),
+    weights=_optimizer_option(help="Dtype of the weights; bf16 is rounded at random."),
+    task=_learning_option(help="What to learn.", default="the data set's", metavar=choices(TASKS)),
+    input_size=_learning_option(
         help="Pixels of an image's side, or tokens of a text.", default="the model's"
     ),
-    augment=_of_learning(
+    augment=_learning_option(
         help="Of training images; crop flips too, rand is RandAugment.",
         default=BY_MODEL,
         metavar=choices(AUGMENT),
     ),
-    mixup=_of_learning(help="Alpha of mixup; 0 is none.", metavar="ALPHA"),
-    cutmix=_of_learning(help="Alpha of cutmix; 0 is none.", metavar="ALPHA"),
-    label_smoothing=_of_learning(help="Share of a label spread over all classes.", metavar="SHARE"),
-    from_scratch=_of_learning(help="Begin with random weights, not pretrained ones."),
-    seed=_of_learning(help="Seed of the classifier, the data order and the draws."),
-    metric=of_course(
+    mixup=_learning_option(help="Alpha of mixup; 0 is none.", metavar="ALPHA"),
+    cutmix=_learning_option(help="Alpha of cutmix; 0 is none.", metavar="ALPHA"),
+    label_smoothing=_learning_option(
+        help="Share of a label spread over all classes.", metavar="SHARE"
+    ),
+    from_scratch=_learning_option(help="Begin with random weights, not pretrained ones."),
+    seed=_learning_option(help="Seed of the classifier, the data order and the draws."),
+    metric=evaluation_option(
         help="Figure that chooses the best weights.", default="the data set's", metavar="NAME"
     ),
-    patience=of_course(help="Evaluations without a better one that end the run.", default=BY_MODEL),
-    evaluate_every=of_course(help="Steps between evaluations.", default=BY_MODEL),
-    save_every=of_course(help="Steps between checkpoints.", default="every evaluation"),
-    keep_checkpoints=of_course(help="Keep the checkpoints of a finished run."),
-    precision=of_machine(help="Precision of a step; auto is what suits the device."),
-    accumulate=of_machine(help="Micro-batches accumulated in a step."),
-    processes=of_machine(help="Processes that share a batch, one per GPU; torchrun sets it."),
-    strategy=of_machine(help="Of several processes: fsdp shards weights and state."),
-    strict=of_machine(help="End when a step is out of memory, not change it."),
-    compile=of_machine(help="Compile training steps, which pays off in long runs."),
-    cuda_graphs=of_machine(help="Capture forward and backward passes as CUDA graphs."),
-    activation_memory_budget=of_machine(
+    patience=evaluation_option(
+        help="Evaluations without a better one that end the run.", default=BY_MODEL
+    ),
+    evaluate_every=evaluation_option(help="Steps between evaluations.", default=BY_MODEL),
+    save_every=evaluation_option(help="Steps between checkpoints.", default="every evaluation"),
+    keep_checkpoints=evaluation_option(help="Keep the checkpoints of a finished run."),
+    precision=machine_option(help="Precision of a step; auto is what suits the device."),
+    accumulate=machine_option(help="Micro-batches accumulated in a step."),
+    processes=machine_option(help="Processes that share a batch, one per GPU; torchrun sets it."),
+    strategy=machine_option(help="Of several processes: fsdp shards weights and state."),
+    strict=machine_option(help="End when a step is out of memory, not change it."),
+    compile=machine_option(help="Compile training steps, which pays off in long runs."),
+    cuda_graphs=machine_option(help="Capture forward and backward passes as CUDA graphs."),
+    activation_memory_budget=machine_option(
         help="Share of activations that compiled steps keep, in (0, 1].",
         default="1",
         metavar="SHARE",
     ),
-    max_ratio=of_plan(help="Largest ratio of a plan, and of steps out of memory.", metavar="SHARE"),
-    image_column=_of_data(help="Column of image paths.", default="detected", metavar="COLUMN"),
-    text_column=_of_data(
+    max_ratio=plan_option(
+        help="Largest ratio of a plan, and of steps out of memory.", metavar="SHARE"
+    ),
+    image_column=_data_option(help="Column of image paths.", default="detected", metavar="COLUMN"),
+    text_column=_data_option(
         help="Column of texts, or two: a,b.", default="detected", metavar="COLUMN"
     ),
-    label_column=_of_data(help="Column of labels.", default="detected", metavar="COLUMN"),
-    split=_of_data(
+    label_column=_data_option(help="Column of labels.", default="detected", metavar="COLUMN"),
+    split=_data_option(
         help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
     ),
-    validation=_of_data(
+    validation=_data_option(
         help="Share put aside of the training rows, if there is no validation.",
         default="0.1",
         metavar="SHARE",
     ),
-    skip_bad=_of_data(help="Leave bad rows out instead of refusing them."),
-    streaming=_of_data(help="Read rows as they come, if they fit neither memory nor disk."),
+    skip_bad=_data_option(help="Leave bad rows out instead of refusing them."),
+    streaming=_data_option(help="Read rows as they come, if they fit neither memory nor disk."),
 )
 OF_DATA = (
     *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),
@@ -182,42 +190,42 @@ OF_DATA = (
 )
 RECIPE = _typed(
     Recipe,
-    method=_of_recipe(
+    method=_recipe_option(
         help="Method by name; `razorctl list methods` shows them.",
         metavar="NAME",
-        autocompletion=completes("methods"),
+        autocompletion=completion("methods"),
     ),
-    ratio=_of_recipe(
+    ratio=_recipe_option(
         help="Share that is pruned, in [0, 1); for razor, share of bytes.", metavar="SHARE"
     ),
-    joint_budget=_of_recipe(
+    joint_budget=_recipe_option(
         help="Share of blocks that get a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
-    joint=_of_recipe(help="Blocks of the joint budget; branches suit text encoders."),
-    attention=_of_recipe(help="What attention keeps; auto is what suits the method."),
-    mean_correction=_of_recipe(help="Keep each column's mean exactly and prune only the rest."),
-    unbiased=_of_recipe(
+    joint=_recipe_option(help="Blocks of the joint budget; branches suit text encoders."),
+    attention=_recipe_option(help="What attention keeps; auto is what suits the method."),
+    mean_correction=_recipe_option(help="Keep each column's mean exactly and prune only the rest."),
+    unbiased=_recipe_option(
         help="Scale the gradients of drawn columns and blocks by 1 / p.", default=BY_METHOD
     ),
-    int8_weight_grad=_of_recipe(
+    int8_weight_grad=_recipe_option(
         help="Compute weight gradients of linear layers in int8.", default=BY_METHOD
     ),
-    int8_input_grad=_of_recipe(
+    int8_input_grad=_recipe_option(
         help="Compute input gradients of linear layers in int8.", default=BY_METHOD
     ),
-    int8_forward=_of_recipe(
+    int8_forward=_recipe_option(
         help="Compute outputs of linear layers in int8 too, in training; it cost no accuracy in "
         "fine-tuning."
     ),
-    activation_checkpointing=_of_recipe(
+    activation_checkpointing=_recipe_option(
         help="Run the model's own activation checkpointing with the method."
     ),
-    lora=_of_recipe(help="Train LoRA adapters and the classifier alone."),
+    lora=_recipe_option(help="Train LoRA adapters and the classifier alone."),
 )
 PLANNING: dict[str, Any] = {
     "vram": Annotated[
         str | None,
-        of_plan(
+        plan_option(
             help="Memory that may be used, such as 11GB.",
             default="all that is free",
             metavar="SIZE",
@@ -225,16 +233,16 @@ PLANNING: dict[str, Any] = {
     ],
     "gpu": Annotated[
         str | None,
-        of_plan(
+        plan_option(
             help="Name or file of a GPU preset.",
             default="detected",
             metavar="NAME",
-            autocompletion=completes("gpus"),
+            autocompletion=completion("gpus"),
         ),
     ],
     "prefer": Annotated[
         str | None,
-        of_plan(
+        plan_option(
             help="Exact gradients alone, or approximate ones that pay, or the fastest way.",
             default="balanced",
             metavar="[exact|balanced|fast]",
@@ -244,18 +252,18 @@ PLANNING: dict[str, Any] = {
 SETTINGS = PLANNING | RECIPE | JOB
 UNPLANNED = {
     "batch_size": Annotated[
-        int | None, _of_learning(help="Examples in a step.", default=BY_MODEL, metavar="N")
+        int | None, _learning_option(help="Examples in a step.", default=BY_MODEL, metavar="N")
     ]
 }
 
 Preset = Annotated[
     str | None,
-    _of_recipe(
+    _recipe_option(
         "--recipe",
         help="Name or file of a recipe preset; `razorctl list recipes` shows the names.",
         default="none",
         metavar="NAME",
-        autocompletion=completes("recipes"),
+        autocompletion=completion("recipes"),
     ),
 ]
 Finished = Annotated[
@@ -272,12 +280,14 @@ Batch = Annotated[
 ]
 Device = Annotated[
     str | None,
-    of_machine(help="Where it runs.", default="cuda if any, else cpu", metavar="[cpu|cuda|cuda:N]"),
+    machine_option(
+        help="Where it runs.", default="cuda if any, else cpu", metavar="[cpu|cuda|cuda:N]"
+    ),
 ]
 Json = Annotated[bool, option("--json", help="Print one JSON document.", metavar="")]
 
 
-def takes(
+def with_options(
     *names: str, first: Sequence[str] = (), planned: bool = True
 ) -> Callable[[Command], Command]:
     """Adds the options of the named settings to a command that ends in `**flags`.
@@ -288,7 +298,7 @@ def takes(
     """
     settings = SETTINGS if planned else SETTINGS | UNPLANNED
 
-    def with_options(command: Command) -> Command:
+    def add_options(command: Command) -> Command:
         *own, _ = signature(command).parameters.values()
         known = {parameter.name: parameter for parameter in own}
         for name in names:
@@ -301,7 +311,7 @@ def takes(
         command.__dict__["__signature__"] = Signature([*ahead, *rest])
         return command
 
-    return with_options
+    return add_options
 
 
 def _unpaneled(parameter: Parameter) -> Parameter:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, takes
-from razorctl.cli.settings import Call, read
+from razorctl.cli.options import JOB, MODEL, PLANNING, RECIPE, Json, Preset, option, with_options
+from razorctl.cli.settings import Call, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import NoFitError
 
@@ -20,7 +20,7 @@ FIRST = (
 )
 
 
-@takes(*PLANNING, *RECIPE, *OF_JOB, first=FIRST)
+@with_options(*PLANNING, *RECIPE, *OF_JOB, first=FIRST)
 def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
@@ -42,7 +42,7 @@ def plan(
     from razorctl.cli.views import plan as view
 
     try:
-        found = planned(ctx, model, recipe, json, **flags)
+        found = run_plan(ctx, model, recipe, json, **flags)
     except NoFitError as error:
         if json:
             views.print_json(error.document)
@@ -56,7 +56,7 @@ def plan(
         view.show(document, explain)
 
 
-def planned(
+def run_plan(
     ctx: Call, model: str = "vit-b16", recipe: str | None = None, quiet: bool = False, **flags: Any
 ) -> "Plan":
     """The plan that `plan` prints; quiet: print no note on the card that it is for.
@@ -65,15 +65,15 @@ def planned(
     """
     from razorctl.cli import effects, planning  # imported here: --help needs neither
 
-    settings = read(ctx, flags | {"model": model}, recipe)
+    settings = given_settings(ctx, flags | {"model": model}, recipe)
     if "dataset" not in settings.given:
         from razorctl import data, models
 
-        with planning.looking(settings.given["model"]):
+        with planning.lookup_status(settings.given["model"]):
             known = models.named(settings.given["model"])
         task = settings.given.get("task", known.tasks[0])
         settings = settings.but(dataset=data.usual(task, known.modality))
-    planning.say_data(settings.job_to_plan)
+    planning.check_data(settings.job_to_plan)
     found = planning.plan(settings, quiet=quiet)
     effects.note_settings(ctx, found.planned_recipe)
     effects.note_settings(ctx, found.planned_job)

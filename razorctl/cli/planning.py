@@ -67,15 +67,15 @@ def _check_place(precision: str, place: "torch.device | None", plan: str) -> Non
         )
 
 
-def looking(model: str) -> AbstractContextManager[object]:
+def lookup_status(model: str) -> AbstractContextManager[object]:
     """Says inside it that a model is looked for, if its library must be loaded to know its name."""
     from razorctl import models
 
     registered = model in models.models()
-    return nullcontext() if registered else views.waiting(f"looking for {model}")
+    return nullcontext() if registered else views.status(f"looking for {model}")
 
 
-def say_data(job: Job) -> None:
+def check_data(job: Job) -> None:
     """Checks a job and says on stderr what was detected in a data set of one's own.
 
     Raises what `data.check` raises.
@@ -83,7 +83,7 @@ def say_data(job: Job) -> None:
     from razorctl import data
 
     registered = job.dataset in data.DATASETS  # which is known without reading anything
-    with looking(job.model) if registered else views.waiting(f"reading {job.dataset}"):
+    with lookup_status(job.model) if registered else views.status(f"reading {job.dataset}"):
         source = data.check(job)
     for line in source.told:
         views.say(line)
@@ -103,12 +103,12 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         )
     from razorctl.planning import detect
 
-    say_data(settings.job_to_plan)  # before torch is loaded, which takes seconds
+    check_data(settings.job_to_plan)  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
         found = () if device == "cpu" else detect.detect()
         if settings.orders or not found:
             return _unplanned(settings)
-    with views.waiting("looking for the device"):
+    with views.status("looking for the device"):
         from razorctl import devices
 
         place = devices.find(device)
@@ -148,7 +148,7 @@ def settle_by_file(file: Path, flags: Mapping[str, Any], device: str | None) -> 
         raise UsageError(
             f"{file} already sets {other[0].replace('_', ' ')}; leave it out, or plan again."
         )
-    say_data(job)
+    check_data(job)
     from razorctl import devices
 
     _check_place(job.precision, devices.find(device), str(file))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, takes
-from razorctl.cli.settings import told
+from razorctl.cli.options import Batch, Device, Finished, Json, Weights, option, with_options
+from razorctl.cli.settings import call_settings
 from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as evaluation
 from razorctl.cli.views import predict as view
-from razorctl.cli.views.terminal import data
+from razorctl.cli.views.terminal import data_stream
 from razorctl.errors import DataError, UsageError
 
 # Imported here is what --help needs, and the rest in the functions below.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from razorctl.training.predicting.inference import Trained
 
 Done = Callable[[int], None]  # is told how many rows are done
-Made = tuple[view.Kind, Iterable[Any]]
+Made = tuple[view.RowFormat, Iterable[Any]]
 COLUMNS = ("image_column", "text_column", "skip_bad")
 NEW_TOKENS = 64
 # Option -> the task that it is for.
@@ -42,7 +42,7 @@ FIRST = (
 )
 
 
-@takes(*COLUMNS, first=FIRST)
+@with_options(*COLUMNS, first=FIRST)
 def predict(
     ctx: typer.Context,
     run: Finished,
@@ -128,12 +128,12 @@ def predict(
     from razorctl.data.own import whole
     from razorctl.training import run_files
 
-    given = told(ctx, {**flags, "batch_size": batch_size}).given
+    given = call_settings(ctx, {**flags, "batch_size": batch_size}).given
     _, trained = run_files.finished_run(run)
     _check_task(ctx, run, trained, out)
     plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
     job = replace(trained, **{name: given.get(name, value) for name, value in plain.items()})
-    with views.waiting("reading the files") as at:
+    with views.status("reading the files") as at:
         modality = models.named(job.model).modality
         white = run_files.read_split(run).get("white")
         lines = _stdin(files)
@@ -159,7 +159,7 @@ def _labels(top: int, every: bool, trained: "Trained", parts: list["Part"], done
     from razorctl.training.predicting import labels
 
     rows = labels.predict_labels(trained, parts)
-    return view.labels(trained.classes, top, every), view.counted(rows, done)
+    return view.labels_format(trained.classes, top, every), view.report_progress(rows, done)
 
 
 def _texts(
@@ -168,14 +168,14 @@ def _texts(
     from razorctl.training.predicting import continuations
 
     rows = continuations.continue_texts(trained, parts, new, temperature, seed)
-    return view.plain("file", "row", "text"), view.counted(rows, done)
+    return view.fields_format("file", "row", "text"), view.report_progress(rows, done)
 
 
 def _masks(out: Path, trained: "Trained", parts: list["Part"], done: Done) -> Made:
     from razorctl.training.predicting import masks
 
     rows = masks.write_masks(trained, parts, out, done)
-    return view.plain("file", "row", "mask", "label", "share"), rows
+    return view.fields_format("file", "row", "mask", "label", "share"), rows
 
 
 def _write(
@@ -256,7 +256,7 @@ def _opened(out: Path | None) -> Iterator[Any]:
     """Stdout, or a file that is there when the block has succeeded."""
     if out is None:
         try:
-            shown = data()
+            shown = data_stream()
             yield shown
             shown.flush()
         except BrokenPipeError:  # its reader, such as `head`, has enough

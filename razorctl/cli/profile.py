@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from razorctl.cli.names import completes
-from razorctl.cli.options import OF_DATA, RECIPE, Device, Json, Preset, option, takes
-from razorctl.cli.settings import GIVEN, Call, Settings, read
+from razorctl.cli.names import completion
+from razorctl.cli.options import OF_DATA, RECIPE, Device, Json, Preset, option, with_options
+from razorctl.cli.settings import GIVEN, Call, Settings, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
@@ -29,14 +29,14 @@ FIRST = (
 )
 
 
-@takes(*RECIPE, *OF_JOB, first=FIRST, planned=False)
+@with_options(*RECIPE, *OF_JOB, first=FIRST, planned=False)
 def profile(
     ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
             help="Name of a model, or module:function of one's own.",
-            autocompletion=completes("models"),
+            autocompletion=completion("models"),
             metavar="MODEL",
         ),
     ],
@@ -44,7 +44,7 @@ def profile(
         str | None,
         typer.Argument(
             help="Data set of the batches, as finetune takes it; without it they are random.",
-            autocompletion=completes("data sets"),
+            autocompletion=completion("data sets"),
             metavar="DATASET",
             show_default=False,
         ),
@@ -81,14 +81,14 @@ def profile(
     """
     from razorctl.cli.views import profile as view  # imported here: --help does not need it
 
-    result = profiled(ctx, model, dataset, recipe, timed_steps, device, trace, snapshot, **flags)
+    result = run_profile(ctx, model, dataset, recipe, timed_steps, device, trace, snapshot, **flags)
     if json:
         views.print_json(result)
     else:
         view.show(result)
 
 
-def profiled(
+def run_profile(
     ctx: Call,
     model: str,
     dataset: str | None = None,
@@ -107,21 +107,21 @@ def profiled(
 
     if OWN.fullmatch(model) and not model.startswith(models.prefixes()):
         return _own(ctx, model, recipe, flags)
-    settings = read(ctx, flags, recipe)
+    settings = given_settings(ctx, flags, recipe)
     chosen = settings.recipe
     effects.note_settings(ctx, chosen)
     of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
     # Checks the settings before torch is loaded, which takes seconds.
-    with planning.looking(model):
+    with planning.lookup_status(model):
         name = models.find(model, of_job.get("task")).name
     job = Job(name, dataset or "random", steps=timed_steps, **of_job)
     if dataset is not None:
-        planning.say_data(job)
+        planning.check_data(job)
     elif of_data := [name for name in OF_DATA if name in of_job and _given(ctx, name)]:
         flag = of_data[0].replace("_", "-")
         raise UsageError(f"--{flag} says how a data set is read; name one, or leave it out.")
     build.start(device)
-    with views.waiting(f"profiling {model}") as at:
+    with views.status(f"profiling {model}") as at:
         from razorctl.training.profiler import profile as measure
 
         of_job = {name: value for name, value in of_job.items() if dataset or name not in OF_DATA}
@@ -142,7 +142,7 @@ def _own(ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]) -> di
     """The bytes of a model of one's own, by its name."""
     sizes = [flags.get(name) for name in ("batch_size", "input_size")]
     settings = _of_own(ctx, recipe, flags, OF_NAMED)
-    with views.waiting(f"loading {model}") as at:
+    with views.status(f"loading {model}") as at:
         from razorctl.training import imported_models
 
         net, inputs = imported_models.load(model, *sizes)
@@ -150,10 +150,12 @@ def _own(ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]) -> di
         return _kept(settings, net, inputs) | {"model": model}
 
 
-def kept(ctx: Call, net: Any, inputs: Any, forward: Any = None, **flags: Any) -> dict[str, Any]:
+def profile_module(
+    ctx: Call, net: Any, inputs: Any, forward: Any = None, **flags: Any
+) -> dict[str, Any]:
     """The bytes of any nn.Module, as `profile` prints those of one's own."""
     settings = _of_own(ctx, flags.pop("recipe", None), flags, OF_OWN)
-    with views.waiting(f"tracing {type(net).__name__}"):
+    with views.status(f"tracing {type(net).__name__}"):
         return _kept(settings, net, inputs, forward)
 
 
@@ -169,7 +171,7 @@ def _of_own(
             raise UsageError(
                 f"{word} does not apply to a model of one's own, which is traced; leave it out."
             )
-    settings = read(ctx, flags, recipe)
+    settings = given_settings(ctx, flags, recipe)
     effects.note_settings(ctx, settings.recipe)
     return settings
 

@@ -57,18 +57,18 @@ def train(
     each stage. trackers: as `trackers.check_trackers` returns them. The first signal while it
     trains ends it after a step, with a checkpoint.
     """
-    view.header(job, recipe, out, device)
+    view.show_header(job, recipe, out, device)
     before = run_files.read_settings(out) is not None
     run: Run | None = None
     try:
-        with views.waiting("loading PyTorch") as at:
+        with views.status("loading PyTorch") as at:
             run = prepare(at)
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
         skipped(run.skipped, f"; {out / rundir.SPLIT} has their numbers")
         for sentence in run.notes:
             views.note(sentence)
-        view.settled(run, job, device, devices.name(run.device))
+        view.show_settings(run, job, device, devices.name(run.device))
         with noted() as run.stop:
             steps = _expecting(run, tracked(run, trackers if processes.first() else ()))
             (_bar if views.live() else _lines)(run, steps)
@@ -103,7 +103,7 @@ def _expecting(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
             seconds.append(step.seconds)
         left = (run.job.steps or 0) - step.step
         if taken == TIMED[-1] and left * median(seconds) >= APART:
-            view.expected(median(seconds), left)
+            view.show_time_left(median(seconds), left)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
@@ -119,7 +119,7 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
-        TextColumn(f"[green]keeps {view.kept(run)}"),
+        TextColumn(f"[green]keeps {view.activations_kept(run)}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )
@@ -183,11 +183,13 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 def compare(grid: "Grid") -> None:
     """Runs a whole grid under a live bar, or with a line when each run begins and ends."""
     seeds = count(len(grid.seeds), "seed")
-    views.say(f"{views.pair(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}; {seeds}")
+    views.say(
+        f"{views.title(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}; {seeds}"
+    )
     views.say(f"directory: {grid.out}")
     try:
         if grid.seconds is not None:
-            with views.waiting("measuring a step of each method") as at:
+            with views.status("measuring a step of each method") as at:
                 grid.measure(at)
         (_grid_bar if views.live() else _grid_lines)(grid)
     except (KeyboardInterrupt, Terminated) as stop:

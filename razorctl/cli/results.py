@@ -9,7 +9,7 @@ from razorctl.cli.views import common as views
 from razorctl.errors import RazorError
 
 if TYPE_CHECKING:
-    from razorctl.cli.compare import Compared
+    from razorctl.cli.compare import ComparedRuns
     from razorctl.planning.plan import Plan
 
 
@@ -40,7 +40,7 @@ class Result(Mapping[str, Any]):
     def __str__(self) -> str:
         from razorctl.cli.views import html
 
-        return html.recorded(lambda: self._show(self._document), views.out.width).text
+        return html.record(lambda: self._show(self._document), views.out.width).text
 
     __repr__ = __str__
 
@@ -59,7 +59,7 @@ class Result(Mapping[str, Any]):
             from razorctl.training.comparing import comparison
 
             with suppress(RazorError):  # the directory may have gone
-                return report.of_run(comparison.read_run(Path(document["run_dir"])))
+                return report.run_plots(comparison.read_run(Path(document["run_dir"])))
             return ()
 
         return cls(document, view.show, plots)
@@ -72,14 +72,14 @@ class Result(Mapping[str, Any]):
         return cls(plan.document(), lambda document: view.show(document, False))
 
     @classmethod
-    def of_comparison(cls, found: "Compared") -> "Result":
+    def of_comparison(cls, found: "ComparedRuns") -> "Result":
         """The result of `compare`, with the plots of its report."""
         from razorctl.cli.views import comparison as view
 
         def plots() -> Sequence[str]:
             from razorctl.cli.views import report
 
-            return report.of_comparison(found.document, found.comparison)
+            return report.comparison_plots(found.document, found.comparison)
 
         return cls(found.document, view.show, plots)
 

@@ -13,7 +13,7 @@ from razorctl.job import Job
 from razorctl.training import checkpoints, run_files, rundir
 
 
-def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
+def settle_by_run(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
     """The job, the recipe and the plan of the run in a directory; None if none is prepared there.
 
     told: the settings given now, which must be those of the run. plan: a file of `plan --json`,
@@ -53,7 +53,7 @@ def begun(out: Path | None, told: Settings, plan: Path | None) -> Settled | None
     return job, recipe, document
 
 
-def finished(out: Path) -> dict[str, Any] | None:
+def finished_result(out: Path) -> dict[str, Any] | None:
     """The result of the run in a directory, None if it is not finished."""
     from razorctl.training.schemas import RunResult  # imported here: few commands need it
 

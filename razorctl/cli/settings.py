@@ -75,7 +75,7 @@ class Settings:
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
-def read(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
+def given_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
     """The settings given to a command: `flags` first, then the file's, then the preset's.
 
     `flags` already include the environment's. Raises UsageError for an unknown or bad preset.
@@ -84,8 +84,8 @@ def read(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Sett
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
-def told(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
-    """The settings that this very call gives: all of `read` but what is from razorctl.toml.
+def call_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
+    """The settings that this call itself gives, without those of razorctl.toml.
 
     A file named with --config is such a setting.
     """
@@ -100,7 +100,7 @@ def told(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Sett
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
-def of_file(file: Path) -> dict[str, Any]:
+def settings_of_file(file: Path) -> dict[str, Any]:
     """The [job] and [recipe] tables of a razorctl.toml or a run's config.toml, as one mapping.
 
     Raises UsageError if the file cannot be read or has an unknown setting.
@@ -123,7 +123,7 @@ def of_file(file: Path) -> dict[str, Any]:
 def _over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The settings of a recipe preset, by name or file; those in `given` replace them."""
     file = Path(name) if name.endswith(".toml") else find("recipe", name, presets.files("recipes"))
-    settings = of_file(file)
+    settings = settings_of_file(file)
     if "steps" in given or "epochs" in given:  # a job takes only one of them
         settings = {k: v for k, v in settings.items() if k not in ("steps", "epochs")}
     if given.get("optimizer", Job.optimizer) != settings.get("optimizer", Job.optimizer):

@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table as Shown
 
 from razorctl import Job, Recipe
-from razorctl.cli.settings import of_file
+from razorctl.cli.settings import settings_of_file
 from razorctl.config import presets
 from razorctl.errors import RazorError
 from razorctl.memory.trace_cache import Cache
@@ -304,7 +304,7 @@ def rows(table: Table, cache: Cache) -> Iterator[dict[str, Any]]:
     first = table.lines[0]
     own = Line("ours: razor, 90 %", first.preset, "", "", ("",) * len(table.data))
     for line in (*table.lines, own):
-        preset = of_file(presets.files("recipes")[line.preset])
+        preset = settings_of_file(presets.files("recipes")[line.preset])
         settings = {k: v for k, v in preset.items() if k in Job.__dataclass_fields__}
         recipe = Recipe(**{k: v for k, v in preset.items() if k in Recipe.__dataclass_fields__})
         if line is own:

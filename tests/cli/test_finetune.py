@@ -77,9 +77,9 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
 def test_the_header_waits_for_no_library():
     code = (
         "import sys; from razorctl.cli.app import app; from razorctl.cli.views import common\n"
-        "def waiting(_):\n"
+        "def status(_):\n"
         "    sys.exit(3 if {'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules) else 7)\n"
-        "common.waiting = waiting\n"
+        "common.status = waiting\n"
         "app(['finetune', 'vit-micro', 'digits', '--steps', '1000'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

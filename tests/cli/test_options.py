@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from razorctl.cli.app import COMMANDS, app, loaded
 from razorctl.cli.options import PLANNING
 from razorctl.cli.views import common as views
-from razorctl.cli.views.terminal import Clean
+from razorctl.cli.views.terminal import CleanConsole
 from razorctl.job import Job
 from razorctl.methods import METHODS
 from razorctl.planning.search import Prefer
@@ -83,7 +83,7 @@ def test_a_page_of_help(name, width, monkeypatch):
 
 def test_a_terminal_has_flags_in_color_and_what_they_mean_without(monkeypatch):
     shown = io.StringIO()
-    terminal = Clean(file=shown, force_terminal=True, width=80, color_system="standard")
+    terminal = CleanConsole(file=shown, force_terminal=True, width=80, color_system="standard")
     monkeypatch.setattr(views, "out", terminal)
     razorctl("finetune", "--help")
     flag, kind, dim, end = "\x1b[1;36m", "\x1b[33m", "\x1b[2m", "\x1b[0m"

@@ -522,7 +522,7 @@ def test_a_run_directory_is_named_by_the_last_part_of_a_path():
 
 def test_paths_in_titles_are_relative_inside_the_working_directory():
     below, beside = Path.cwd() / "d" / "e", Path.cwd().parent / "f"
-    shown = [views.pair("vit-micro", str(name)) for name in (below, beside, "digits")]
+    shown = [views.title("vit-micro", str(name)) for name in (below, beside, "digits")]
     assert shown == ["vit-micro on ./d/e", f"vit-micro on {beside}", "vit-micro on digits"]
 
 

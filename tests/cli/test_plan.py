@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from razorctl.cli.app import app
 from razorctl.cli.views import plan as view
-from razorctl.cli.views.html import recorded
+from razorctl.cli.views.html import record
 from razorctl.planning import detect
 from razorctl.planning import plan as planner
 from razorctl.planning.detect import Detected, Process
@@ -47,7 +47,7 @@ def test_long_times_leave_the_labels_whole():
     job |= {"optimizer": "sgd", "steps": 20_000, "epochs": None, "processes": 1}
     gpu = {"name": "a card", "achieved": {"borrowed": None}}
     document = {"job": job, "gpu": gpu, "budget_bytes": 24 * 2**30, "candidates": ways}
-    shown = recorded(lambda: view.show_ways(document), width=80).text
+    shown = record(lambda: view.show_ways(document), width=80).text
     assert "  checkpoint " in shown
     assert re.search(r"  full, 8 .*\n micro-batches ", shown)  # broken between words alone
     assert re.search(r" 1 h 6 min\n +to 1 h 10 min\n", shown)

@@ -168,13 +168,13 @@ def test_the_name_of_a_directory_is_escaped(no_plots):
 
 
 def test_many_rows_of_a_method_have_a_line_each():
-    found = plots.lines([*["full"] * 7, *["razor"] * 7, "lora"])
+    found = plots.line_styles([*["full"] * 7, *["razor"] * 7, "lora"])
     assert len(set(found)) == 15
     assert [found[n].color for n in (0, 7)] == [0, 1]
 
 
 def test_a_label_is_no_formula_and_no_element():
-    line = plots.Line(0, 0)
+    line = plots.LineStyle(0, 0)
     points = [plots.Point(NASTY, line, 1.0, 2.0, True), plots.Point("other", line, 1.0, 2.0, False)]
     found = Page(plots.memory_time(points, "step", "saved"))
     assert any(text.startswith(NASTY) for text in found.texts["text"])
@@ -186,7 +186,9 @@ def test_of_many_points_only_those_on_the_front_and_known_ones_are_named():
     def named(methods: list[str]) -> set[str]:
         points = [
             plots.Point(method, line, float(n), 1.0, method == "other 5")
-            for n, (method, line) in enumerate(zip(methods, plots.lines(methods), strict=True))
+            for n, (method, line) in enumerate(
+                zip(methods, plots.line_styles(methods), strict=True)
+            )
         ]
         texts = Page(plots.memory_time(points, "step", "saved")).texts["text"]
         return {text.strip() for text in texts} & set(methods)
@@ -289,7 +291,7 @@ def test_resuming_replaces_the_report(monkeypatch, no_plots):
     def call(command: list[str], wait: Callable[[], object]) -> None:
         write(command[-1], command[command.index("--method") + 1])
 
-    monkeypatch.setattr(grids, "_call", call)
+    monkeypatch.setattr(grids, "run_child", call)
     words = ["vit-micro", "digits", "--out", "x", "--html", "r.html", "--methods"]
     assert compare(*words, "full").exit_code == 0
     assert compare(*words, "full,razor", "--resume").exit_code == 0

@@ -71,7 +71,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_controls_the_terminal(command, evil, monkeypatch):
     named = {"RUN": str(evil / f"run{EVIL}"), "DATA": str(evil / f"d{EVIL}")}
-    monkeypatch.setattr(terminal._Data, "__init__", on_a_terminal)
+    monkeypatch.setattr(terminal._DataStream, "__init__", on_a_terminal)
     done = razorctl(*(named.get(word, word) for word in COMMANDS[command]))
     assert not BAD.search(done.output), ascii(done.output)
     assert done.exit_code in (0, 2), done.output
@@ -97,13 +97,13 @@ def test_every_way_to_say_something_is_clean(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as where nobody listens
     table = Table(title=text)
     table.add_row(text, f"[bold]{text}[/]")
-    with terminal.shown(views.say):
+    with terminal.safe_streams(views.say):
         for console in (views.out, views.err):
             console.print(table, text)
         views.say(text)
         views.note(text)
         views.error(text)
-        with views.waiting(text) as at:
+        with views.status(text) as at:
             at(text)
         logging.getLogger("razorctl.x").warning("%s is bad", text)
         with warnings.catch_warnings():  # pytest's, which records, is undone inside
@@ -128,7 +128,7 @@ def test_a_terminal_shows_signs_that_it_has_not(encoding):
 def test_data_lose_no_sign():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="replace")
     with pytest.raises(UsageError, match=r"stdout is charmap, which lacks '\\u732b'; set PYTHON"):
-        terminal._Data(stream).write("\N{CJK UNIFIED IDEOGRAPH-732B}")
+        terminal._DataStream(stream).write("\N{CJK UNIFIED IDEOGRAPH-732B}")
 
 
 ENVIRONMENT = {
@@ -220,7 +220,7 @@ def test_cells_that_a_spreadsheet_would_run(cell):
     from razorctl.training.predicting.labels import Prediction
 
     row = Prediction("=f.csv", 3, (cell, "other"), (0.75, 0.25))
-    kind = view.labels(row.classes, 1, False)
+    kind = view.labels_format(row.classes, 1, False)
     plain, inert = io.StringIO(), io.StringIO()
     view.csv(plain, [row], kind)
     view.csv(inert, [row], kind, spreadsheet=True)

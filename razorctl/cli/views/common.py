@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.markup import escape
 
 from razorctl import units
-from razorctl.cli.views.terminal import Clean, data, forget_empty_width
+from razorctl.cli.views.terminal import CleanConsole, data_stream, forget_empty_width
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-class _Spoken:
+class _LossyStream:
     """A stream that loses what it cannot write: its reader is gone, or the disk is full."""
 
     def __init__(self, stream: Any) -> None:
@@ -37,7 +37,7 @@ class _Spoken:
         return getattr(self._stream, name)
 
 
-class Messages(Clean):
+class MessageConsole(CleanConsole):
     """A console on stderr whose messages end no command; `spoke` tells whether there were any."""
 
     spoke = False
@@ -50,7 +50,7 @@ class Messages(Clean):
     @property
     def file(self) -> Any:
         """Where messages go."""
-        return _Spoken(super().file)
+        return _LossyStream(super().file)
 
     @file.setter
     def file(self, stream: Any) -> None:
@@ -58,8 +58,8 @@ class Messages(Clean):
 
 
 forget_empty_width()
-out = Clean()
-err = Messages(stderr=True)
+out = CleanConsole()
+err = MessageConsole(stderr=True)
 _muted: list[tuple[Any, Any]] = []  # what `mute` has replaced
 EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
 
@@ -75,23 +75,23 @@ def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
     return units.between(low, high)
 
 
-def passes(steps: int, per_epoch: int) -> float:
+def epochs_of(steps: int, per_epoch: int) -> float:
     """Epochs of so many steps, to two digits or the whole number."""
     epochs = steps / per_epoch
     return round(epochs, 2 if epochs < 1 else 1 if epochs < 10 else None)
 
 
-def length(job: Mapping[str, Any], per_epoch: int | None) -> str:
+def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
     """How long a run is, by the settings of its job and the whole batches of an epoch, if known."""
     epochs, steps = job["epochs"], job["steps"]
     if steps and per_epoch:
-        epochs = passes(steps, per_epoch)
+        epochs = epochs_of(steps, per_epoch)
     words = [units.count(epochs, "epoch")] if epochs else []
     words += [units.count(steps, "step")] if steps else []
     return ", ".join(words) or "epochs by the tokens of the texts"
 
 
-def pair(model: str, dataset: str) -> str:
+def title(model: str, dataset: str) -> str:
     """A model and a data set, whose path is a relative one inside the working directory."""
     with suppress(OSError):
         place, here = Path(dataset), Path.cwd()
@@ -100,7 +100,7 @@ def pair(model: str, dataset: str) -> str:
     return f"{model} on {dataset}"
 
 
-def summary(recipe: dict[str, Any]) -> str:
+def recipe_summary(recipe: dict[str, Any]) -> str:
     """Method, ratio and joint budget, as far as they say something."""
     from razorctl.methods import METHODS  # imported here, as documents below: --help needs none
 
@@ -137,7 +137,7 @@ def print_json(document: Any) -> None:
     from razorctl import documents
 
     # Not by rich, which would wrap and color what a program is to read.
-    data().write(f"{documents.text(document, indent=2)}\n")
+    data_stream().write(f"{documents.text(document, indent=2)}\n")
 
 
 def say(text: str) -> None:
@@ -145,7 +145,7 @@ def say(text: str) -> None:
     err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def width(table: "Table") -> int:
+def table_width(table: "Table") -> int:
     """Columns of a terminal that a table takes where no line of it is broken."""
     from rich.measure import Measurement
 
@@ -197,9 +197,9 @@ class Pulse:
 
 
 @contextmanager
-def quiet(wanted: bool = True) -> Iterator[None]:
+def hide_messages(*, unless: bool) -> Iterator[None]:
     """Inside the block nothing is said on stderr."""
-    before, err.quiet = err.quiet, wanted or err.quiet
+    before, err.quiet = err.quiet, err.quiet or not unless
     try:
         yield
     finally:
@@ -212,7 +212,7 @@ def live() -> bool:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[Callable[[str], None]]:
+def status(text: str) -> Iterator[Callable[[str], None]]:
     """Says inside it what is being done; yields what changes the text.
 
     It says so at once on a terminal, and where nothing was said before; else where it takes long.
@@ -220,7 +220,7 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if err.is_jupyter and live():
         from razorctl.cli.views import notebook  # whose bars few commands need
 
-        with notebook.waiting(text) as change:
+        with notebook.status(text) as change:
             yield change
     elif live():
         with err.status(f"{text} ...") as status:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.terminal import data
+from razorctl.cli.views.terminal import data_stream
 from razorctl.tasks import LEAST
 from razorctl.training.comparing.advice import sentence
 from razorctl.units import count, percent
@@ -33,7 +33,7 @@ def show(document: dict[str, Any]) -> None:
     table, left_out = _table(document, columns), list[str]()
     for name in SPARE:
         table.columns[1].max_width = LABEL
-        if views.width(table) <= views.out.width:
+        if views.table_width(table) <= views.out.width:
             break
         left_out.append(columns.pop(name)[0].split("\n")[0])
         table = _table(document, columns)
@@ -44,7 +44,7 @@ def show(document: dict[str, Any]) -> None:
             views.out.print(
                 f"{row['label']}: {row['error']}", style="red", highlight=False, markup=False
             )
-    notes = explained(document, of_target="time_to_target" in columns)
+    notes = explanation(document, of_target="time_to_target" in columns)
     if left_out:
         notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
@@ -76,7 +76,7 @@ def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
     return text
 
 
-def explained(document: dict[str, Any], of_target: bool) -> str:
+def explanation(document: dict[str, Any], of_target: bool) -> str:
     """What the marks and the columns of the table mean; of_target: whether that column is there."""
     target, rows = document["target"], document["rows"]
     measured = document["memory"] == "peak_bytes"
@@ -95,12 +95,12 @@ def explained(document: dict[str, Any], of_target: bool) -> str:
     return notes + (f"Not compiled: {', '.join(eager)}. " if eager else "")
 
 
-def task(document: dict[str, Any]) -> str:
+def title(document: dict[str, Any]) -> str:
     """The model and the data set."""
-    return views.pair(document["model"], document["dataset"])
+    return views.title(document["model"], document["dataset"])
 
 
-def common(document: dict[str, Any]) -> str:
+def shared_settings(document: dict[str, Any]) -> str:
     """What all runs have in common, in a few words."""
     shared, words = document["shared"], []
     words += [f"batch {shared['batch_size']}"] if "batch_size" in shared else []
@@ -115,7 +115,7 @@ def common(document: dict[str, Any]) -> str:
 def _table(document: dict[str, Any], columns: Columns) -> Table:
     """A row for each row of the document."""
     table = Table(
-        title=f"{task(document)}, {common(document)}",
+        title=f"{title(document)}, {shared_settings(document)}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -147,6 +147,6 @@ def _column(
 def print_csv(rows: list[dict[str, Any]]) -> None:
     """A line for each row, of all that is one figure or word."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv.DictWriter(data(), names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(data_stream(), names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

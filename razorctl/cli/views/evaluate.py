@@ -28,7 +28,7 @@ def skipped(lines: Sequence[str], more: str = "") -> None:
 def show(result: dict[str, Any]) -> None:
     """The table of `evaluate`."""
     split = f", {result['split']} split" if result["split"] else ""
-    title = views.pair(result["model"], result["dataset"])
+    title = views.title(result["model"], result["dataset"])
     rows = units.count(result["rows"], "row")
     views.out.print(f"{title}{split}: {rows}", soft_wrap=True, highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False)

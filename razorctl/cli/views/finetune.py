@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import figure, passes, predicted_duration, summary
+from razorctl.cli.views.common import epochs_of, figure, predicted_duration, recipe_summary
 from razorctl.defaults import MANY
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 
-def header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
+def show_header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
     """Two lines of what is known before anything is loaded."""
-    title = f"{views.pair(job.model, job.dataset)}: {summary(asdict(recipe))}"
+    title = f"{views.title(job.model, job.dataset)}: {recipe_summary(asdict(recipe))}"
     views.say(", ".join([title, *_settings(job, device)]))
     views.say(f"run directory: {out}")
 
 
-def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
+def show_settings(run: "Run", job: Job, asked: str | None, device: str) -> None:
     """A line of what the header of `job`, on the device asked for, could not know."""
     known = _settings(job, asked)
     new = [words for words in _settings(run.job, device, _epochs(run)) if words not in known]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)
         new.append(f"{predicted_duration(run.predicted, left)} as planned")
-    views.say(", ".join([*new, f"keeps {kept(run)}"]))
+    views.say(", ".join([*new, f"keeps {activations_kept(run)}"]))
     if (epochs := _epochs(run) or 0) > MANY:
         views.note(
             f"the run passes {epochs:,g} times over the data; of as many rows, --epochs "
@@ -45,7 +45,7 @@ def settled(run: "Run", job: Job, asked: str | None, device: str) -> None:
         views.say(f"going on from step {len(run.history):,} of {run.job.steps:,}")
 
 
-def expected(step_seconds: float, steps: int) -> None:
+def show_time_left(step_seconds: float, steps: int) -> None:
     """A line on what so many steps will take, by the first ones."""
     views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
 
@@ -54,7 +54,7 @@ def _epochs(run: "Run") -> float | None:
     """Passes over the training rows, as far as that is known."""
     if run.steps_per_epoch is None or run.job.steps is None:
         return None
-    return passes(run.job.steps, run.steps_per_epoch)
+    return epochs_of(run.job.steps, run.steps_per_epoch)
 
 
 def _settings(job: Job, device: str | None, epochs: float | None = None) -> list[str]:
@@ -85,14 +85,14 @@ def _settings(job: Job, device: str | None, epochs: float | None = None) -> list
     ]
 
 
-def kept(run: "Run") -> str:
+def activations_kept(run: "Run") -> str:
     """What a step keeps for backward, and how much less that is than in full fine-tuning."""
     return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
 
 
 def show(result: dict[str, Any]) -> None:
     """The closing table of `finetune`."""
-    title = f"{views.pair(result['model'], result['dataset'])}: {summary(result['recipe'])}"
+    title = f"{views.title(result['model'], result['dataset'])}: {recipe_summary(result['recipe'])}"
     views.out.print(title, soft_wrap=True, highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")

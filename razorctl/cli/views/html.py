@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.terminal import Clean, clean
+from razorctl.cli.views.terminal import CleanConsole, clean
 
 WIDE = 1000  # columns of a terminal in which no table leaves anything out
 # Lines have 3:1 or more on white and on the grays of dark themes.
@@ -35,7 +35,7 @@ STYLE = """<style>
 </style>"""
 
 
-class Recorder(Clean):
+class RecordingConsole(CleanConsole):
     """A console that shows nothing, and knows what it was to print, with its style."""
 
     def __init__(self, width: int) -> None:
@@ -53,9 +53,9 @@ class Recorder(Clean):
         return "\n".join(line.rstrip() for line in self.file.getvalue().splitlines())
 
 
-def recorded(show: Callable[[], object], width: int = WIDE) -> Recorder:
+def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
     """What a view prints on stdout when it is called."""
-    before, views.out = views.out, Recorder(width)
+    before, views.out = views.out, RecordingConsole(width)
     try:
         show()
         return views.out
@@ -65,7 +65,7 @@ def recorded(show: Callable[[], object], width: int = WIDE) -> Recorder:
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
     """What a view prints, and plots of `plots`, as HTML that needs nothing but itself."""
-    console = recorded(show)
+    console = record(show)
     parts = [
         _table(console, each) if isinstance(each, Table) else _line(console, each, style)
         for each, style in console.printed
@@ -75,11 +75,11 @@ def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
     return clean(f'<div class="razorctl">{STYLE}\n{body}</div>')
 
 
-def _line(console: Clean, line: Any, style: Any) -> str:
+def _line(console: CleanConsole, line: Any, style: Any) -> str:
     return f"<p>{_text(console, Text(str(line)) if style is None else line, style)}</p>"
 
 
-def _table(console: Clean, table: Table) -> str:
+def _table(console: CleanConsole, table: Table) -> str:
     """A table of rich as one of HTML."""
     title = f"<caption>{_text(console, table.title)}</caption>" if table.title else ""
     heads, rows = [], []
@@ -100,7 +100,7 @@ def _table(console: Clean, table: Table) -> str:
     return f'<div class="wide">{body}</div>'
 
 
-def _text(console: Clean, text: Any, style: Any = None) -> str:
+def _text(console: CleanConsole, text: Any, style: Any = None) -> str:
     """A text with the markup of rich; its styles are those that suit any theme."""
     if not isinstance(text, Text):
         text = console.render_str(str(text), highlight=False)

@@ -36,7 +36,7 @@ def show_defaults(document: dict[str, Any]) -> None:
     """The table of `list defaults`: each setting with its value and where that comes from."""
     rows = document["rows"]
     size = "" if rows is None else f", {count(rows, 'row')} to train on"
-    views.out.print(f"{views.pair(document['model'], document['dataset'])}{size}", highlight=False)
+    views.out.print(f"{views.title(document['model'], document['dataset'])}{size}", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

@@ -23,7 +23,7 @@ def html(*shown: RenderableType) -> str:
     return console.export_html(inline_styles=True, code_format=LINE)
 
 
-class Place:
+class CellOutput:
     """A place in the output of a notebook's cell, which shows one thing at a time."""
 
     def __init__(self, *shown: RenderableType) -> None:
@@ -42,19 +42,19 @@ class Place:
 
 
 class Bars(Progress):
-    """Bars of rich, each of which is drawn anew in its place."""
+    """Bars of rich, each of which is drawn anew in its output."""
 
     def __init__(self, *columns: str | ProgressColumn) -> None:
         super().__init__(*columns, auto_refresh=False)
-        self._place: Place | None = None
+        self._output: CellOutput | None = None
         self._drawn = 0.0
 
     def start(self) -> None:
-        self._place = Place(self.get_renderable())
+        self._output = CellOutput(self.get_renderable())
 
     def stop(self) -> None:
-        if self._place is not None:
-            self._place.clear()  # what is left to say is in the result
+        if self._output is not None:
+            self._output.clear()  # what is left to say is in the result
 
     def update(self, *task: Any, **changes: Any) -> None:
         super().update(*task, **changes)
@@ -62,16 +62,16 @@ class Bars(Progress):
             self.refresh()
 
     def refresh(self) -> None:
-        if self._place is not None:
+        if self._output is not None:
             self._drawn = time.monotonic()
-            self._place.show(self.get_renderable())
+            self._output.show(self.get_renderable())
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[Callable[[str], None]]:
+def status(text: str) -> Iterator[Callable[[str], None]]:
     """Says inside it what is being done; yields what changes the text."""
-    place = Place(Text(f"{text} ..."))
+    output = CellOutput(Text(f"{text} ..."))
     try:
-        yield lambda text: place.show(Text(f"{text} ..."))
+        yield lambda text: output.show(Text(f"{text} ..."))
     finally:
-        place.clear()
+        output.clear()

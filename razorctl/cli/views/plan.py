@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import length, predicted_duration
+from razorctl.cli.views.common import predicted_duration, run_length
 from razorctl.units import size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def planning(card: str, budget: int, source: str) -> Iterator[Callable[[str], None]]:
     """Says what is planned while inside it; what it yields is told what is traced."""
     words = f"planning for {card}, {size(budget)} {source}"
-    with views.waiting(words) as change:
+    with views.status(words) as change:
         yield lambda way: change(f"{words}: tracing {way}")
 
 
@@ -46,9 +46,9 @@ def show_ways(document: Mapping[str, Any]) -> None:
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
-        f"{views.pair(job['model'], job['dataset'])}: "
+        f"{views.title(job['model'], job['dataset'])}: "
         f"batch {job['batch_size']}, {job['precision']}, {job['optimizer']}, "
-        f"{length(job, document.get('steps_per_epoch'))}\n"
+        f"{run_length(job, document.get('steps_per_epoch'))}\n"
         f"{gpu['name']}, {size(budget)}{cards}"
     )
     table = Table(

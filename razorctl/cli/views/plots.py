@@ -38,7 +38,7 @@ NAMED = 12  # points at most that all have a label
 
 
 @dataclass(frozen=True)
-class Line:
+class LineStyle:
     """How a row is drawn: a color of LINES, and one of DASHES, both by index."""
 
     color: int
@@ -50,19 +50,19 @@ class Point:
     """A row in the plot of memory and time; `front`: whether it is on the Pareto front."""
 
     label: str
-    line: Line
+    line: LineStyle
     time: float
     memory: float
     front: bool
 
 
-def lines(methods: Iterable[str]) -> list[Line]:
+def line_styles(methods: Iterable[str]) -> list[LineStyle]:
     """A line for each row of a comparison; the first of `full` and `razor` are always the same."""
-    used: list[Line] = []
+    used: list[LineStyle] = []
     others = [n for n in range(len(LINES)) if n not in OF_METHOD.values()]
-    order = [Line(n, dash) for dash in range(len(DASHES)) for n in others]
+    order = [LineStyle(n, dash) for dash in range(len(DASHES)) for n in others]
     for method in methods:
-        own = [Line(OF_METHOD.get(method, 0), dash) for dash in range(len(DASHES))]
+        own = [LineStyle(OF_METHOD.get(method, 0), dash) for dash in range(len(DASHES))]
         first = own if method in OF_METHOD else []
         free = (line for line in [*first, *order] if line not in used)
         used.append(next(free, order[-1]))
@@ -87,7 +87,7 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
     return _svg(figure, f"{memory} by {time}")
 
 
-def curves(groups: Sequence[tuple[Line, Sequence[Curve]]], over: str, name: str) -> str:
+def curves(groups: Sequence[tuple[LineStyle, Sequence[Curve]]], over: str, name: str) -> str:
     """The mean curve of each row, and thin those of its seeds; `over`: `steps` or `seconds`."""
     figure, axes = _axes(NARROW, over, name)
     for line, seeds in groups:
@@ -123,7 +123,7 @@ def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axe
 
 def _label(axes: "Axes", points: Sequence[Point]) -> None:
     """Writes the labels of points, those with the nearest neighbors first: they have least room."""
-    known = [Line(color, 0) for color in OF_METHOD.values()]
+    known = [LineStyle(color, 0) for color in OF_METHOD.values()]
     few = len(points) <= NAMED
     ends = [axes.transData.transform((point.time, point.memory)) for point in points]
     room = [

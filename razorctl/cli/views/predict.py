@@ -15,7 +15,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the starts of a formula of a sprea
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowFormat:
     """How a kind of rows is written: the columns and the cells of CSV, and an object of JSON."""
 
     columns: Sequence[str]
@@ -23,17 +23,17 @@ class Kind:
     entry: Callable[[Any], Mapping[str, Any]]
 
 
-def plain(*columns: str) -> Kind:
+def fields_format(*columns: str) -> RowFormat:
     """Rows that are written as they are: dataclasses with these fields."""
 
     def cells(row: Any) -> list[Any]:
         values = (getattr(row, column) for column in columns)
         return [f"{value:.6g}" if isinstance(value, float) else value for value in values]
 
-    return Kind(columns, cells, asdict)
+    return RowFormat(columns, cells, asdict)
 
 
-def labels(classes: Sequence[str], top: int, every: bool) -> Kind:
+def labels_format(classes: Sequence[str], top: int, every: bool) -> RowFormat:
     """Rows with the `top` most probable classes; every: with the probability of every class."""
     shown = min(top, len(classes))
     more = [f"{what}_{rank}" for rank in range(2, shown + 1) for what in ("label", "probability")]
@@ -54,25 +54,27 @@ def labels(classes: Sequence[str], top: int, every: bool) -> Kind:
             found["probabilities"] = dict(zip(row.classes, row.probabilities, strict=True))
         return found
 
-    return Kind(["file", "row", "label", "probability", *more, *ends], cells, entry)
+    return RowFormat(["file", "row", "label", "probability", *more, *ends], cells, entry)
 
 
-def counted(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
+def report_progress(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
     """The same rows; `done` is told how many have been taken."""
     for number, row in enumerate(rows, 1):
         yield row
         done(number)
 
 
-def csv(stream: TextIO, rows: Iterable[Any], kind: Kind, spreadsheet: bool = False) -> None:
+def csv(
+    stream: TextIO, rows: Iterable[Any], row_format: RowFormat, spreadsheet: bool = False
+) -> None:
     """A header and a line for each row.
 
     spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
     """
     writer = tables.writer(stream, lineterminator="\n")
-    writer.writerow(kind.columns)
+    writer.writerow(row_format.columns)
     for row in rows:
-        cells = kind.cells(row)
+        cells = row_format.cells(row)
         writer.writerow(map(_inert, cells) if spreadsheet else cells)
 
 
@@ -80,12 +82,14 @@ def _inert(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
-def json(stream: TextIO, rows: Iterable[Any], kind: Kind, document: Mapping[str, Any]) -> None:
+def json(
+    stream: TextIO, rows: Iterable[Any], row_format: RowFormat, document: Mapping[str, Any]
+) -> None:
     """A document whose `predictions` have an object for each row."""
     head = documents.text({**document, "predictions": []}, indent=2)
     stream.write(head.removesuffix("]\n}"))
     between = "\n"
     for row in rows:
-        stream.write(f"{between}    {documents.text(kind.entry(row))}")
+        stream.write(f"{between}    {documents.text(row_format.entry(row))}")
         between = ",\n"
     stream.write("\n  ]\n}\n")

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from razorctl.cli.views import common as views
-from razorctl.cli.views.common import summary
+from razorctl.cli.views.common import recipe_summary
 from razorctl.config.registry import starred
 from razorctl.units import duration, percent, size
 
@@ -34,9 +34,9 @@ def show(result: dict[str, Any]) -> None:
         return
     title = result["model"]
     if result["dataset"]:
-        title = views.pair(title, result["dataset"])
+        title = views.title(title, result["dataset"])
     views.out.print(
-        f"{title}: {summary(result['recipe'])}, batch of {result['batch_size']:,}, "
+        f"{title}: {recipe_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
         f"{result['precision']}, {result['optimizer']}{', compiled' * result['compiled']}, "
         f"on {result['device']}",
         highlight=False,
@@ -75,7 +75,7 @@ def show(result: dict[str, Any]) -> None:
 def _show_own(result: dict[str, Any]) -> None:
     """The tables of bytes of a model of one's own."""
     views.out.print(
-        f"{result['model']}: {summary(result['recipe'])}, {result['precision']}",
+        f"{result['model']}: {recipe_summary(result['recipe'])}, {result['precision']}",
         highlight=False,
         markup=False,
     )
@@ -121,7 +121,7 @@ def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
     last = ("kind", "class")
     for left_out in ((), last, (*last, "share"), (*last, "share", "smaller")):
         shown = [name for name in columns if name not in left_out]
-        room = views.out.width - views.width(_of_bytes(title, shown, columns, entries, NAME))
+        room = views.out.width - views.table_width(_of_bytes(title, shown, columns, entries, NAME))
         if room >= 0:
             break
     views.out.print(_of_bytes(title, shown, columns, entries, NAME + max(0, room)))

@@ -44,14 +44,14 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         lstrip_blocks=True,
     )
     done = [entry for entry in comparison.entries if entry.runs]
-    lines = plots.lines(entry.recipe.method for entry in done)
+    lines = plots.line_styles(entry.recipe.method for entry in done)
     of_label = dict(zip((entry.label for entry in done), lines, strict=True))
     runs = [run for entry in done for run in entry.runs]
     again = [["razorctl", "--config", str(run.directory / CONFIG), "finetune"] for run in runs]
     return pages.get_template(TEMPLATE).render(
         document=document,
-        title=table.task(document),
-        subtitle=table.common(document),
+        title=table.title(document),
+        subtitle=table.shared_settings(document),
         advice=sentence(document["take"]),
         **_table(document, of_label),
         memory_time=_memory_time(document, of_label) if runs else None,
@@ -71,7 +71,7 @@ def _columns(document: dict[str, Any]) -> table.Columns:
     return table.columns_of(document, known or {"saved_bytes": MEMORY["saved_bytes"]})
 
 
-def _table(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> dict[str, Any]:
+def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> dict[str, Any]:
     """The heads, the rows and the notes of the table."""
     columns = _columns(document)
     rows = [
@@ -88,10 +88,10 @@ def _table(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> dict
         for row in document["rows"]
     ]
     heads = [head for head, _, _ in columns.values()]
-    return {"heads": heads, "rows": rows, "notes": table.explained(document, of_target=True)}
+    return {"heads": heads, "rows": rows, "notes": table.explanation(document, of_target=True)}
 
 
-def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -> str:
+def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> str:
     columns, memory = _columns(document), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
@@ -107,11 +107,11 @@ def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.Line]) -
         for row in document["rows"]
         if row["seeds"]
     ]
-    names = (_named(columns[name][0]) for name in ("step_seconds", memory))
+    names = (_axis_name(columns[name][0]) for name in ("step_seconds", memory))
     return plots.memory_time(points, *names)
 
 
-def _named(head: str) -> str:
+def _axis_name(head: str) -> str:
     """The head of a column, with its unit, as the name of an axis."""
     name, _, unit = head.partition("\n")
     return f"{name} ({unit})" if unit else name
@@ -120,7 +120,7 @@ def _named(head: str) -> str:
 def _curves(
     metric: str,
     rows: Sequence[Sequence[FinishedRun]],
-    lines: Sequence[plots.Line],
+    lines: Sequence[plots.LineStyle],
     over: Sequence[str] = ("steps", "seconds"),
 ) -> list[tuple[str, str]]:
     """The plots of the training loss and the figure of the task, each with its name.
@@ -129,7 +129,7 @@ def _curves(
     """
     head, unit, _ = table.SCORES[metric]
     found = []
-    for what, curve, size in (("training loss", losses, 1.0), (_named(head), scores, unit)):
+    for what, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
         groups = [
             (line, [curve(run).per(size) for run in runs])
             for line, runs in zip(lines, rows, strict=True)
@@ -141,18 +141,18 @@ def _curves(
     return found
 
 
-def of_run(run: FinishedRun) -> list[str]:
+def run_plots(run: FinishedRun) -> list[str]:
     """The plots of one run."""
-    lines = plots.lines([run.result["recipe"]["method"]])
+    lines = plots.line_styles([run.result["recipe"]["method"]])
     return [plot for _, plot in _curves(run.figure, [[run]], lines, ["steps"])]
 
 
-def of_comparison(document: dict[str, Any], comparison: Comparison) -> list[str]:
+def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
     """The plots of a comparison, without those over seconds; labels are in the first of them."""
     done = [entry for entry in comparison.entries if entry.runs]
     if not done:
         return []
-    lines = plots.lines(entry.recipe.method for entry in done)
+    lines = plots.line_styles(entry.recipe.method for entry in done)
     of_label = dict(zip((entry.label for entry in done), lines, strict=True))
     curves = _curves(document["metric"], [entry.runs for entry in done], lines, ["steps"])
     return [_memory_time(document, of_label), *(plot for _, plot in curves)]

@@ -38,7 +38,7 @@ def clean(text: str) -> str:
     return text.translate(CONTROLS)
 
 
-class Clean(Console):
+class CleanConsole(Console):
     """A console that shows texts of others as they are, and none of their control characters."""
 
     def render(
@@ -49,7 +49,7 @@ class Clean(Console):
             yield segment if control else Segment(clean(text), style)
 
 
-class _Said(logging.Handler):
+class _LogHandler(logging.Handler):
     """Says what is logged, where nobody else listens."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -61,16 +61,16 @@ class _Said(logging.Handler):
 
 
 @contextmanager
-def shown(say: Callable[[str], None]) -> Iterator[None]:
+def safe_streams(say: Callable[[str], None]) -> Iterator[None]:
     """Inside the block stdout and stderr show what they can of each text.
 
     say: says what is logged, and what libraries warn of.
-    Data go to `data`, where nothing is lost.
+    Data go to `data_stream`, where nothing is lost.
     """
-    codecs.register_error(LOSSY, _fitted)
+    codecs.register_error(LOSSY, _substitute)
     both: tuple[Any, ...] = (sys.stdout, sys.stderr)
-    streams = {stream: stream.errors for stream in both if _can(stream)}
-    last, logging.lastResort = logging.lastResort, _Said(say)
+    streams = {stream: stream.errors for stream in both if _has_encoding(stream)}
+    last, logging.lastResort = logging.lastResort, _LogHandler(say)
     stock = warnings.showwarning
 
     def warn(
@@ -95,7 +95,7 @@ def shown(say: Callable[[str], None]) -> Iterator[None]:
                 stream.reconfigure(errors=errors)
 
 
-class _Data:
+class _DataStream:
     """Standard output for data: as they are, but for a terminal without what controls it."""
 
     def __init__(self, stream: Any) -> None:
@@ -104,7 +104,7 @@ class _Data:
     def write(self, text: str) -> int:
         if self._shown:
             text = clean(text)
-        elif _can(self._stream):
+        elif _has_encoding(self._stream):
             try:
                 text.encode(self._stream.encoding)
             except UnicodeEncodeError as error:
@@ -118,11 +118,11 @@ class _Data:
         self._stream.flush()
 
 
-def data() -> _Data:
+def data_stream() -> _DataStream:
     """Standard output for data; raises UsageError if it is closed."""
     if sys.stdout is None:
         raise UsageError("stdout is closed; give the command one.")
-    return _Data(sys.stdout)
+    return _DataStream(sys.stdout)
 
 
 def forget_empty_width() -> None:
@@ -131,11 +131,11 @@ def forget_empty_width() -> None:
         del os.environ["COLUMNS"]
 
 
-def _can(stream: Any) -> bool:
+def _has_encoding(stream: Any) -> bool:
     return hasattr(stream, "reconfigure") and getattr(stream, "encoding", None) is not None
 
 
-def _fitted(error: UnicodeError) -> tuple[str, int]:
+def _substitute(error: UnicodeError) -> tuple[str, int]:
     """The signs that stand for those that an encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
