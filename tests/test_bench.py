@@ -61,7 +61,7 @@ def test_linear_gives_no_time_to_a_wrong_output(monkeypatch):
     assert full.error is None
     assert len(full.both) == 1
     assert wrong.error == "ArithmeticError: the output differs from that of full"
-    assert linear.as_row(wrong, full)["both_vs_full"] is None
+    assert linear.as_row(wrong, [full, wrong])["both_vs_full"] is None
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.95])

@@ -27,7 +27,7 @@ def bench(module):
 
 
 def small(module, **changes):
-    workload = replace(module("step").WORKLOADS["cpu"], **module("turns").SMOKE)
+    workload = replace(module("step").WORKLOADS["cpu"], **module("case").SMOKE)
     return module("case").Bench(replace(workload, **changes), CPU)
 
 
@@ -147,7 +147,7 @@ def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path)
     names = ("full", "full, compiled")
     for late, taken, error in ((1, 3, "not compiled"), (3, 1, "not timed")):
         group = [case.Run(name, case.Case(compiled=name != "full"), "fp32") for name in names]
-        result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group])
+        result = turns.Result(tmp_path / "out.json", {"about": "this"}, [group], case.as_row)
         turns.take_turns(bench, result, time.monotonic() - 1e5 * late, 1.5e5)
         document = json.loads(result.out.read_text())
         full, compiled = document["rows"]
@@ -161,7 +161,7 @@ def test_times_are_ratios_of_the_same_turn(module):
     case = module("case")
     seconds = {"full": [1.0, 2.0], "full, compiled": [2.0, 1.0], "razor, compiled": [1.0, 1.0]}
     group = [case.Run(n, case.Case(compiled="," in n), "fp32", s) for n, s in seconds.items()]
-    full, _, razor = (module("turns").as_row(run, group) for run in group)
+    full, _, razor = (case.as_row(run, group) for run in group)
     assert (razor["step_time_vs_full"], razor["step_time_vs_full_compiled"]) == (0.75, 0.75)
     assert full["step_time_vs_full_compiled"] is None
 
@@ -186,7 +186,7 @@ def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, benc
 
 
 def test_the_summary_of_gpu_sh_names_what_failed(module):
-    case, turns = module("case"), module("turns")
+    case = module("case")
     group = [case.Run("full", case.Case(), "fp32", [0.1]), case.Run("razor", case.Case(), "fp32")]
     group[0].peak, group[1].error = 3 << 20, "ArithmeticError: differs"
     about = {"device": "a card"}
@@ -202,7 +202,7 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
                 for method, time in (("full", 1.0), ("razor", 0.5), ("int8", None))
             ]
         },
-        "step": about | {"rows": [turns.as_row(run, group) for run in group]},
+        "step": about | {"rows": [case.as_row(run, group) for run in group]},
     }
     text = module("summary").text
     lines = [line.split() for part in found.items() for line in text(*part)]

@@ -26,17 +26,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
 
 import torch
 import transformers
 from files import TASKS, Task
 from machine import device_name
-from pages import LOSS_EVERY, RESULTS
+from pages import LOSS_EVERY, RESULTS, Row
 from pretrained import CACHE
+from record import versions, write
 from rich.console import Console
 from rich.table import Table
 
@@ -78,7 +77,6 @@ GRIDS = {
 }
 SEEDS = 3
 TURNS, WARM_UP = 15, 2
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,7 @@ def described(name: str, precision: Precision, device: str) -> Row:
     job = {k: v for k, v in job.items() if v not in (None, "", False)}
     return {
         "device": device_name(device),
-        "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
+        "versions": versions("torch", "timm", "transformers"),
         "summary": TASKS[name].summary,
         "settings": {
             "job": job,
@@ -303,10 +301,7 @@ class Results:
     def write(self) -> None:
         self.document["date"] = date.today().isoformat()
         self.document["rows"] = rows(self.name, self.document)
-        text = json.dumps(self.document, indent=1)
-        partial_file = self.path.with_suffix(".partial")
-        partial_file.write_text(text + "\n")
-        partial_file.replace(self.path)
+        write(self.path, self.document)
 
 
 def found_rates(name: str, case: str, precision: Precision, device: str) -> tuple[float, ...]:

@@ -12,14 +12,11 @@ task, and of two that are as bad on it the one that is better on all tasks comes
 the one that it meets on every model. The script needs the `bench` extra and takes ten minutes.
 """
 
-import argparse
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +26,7 @@ import torch
 import transformers
 from gradients import BATCH, TASKS, Subject, forward
 from pretrained import CACHE
+from record import head, options, write
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -207,12 +205,10 @@ def large_models() -> list[tuple[str, nn.Module, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
+    parser.set_defaults(out=OUT)
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -241,8 +237,7 @@ def main() -> None:
         for width, footprints in traced.items()
     }
     document = {
-        "command": "scripts/bench/allocate.py",
-        "date": date.today().isoformat(),
+        **head(None, "torch"),
         "models": [name for name, *_ in steps],
         "errors": [
             {"task": name, **{" ".join(pair).strip() or "8-bit": e for pair, e in task.items()}}
@@ -250,7 +245,7 @@ def main() -> None:
         ],
         "choices": choices,
     }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, document)
     for width, found in choices.items():
         for choice in found:
             rules = " ".join(f"{kind} {choice['rules'][kind]}" for kind in KINDS)

@@ -11,8 +11,6 @@ results/architectures.json and exits with 1 if a model has a fault. It takes som
 core.
 """
 
-import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -20,14 +18,12 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from machine import device_name
+from record import head, options, reason, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -40,7 +36,6 @@ from razorctl.layers.base import RazorLayer
 
 RECIPE = Recipe("razor", 0.5)
 COSINE = 0.999
-RESULT = Path(__file__).parent / "results" / "architectures.json"
 
 
 @dataclass(frozen=True)
@@ -270,7 +265,7 @@ def guarded(case: Case) -> dict[str, Any]:
         except BrokenProcessPool:
             return {"faults": ["the process died"]}
         except Exception as error:
-            return {"faults": [f"{type(error).__name__}: {error}"]}
+            return {"faults": [reason(error)]}
 
 
 def report(rows: list[dict[str, Any]]) -> Table:
@@ -290,11 +285,8 @@ def report(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "architectures")
     parser.add_argument("--modules", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -302,16 +294,13 @@ def main() -> None:
         case = CASES[module]
         rows.append({"module": module, **asdict(case), **guarded(case)})
     document = {
-        "command": "scripts/bench/architectures.py",
-        "date": date.today().isoformat(),
-        "device": f"1 of {device_name()}",
-        "versions": {name: version(name) for name in ("razorctl", "torch", "timm")},
+        **head(f"1 of {device_name()}", "torch", "timm"),
         "recipe": {"method": RECIPE.method, "ratio": RECIPE.ratio},
         "cosine_at_least": COSINE,
         "modules_left_out": sorted(set(list_modules()) - set(CASES)),
         "rows": rows,
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
     Console().print(report(rows))
     sys.exit(any(row["faults"] for row in rows))
 

@@ -8,14 +8,11 @@ backward pass, in the mean over the branches and the run. The script goes on whe
 and writes results/branches_cpu.json. A run takes one to five minutes of a core.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,8 +22,9 @@ import transformers
 from accuracy import job_of
 from files import EVALUATIONS, TASKS
 from machine import device_name
-from pages import RESULTS
+from pages import Row
 from pretrained import CACHE
+from record import head, options, write
 from torch import Tensor
 
 from razorctl import Job, Recipe, finetune
@@ -34,11 +32,9 @@ from razorctl.sampling.joint import Blocks, Reduce
 from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 from razorctl.surgery import branches, sparsify
 
-RESULT = RESULTS / "branches_cpu.json"
 BUDGET = 0.5
 STEPS = 200  # of digits
 RATES = {"digits": None, "r8": 1e-4, "spam": 1e-4, "decoder": 3e-4, "fashion": 3e-5}
-Row = dict[str, Any]
 
 
 def even(size: int, done: float) -> Tensor:
@@ -188,16 +184,14 @@ def run(task: str, way: str, seed: int) -> Row:
 
 def main() -> None:
     every = ["full", "razor", *WAYS]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "branches_cpu")
     parser.add_argument("--tasks", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--ways", nargs="+", choices=every, default=every)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     done = {(row["task"], row["way"], row["seed"]) for row in rows}
     for task in args.tasks:
         for seed in range(args.seeds):
@@ -206,14 +200,12 @@ def main() -> None:
                     continue
                 rows.append(run(task, way, seed))
                 document = {
+                    **head(device_name(), "torch", "timm"),
                     "command": "scripts/bench/branches.py",
-                    "date": date.today().isoformat(),
-                    "device": device_name(),
-                    "versions": {n: version(n) for n in ("razorctl", "torch", "timm")},
                     "budget": BUDGET,
                     "rows": rows,
                 }
-                RESULT.write_text(json.dumps(document, indent=1) + "\n")
+                write(args.out, document)
                 row = rows[-1]
                 print(task, way, seed, f"{row['score']:.4f} {row['loss']:.4f}", flush=True)
 

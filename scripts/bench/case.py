@@ -6,22 +6,27 @@ A step is forward, cross-entropy, backward, SGD with momentum and zero_grad, on 
 import copy
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any
 
 import timm
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+import turns
+from pages import Row, figures
+from record import Attempts
 from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.measured import allocated_on_cpu
 from razorctl.memory.saved import _forward, _note_saved
 from razorctl.memory.tracker import peak_bytes
+from razorctl.methods import METHODS
 from razorctl.ops import kernels
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -30,6 +35,8 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 COSINE = 0.99  # at least, of logits that int8 GEMMs made to those of full
 SGD = partial(torch.optim.SGD, lr=0.0, momentum=0.9)  # all cases find the same weights
 FULL = Recipe("full")
+SMOKE = {"model": "vit_tiny_patch16_224", "image_size": 32, "depth": 2, "turns": 1, "steps": 1}
+LIBRARIES = ("torch", "timm", "transformers", "torchao")
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,8 @@ class Case:
 
 
 @dataclass
-class Run:
-    """A case in a precision, and what is known of it.
-
-    seconds: of a step, one figure for each turn. error: why the case is not timed.
-    """
+class Run(Attempts):
+    """A case in a precision, with its figures; seconds: of a step, one figure for each turn."""
 
     name: str
     case: Case
@@ -76,18 +80,10 @@ class Run:
     saved: int | None = None
     peak: int | None = None
     reserved: int | None = None
-    error: str | None = None
 
-    def attempt(self, action: Any, *args: Any) -> None:
-        """Calls `action` with this run, unless it has failed before; an exception becomes its
-        error.
-        """
-        try:
-            if self.error is None:
-                action(self, *args)
-        except Exception as error:  # running out of memory too
-            line = next(iter(str(error).strip().splitlines()), "")[:300]
-            self.error = f"{type(error).__name__}: {line}"
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        return self.case.compiled
 
 
 class Bench:
@@ -218,6 +214,83 @@ class Bench:
             if self.device.type == "cuda":
                 run.peak = max(run.peak or 0, torch.cuda.max_memory_allocated())
                 run.reserved = max(run.reserved or 0, torch.cuda.max_memory_reserved())
+
+
+def groups(cases: Callable[[Bench, str], Mapping[str, Case]], bench: Bench) -> list[list[Run]]:
+    """A run of every case in every precision, compiled ones in the first; full is the first."""
+    precisions = bench.workload.precisions
+    return [
+        [
+            Run(name, case, precision)
+            for name, case in cases(bench, precision).items()
+            if precision == precisions[0] or not case.compiled
+        ]
+        for precision in precisions
+    ]
+
+
+def as_row(run: Run, group: list[Run]) -> Row:
+    """The row of a run in the result; the group has the runs of its precision."""
+    full, recipe = group[0], run.case.recipe
+    compiled = next((other for other in group if other.name == "full, compiled"), None)
+
+    def over(other: Run) -> float | None:
+        turns = [t / f for t, f in zip(run.seconds, other.seconds, strict=False)]  # one may be cut
+        return median(turns) if turns and not run.error else None
+
+    return {
+        "case": run.name,
+        "precision": run.precision,
+        "ratio": recipe.ratio if METHODS[recipe.method].has_ratio else None,
+        "step_seconds": median(run.seconds) if run.seconds and not run.error else None,
+        "step_time_vs_full": over(full),
+        "step_time_vs_full_compiled": over(compiled) if compiled and run.compiled else None,
+        "saved_bytes": run.saved,
+        "peak_bytes": run.peak,
+        "peak_vs_full": run.peak / full.peak if run.peak and full.peak else None,
+        "reserved_bytes": run.reserved,
+        "error": run.error or (None if run.seconds else "not timed in the seconds given"),
+    }
+
+
+def as_text(rows: list[Row]) -> str:
+    """The result as a table, without the libraries that a bare GPU machine may lack."""
+    columns = {
+        "step ms": ("step_seconds", 1e-3, ".1f"),
+        "vs full": ("step_time_vs_full", 1, ".2f"),
+        "vs compiled": ("step_time_vs_full_compiled", 1, ".2f"),
+        "kept MiB": ("saved_bytes", 2**20, ",.1f"),
+        "peak MiB": ("peak_bytes", 2**20, ",.0f"),
+        "vs full ": ("peak_vs_full", 1, ".2f"),
+    }
+    lines = [f"{'case':53}" + "".join(f"{name:>12}" for name in columns)]
+    for row in rows:
+        cells = "".join(f"{figure:>12}" for figure in figures(row, columns.values()))
+        line = f"{row['case']:47} {row['precision']:5}{cells}"
+        lines.append(f"{line}  {row['error'] or ''}".rstrip())
+    return "\n".join(lines)
+
+
+def main(
+    script: str,
+    description: str | None,
+    workloads: Mapping[str, Workload],
+    cases: Callable[[Bench, str], Mapping[str, Case]],
+    **about: Any,
+) -> None:
+    """Runs a script of whole steps; `about` goes into its result."""
+    turns.main(
+        script,
+        description,
+        workloads=workloads,
+        smoke=SMOKE,
+        build=Bench,
+        groups=partial(groups, cases),
+        as_row=as_row,
+        as_text=as_text,
+        libraries=LIBRARIES,
+        **about,
+    )
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -9,22 +9,14 @@ the range counts. The script writes results/choices.json and exits with 1 if a c
 It measures nothing: every figure is predicted, on fake tensors.
 """
 
-import argparse
-import datetime
-import json
 import platform
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import get_args
 
-import timm
-import torch
-import transformers
+from record import head, options, write
 
-import razorctl
 from razorctl import data, models
 from razorctl.errors import UsageError
 from razorctl.job import Job
@@ -34,8 +26,8 @@ from razorctl.planning.search import SAME, Prefer, Search
 
 GPUS = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "t4")
 MODELS = ("vit-b16", "vit-l16", "bert-base")
+LIBRARIES = ("torch", "timm", "transformers")
 MEMORIES = (2, 4, 6, 8, 11, 16, 24, 40)  # GiB
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -97,10 +89,9 @@ def rows(gpu: str, model: str) -> Iterator[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "choices")
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "choices.json")
     args = parser.parse_args()
     found = []
     for model in args.models:
@@ -110,15 +101,10 @@ def main() -> int:
                 print(row.gpu, f"{row.memory_gib} GiB", row.model, row.prefer, words, *row.faults)
                 found.append(row)
     document = {
-        "command": shlex.join(["scripts/bench/choices.py", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": f"none; traced on a CPU, {platform.machine()}",
-        "versions": {
-            module.__name__: module.__version__ for module in (razorctl, torch, timm, transformers)
-        },
+        **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
         "rows": [asdict(row) for row in found],
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
     return 1 if any(row.faults for row in found) else 0
 
 

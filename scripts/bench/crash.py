@@ -10,13 +10,10 @@ must be those of one that nothing has killed, to the bit. The script writes resu
 exits with 1 if a run fails or if any weight differs.
 """
 
-import argparse
-import datetime
 import json
 import mmap
 import os
 import random
-import shlex
 import signal
 import sys
 import tempfile
@@ -31,14 +28,14 @@ from typing import Any
 
 import torch
 from machine import device_name
+from record import head, options, write
 from safetensors.torch import load_file
 
-import razorctl
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 from razorctl.training.checkpoints import Checkpoints
 from razorctl.training.run import finetune
-from razorctl.training.rundir import RESULT as RESULT_FILE
+from razorctl.training.rundir import RESULT
 
 RECIPES = {
     "full": Recipe("full"),
@@ -52,7 +49,6 @@ PREPARING, STEPPING, SAVING = range(3)
 # seconds as the second says after that has begun.
 AIMS = {PREPARING: (1, 0.5), STEPPING: (4, 0.3), SAVING: (5, 0.06)}
 LONGEST = 300.0  # seconds that nothing may take
-RESULT = Path(__file__).parent / "results" / "crash.json"
 
 
 class Phase:
@@ -83,7 +79,7 @@ def watched(phase: Phase) -> None:
 def train(out: Path, job: Job, recipe: Recipe, phase: Phase) -> None:
     """Trains to the end in this process."""
     watched(phase)
-    if (out / RESULT_FILE).exists():  # it was killed when nothing was left to do
+    if (out / RESULT).exists():  # it was killed when nothing was left to do
         return
     run = finetune(job, recipe, out=out, device="cpu", resume=True)
     phase.set(STEPPING)
@@ -174,12 +170,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__, "crash")
     parser.add_argument("--kills", type=int, default=50, help="for each method")
     parser.add_argument("--steps", type=int, default=JOB.steps)
     parser.add_argument("--methods", nargs="+", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":  # torch's threads do not survive a fork
         os.execve(
@@ -187,10 +182,7 @@ def main() -> None:
         )
     draw, job = random.Random(args.seed), replace(JOB, steps=args.steps)
     document = {
-        "device": device_name(),
-        "command": shlex.join(["scripts/bench/crash.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
+        **head(device_name(), "torch"),
         "job": asdict(job),
         "steps": job.steps,
         "seed": args.seed,
@@ -199,7 +191,7 @@ def main() -> None:
     for name in args.methods:
         document["cases"][name] = row = case(RECIPES[name], job, args.kills, draw)
         print(f"{name}: {row}", flush=True)
-        args.out.write_text(json.dumps(document, indent=2) + "\n")
+        write(args.out, document)
     if not all(row["bit_identical"] for row in document["cases"].values()):
         sys.exit("a run that was killed ended with other weights")
 

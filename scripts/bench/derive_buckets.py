@@ -9,11 +9,8 @@ intervals of SiLU are for the same inputs, since no pretrained model with SiLU w
 script needs the `bench` extra and takes two minutes.
 """
 
-import argparse
 import itertools
-import json
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import torch
 import transformers
 from gradients import Subject
 from pretrained import CACHE, TASKS, logits
+from record import head, options, write
 from torch import Tensor
 
 import razorctl
@@ -89,11 +87,9 @@ def stand_in(derivative: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
+    parser.set_defaults(out=OUT)
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -115,12 +111,11 @@ def main() -> None:
             }
             print(function, bits, f"{error:.2e}", tables[function][bits]["ends"])
     document = {
-        "command": "scripts/bench/derive_buckets.py",
-        "date": date.today().isoformat(),
+        **head(None, "torch"),
         "inputs": [task.summary for task in TASKS.values()],
         "tables": tables,
     }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, document)
 
 
 if __name__ == "__main__":

@@ -13,28 +13,25 @@ after every row, and starts again with the next case if a card can run nothing m
 if a step or a kernel failed, or a gradient is not finite.
 """
 
-import argparse
-import datetime
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from case import Bench, Case, Run, Workload
+from case import LIBRARIES, SMOKE, Bench, Case, Run, Workload
 from machine import device_name
+from pages import RESULTS, Row, figures
+from record import head, options, reason, write
 from torch import Tensor, nn
-from turns import SMOKE, versions
 
 from razorctl import Recipe
 from razorctl.job import Job
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
 WORKLOAD = Workload("vit_base_patch16_224", 32, ("bf16",), turns=1, steps=2)
 FULL, TORCH = "full", "razor, PyTorch operations"
 MOST = 16  # processes that compile
-RESULTS = Path(__file__).parent / "results"
 
 
 def runs() -> Iterator[Run]:
@@ -66,7 +62,7 @@ def runs() -> Iterator[Run]:
     yield from (Run(name, case, "bf16") for name, case in cases.items())
 
 
-def compiled(workload: Workload) -> dict[str, Any]:
+def compiled(workload: Workload) -> Row:
     """Compiles what the steps of all runs launch on the current card, and says what failed.
 
     In processes, as most of a compilation holds Python's lock. They see no card: none needs it, and
@@ -92,13 +88,13 @@ def compiled(workload: Workload) -> dict[str, Any]:
     return {"kernels": len(found), "seconds": whole, "recording_seconds": seconds, "errors": errors}
 
 
-def attempted(workload: Workload) -> dict[str, Any]:
+def attempted(workload: Workload) -> Row:
     """What `compiled` says, or why it failed: steps compile what they need, one after another."""
     try:
         return compiled(workload)
     except Exception as error:
-        print(f"nothing was compiled: {type(error).__name__}: {error}", flush=True)
-        return {"error": f"{type(error).__name__}: {error}"}
+        print("nothing was compiled:", reason(error), flush=True)
+        return {"error": reason(error)}
 
 
 def _recorded(batch_size: int, card: "Card", recipe: Recipe) -> "list[Variant]":
@@ -120,7 +116,7 @@ def _compiled(capability: int, variant: "Variant") -> str | None:
         variant = replace(variant, kernel=getattr(import_module(module), name))
         compile_all([variant], capability, threads=1)
     except Exception as error:
-        return f"{variant.label}: {type(error).__name__}: {error}"[:300]
+        return f"{variant.label}: {reason(error)}"
     return None
 
 
@@ -132,7 +128,7 @@ class Steps:
         self.gradients: dict[str, Tensor] = {}
         self.logits: dict[str, Tensor] = {}
 
-    def take(self, run: Run, row: dict[str, Any]) -> None:
+    def take(self, run: Run, row: Row) -> None:
         """Takes a run's steps, and puts what they say into its row."""
         with self.bench.running(run) as model:
             for key in ("first_seconds", "second_seconds"):
@@ -168,44 +164,35 @@ def _cosine(ours: Tensor, theirs: Tensor) -> float | None:
     )
 
 
-def as_text(row: dict[str, Any]) -> str:
-    figures = (
-        format(row[key], form) if row.get(key) is not None else "-"
-        for key, form in (
-            ("cosine to full, fp32", ".4f"),
-            ("cosine to full", ".4f"),
-            ("logits_distance", ".1e"),
-            ("first_seconds", ".2f"),
-            ("second_seconds", ".3f"),
-        )
+def as_text(row: Row) -> str:
+    columns = (
+        ("cosine to full, fp32", 1, ".4f"),
+        ("cosine to full", 1, ".4f"),
+        ("logits_distance", 1, ".1e"),
+        ("first_seconds", 1, ".2f"),
+        ("second_seconds", 1, ".3f"),
     )
+    cells = "".join(f"{figure:>10}" for figure in figures(row, columns))
     broken = "" if row["finite"] or row["error"] else "NOT FINITE "
     why = row["error"] or ", ".join(f"{name}: {why}" for name, why in row["failed"].items())
-    return f"{row['case']:27}{''.join(f'{f:>10}' for f in figures)}  {broken}{why}".rstrip()
+    return f"{row['case']:27}{cells}  {broken}{why}".rstrip()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=found)
+    parser = options(__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     parser.add_argument("--smoke", action="store_true", help="a tiny model")
     parser.add_argument("--resume", action="store_true", help="skip the rows that OUT has")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     workload = replace(WORKLOAD, **SMOKE, batch_size=8) if args.smoke else WORKLOAD
     out = args.out or RESULTS / f"first_{args.device}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = (
+    document: Row = (
         json.loads(out.read_text())
         if args.resume
         else {
-            "command": shlex.join(["scripts/bench/first.py", *sys.argv[1:]]),
-            "date": datetime.date.today().isoformat(),
+            **head(device_name(args.device), *LIBRARIES),
             "compiled": attempted(workload) if args.device == "cuda" else None,
-            "device": device_name(args.device),
-            "versions": versions(),
             "rows": [],
         }
     )
@@ -218,23 +205,21 @@ def main() -> int:
         if run.name in done and not run.name.startswith(FULL):
             continue
         known = kernels.failures()
-        row: dict[str, Any] = {"case": run.name, "finite": None}
+        row: Row = {"case": run.name, "finite": None}
         kernels._wanted = run.name != TORCH
         run.attempt(steps.take, row)
         if run.name in done:  # the others are compared with it
             continue
         failed = {op: why for (op, _), why in kernels.failures().items() if (op, _) not in known}
         document["rows"].append(row | {"error": run.error, "failed": failed})
-        partial = out.with_suffix(".partial")  # a limit on time may end this process anywhere
-        partial.write_text(json.dumps(document, indent=2) + "\n")
-        partial.replace(out)
+        write(out, document)
         print(as_text(document["rows"][-1]), flush=True)
         if (run.error or "").startswith("AcceleratorError"):
             rest = [] if args.resume else ["--resume"]
             os.execv(sys.executable, [sys.executable, *sys.argv, *rest])
     if args.device == "cuda":
         document["graphs"] = asdict(graphs(torch.device(args.device)))
-        out.write_text(json.dumps(document, indent=2) + "\n")
+        write(out, document)
         print("CUDA graphs:", document["graphs"]["found"])
     print(f"written to {out}")
     return int(any(r["error"] or r["failed"] or not r["finite"] for r in document["rows"]))

@@ -8,21 +8,13 @@ Batches above MOST are not counted. The script writes results/fits.json. It meas
 figure is predicted, on fake tensors.
 """
 
-import argparse
-import datetime
-import json
 import platform
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
-import timm
-import torch
-import transformers
+from record import head, options, write
 
-import razorctl
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
@@ -47,7 +39,7 @@ MODELS = {
 # Of razor: the largest that is close in bf16, and one for models that cannot meet it; as in `plan`.
 RATIOS = (METHODS[DEFAULT_METHOD].close_up_to(width("bf16")), 0.5)
 LEAN = "--optimizer adamw8bit --weights bf16 --optimizer-in-backward"
-RESULTS = Path(__file__).parent / "results"
+LIBRARIES = ("torch", "timm", "transformers")
 
 
 @dataclass(frozen=True)
@@ -109,10 +101,9 @@ def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "fits")
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "fits.json")
     args = parser.parse_args()
     cache, rows = traces.Cache(), []
     for model in args.models:
@@ -122,18 +113,13 @@ def main() -> None:
             rows.append(row(job, gpu, gpus.load(gpu), cache))
             print(rows[-1], flush=True)
     document = {
-        "command": shlex.join(["scripts/bench/fits.py", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": f"none; traced on a CPU, {platform.machine()}",
-        "versions": {
-            module.__name__: module.__version__ for module in (razorctl, torch, timm, transformers)
-        },
+        **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
         "most": MOST,
         "ratio": RATIOS[0],
         "lean": LEAN,
         "rows": [asdict(row) for row in rows],
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
 
 
 if __name__ == "__main__":

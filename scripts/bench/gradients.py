@@ -16,7 +16,6 @@ the `bench` extra and takes an hour, and seven minutes more where convnets.py an
 first.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -24,8 +23,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ import torch.nn.functional as F
 import transformers
 from machine import device_name
 from pretrained import CACHE, Rows, Task, loss, take
+from record import head, options, write
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -61,7 +59,6 @@ RANDOM_BATCH = 4
 RANDOM_BATCHES = 2
 FEW = ("full", "backrazor", "int8", "razor")  # methods on random weights
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
-RESULT = Path(__file__).parent / "results" / "gradients.json"
 
 
 @dataclass(frozen=True)
@@ -264,10 +261,8 @@ def report(rows: list[dict[str, Any]]) -> Table:
 def describe() -> dict[str, Any]:
     """The settings that all rows of a result have in common."""
     return {
+        **head(device_name(), "torch", "timm", "transformers"),
         "command": "scripts/bench/gradients.py",
-        "date": date.today().isoformat(),
-        "device": device_name(),
-        "versions": {name: version(name) for name in ("razorctl", "torch", "timm", "transformers")},
         "tasks": {task.name: {"summary": task.summary, **task.length} for task in TASKS.values()},
         "batch_size": BATCH,
         "batches": BATCHES,
@@ -313,9 +308,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "gradients")
     every = [*TASKS, *RANDOM]
     parser.add_argument("--tasks", nargs="+", choices=every, default=every, metavar="TASK")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -324,7 +317,6 @@ def main() -> None:
     )
     parser.add_argument("--missing", action="store_true", help="only rows that the file lacks")
     parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -356,7 +348,7 @@ def main() -> None:
             new.append(row)
             known[key(row)] = row
             document[part] = [known[one] for one in sorted(known)]
-            args.out.write_text(json.dumps(document, indent=2) + "\n")
+            write(args.out, document)
     Console().print(report(new))
 
 

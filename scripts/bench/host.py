@@ -11,19 +11,13 @@ launch of either. Steps of razor and full take turns, in seconds of the process.
 exact. The script writes results/host.json.
 """
 
-import argparse
-import datetime
 import json
 import pkgutil
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +25,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from machine import device_name
+from record import head, options, write
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
@@ -45,7 +40,6 @@ from razorctl.ops.op import OPS
 from razorctl.ops.triton.launch import WARP, Kernel
 
 CAPABILITY, RATIO, DEPTH = 89, 0.9, 12
-RESULTS = Path(__file__).parent / "results"
 
 
 class Compiled:
@@ -162,27 +156,22 @@ def timed(steps: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "host")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=RESULTS / "host.json")
-    options = parser.parse_args()
-    times = timed(options.steps)
+    args = parser.parse_args()
+    times = timed(args.steps)
     ratios = sorted(r / f for r, f in zip(times["razor"], times["full"], strict=True))
     document = {
-        "command": shlex.join([".venv/bin/python", *sys.argv]),
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "device": device_name(),
+        **head(device_name(), "torch", "triton"),
         "precision": "bf16",
         "model": f"ViT of depth {DEPTH}, 64 wide, razor@{RATIO}",
-        "torch": torch.__version__,
-        "triton": version("triton"),
-        "steps": options.steps,
+        "steps": args.steps,
         "host_ms": {name: median(each) for name, each in times.items()},
         "host_time_vs_full": median(ratios),
         "quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
         **counts(),
     }
-    options.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
     print(json.dumps(document, indent=2))
 
 

@@ -9,31 +9,26 @@ by autocast; on a CPU it runs in fp32, on batches of 8. `razor` takes the bits t
 for a linear layer in a model.
 
 At each ratio the methods take turns with full; ratios to full are medians over the turns. The
-script writes results/linear_DEVICE.json after every ratio of a turn. The output and the bias
+script writes results/linear_DEVICE.json after every turn of a method. The output and the bias
 gradient must be those of full, the input gradient too unless its GEMM runs in int8, and the cosine
 of the weight gradient to the exact one must reach FLOORS: a run that fails gets no time.
 """
 
-import argparse
-import datetime
-import json
 import math
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import NormalDist, median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import device_name
+import turns
+from pages import Row, figures
+from record import Attempts
 from torch import Tensor, nn
 
-import razorctl
 from razorctl import Recipe, restore, sparsify
 from razorctl.memory.saved import saved_bytes
 from razorctl.ops import kernels
@@ -50,7 +45,6 @@ PUBLISHED = {
     0.4: (7.97, 4.45, 16.52, 9.32),
     0.5: (8.94, 7.97, 18.45, 16.51),
 }
-RESULTS = Path(__file__).parent / "results"
 
 
 def _largest(ratio: float) -> float:
@@ -94,11 +88,11 @@ SMOKE = {"batch_size": 2, "turns": 1, "calls": 1, "ratios": (0.5, 0.95), "width"
 
 
 @dataclass
-class Run:
-    """A method at a ratio in a precision, and what is known of it.
+class Run(Attempts):
+    """A method at a ratio in a precision, with its figures.
 
     forward, both: seconds of a forward pass, and of one with its backward pass, one figure for each
-    turn. cosine: of the weight gradient to the exact one. error: why the run is not timed.
+    turn. cosine: of the weight gradient to the exact one.
     """
 
     method: str
@@ -108,18 +102,6 @@ class Run:
     both: list[float] = field(default_factory=list)
     saved: int | None = None
     cosine: float | None = None
-    error: str | None = None
-
-    def attempt(self, action: Any, *args: Any) -> None:
-        """Calls `action` with this run, unless it has failed before; an exception becomes its
-        error.
-        """
-        try:
-            if self.error is None:
-                action(self, *args)
-        except Exception as error:  # running out of memory too
-            line = next(iter(str(error).strip().splitlines()), "")[:300]
-            self.error = f"{type(error).__name__}: {line}"
 
 
 class Bench:
@@ -127,7 +109,7 @@ class Bench:
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.device, self.calls, width = device, workload.calls, workload.width
+        self.device, self.workload, width = device, workload, workload.width
         self.layer = nn.Linear(width, width, device=device)
         self.x = torch.randn(workload.batch_size, workload.tokens, width, device=device)
         self.dy = torch.randn_like(self.x)
@@ -154,9 +136,8 @@ class Bench:
         return y, *torch.autograd.grad(y, (x, self.layer.weight, self.layer.bias), dy)
 
     def check(self, run: Run, exact: list[Tensor]) -> None:
-        """Compares a run with full, which the first run puts in `exact`; notes the kept bytes."""
+        """Compares a run with full, whose results the first run puts in `exact`."""
         with self.running(run) as x:
-            run.saved = saved_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
             got = [t.detach().float() for t in self.both(run, x, self.dy.to(x.dtype))]
         exact[:] = exact or got
         int8 = INT8 if any(Recipe(run.method, run.ratio).int8) else 0
@@ -172,6 +153,11 @@ class Bench:
         if not run.cosine >= floor:
             raise ArithmeticError(f"the weight gradient has cosine {run.cosine:.4f} < {floor:.4f}")
 
+    def measure(self, run: Run) -> None:
+        """Notes the bytes kept."""
+        with self.running(run) as x:
+            run.saved = saved_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
+
     def time(self, run: Run) -> None:
         """Runs one turn of a run: of each pass a warm-up call, then the timed ones."""
         with self.running(run) as x:
@@ -184,35 +170,36 @@ class Bench:
         run.both.append(both)
 
     def _seconds(self, call: Callable[[], Any]) -> float:
-        """Of one call; on CUDA between two events, with the host running ahead of the card."""
+        """Seconds of a call; on CUDA between two events, while the host runs ahead of the card."""
         call()
         if self.device.type == "cpu":
             start = time.perf_counter()
-            for _ in range(self.calls):
+            for _ in range(self.workload.calls):
                 call()
-            return (time.perf_counter() - start) / self.calls
+            return (time.perf_counter() - start) / self.workload.calls
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        for _ in range(self.calls):
+        for _ in range(self.workload.calls):
             call()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / self.calls
+        return begin.elapsed_time(end) / 1e3 / self.workload.calls
 
 
-def runs(workload: Workload) -> list[list[Run]]:
+def groups(bench: Bench) -> list[list[Run]]:
     """For every precision and ratio a run of every method; that of full is the first."""
     return [
         [Run(method, ratio, precision) for method in FLOORS]
-        for precision in workload.precisions
-        for ratio in workload.ratios
+        for precision in bench.workload.precisions
+        for ratio in bench.workload.ratios
     ]
 
 
-def as_row(run: Run, full: Run) -> dict[str, Any]:
+def as_row(run: Run, group: list[Run]) -> Row:
     """The row of a run in the result; without times if it has failed, or full has."""
-    row: dict[str, Any] = {key: getattr(run, key) for key in ("method", "ratio", "precision")}
+    full = group[0]
+    row: Row = {key: getattr(run, key) for key in ("method", "ratio", "precision")}
     for name in ("forward", "both"):
         ours, theirs = getattr(run, name), getattr(full, name)
         turns = [a / b for a, b in zip(ours, theirs, strict=False)]  # the last may be cut
@@ -224,7 +211,7 @@ def as_row(run: Run, full: Run) -> dict[str, Any]:
     return {**row, "error": run.error or late}
 
 
-def as_text(rows: list[dict[str, Any]]) -> str:
+def as_text(rows: list[Row]) -> str:
     """The result as a table, without the libraries that a bare GPU machine may lack."""
     columns = {
         "forward ms": ("forward_seconds", 1e-3, ".2f"),
@@ -236,62 +223,25 @@ def as_text(rows: list[dict[str, Any]]) -> str:
     }
     lines = [f"{'ratio and method':27}" + "".join(f"{name:>11}" for name in columns)]
     for row in rows:
-        figures = (
-            "-" if row[key] is None else format(row[key] / unit, form)
-            for key, unit, form in columns.values()
-        )
-        line = f"{row['ratio']:<6g}{row['method']:16}{row['precision']:5}"
-        lines.append(f"{line}{''.join(f'{f:>11}' for f in figures)}  {row['error'] or ''}".rstrip())
+        cells = "".join(f"{figure:>11}" for figure in figures(row, columns.values()))
+        line = f"{row['ratio']:<6g}{row['method']:16}{row['precision']:5}{cells}"
+        lines.append(f"{line}  {row['error'] or ''}".rstrip())
     return "\n".join(lines)
 
 
 def main() -> None:
-    start = time.monotonic()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    turns.main(
+        "linear",
+        __doc__,
+        workloads=WORKLOADS,
+        smoke=SMOKE,
+        build=Bench,
+        groups=groups,
+        as_row=as_row,
+        as_text=as_text,
+        libraries=("torch",),
+        published_ms={str(ratio): times for ratio, times in PUBLISHED.items()},
     )
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=WORKLOADS, default=found)
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing starts")
-    parser.add_argument("--smoke", action="store_true", help="a small layer, two ratios, one turn")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    workload = WORKLOADS[args.device]
-    workload = replace(workload, **SMOKE) if args.smoke else workload
-    out = args.out or RESULTS / f"linear_{args.device}.json"
-    device = torch.device(args.device)
-    bench, groups = Bench(workload, device), runs(workload)
-    document = {
-        "command": shlex.join(["scripts/bench/linear.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "device": device_name(args.device),
-        "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
-        "kernels": kernels.state(device),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        **asdict(workload),
-        "published_ms": {str(ratio): times for ratio, times in PUBLISHED.items()},
-    }
-
-    def write() -> list[dict[str, Any]]:
-        rows = [as_row(run, group[0]) for group in groups for run in group]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = out.with_suffix(".partial")  # a limit on time may end this process anywhere
-        partial.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
-        partial.replace(out)
-        return rows
-
-    for turn in range(workload.turns):
-        for group in groups:
-            if time.monotonic() - start > args.seconds and (turn or group is not groups[0]):
-                continue
-            exact: list[Tensor] = []
-            for run in group:
-                if turn == 0:
-                    run.attempt(bench.check, exact)
-                run.attempt(bench.time)
-            write()
-    print(as_text(write()))
-    print(f"written to {out}")
 
 
 if __name__ == "__main__":

@@ -7,18 +7,15 @@ writes results/main_job.json. It exits with 1 if a method of BARS has too low an
 over a minute.
 """
 
-import argparse
-import datetime
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
-from pathlib import Path
 from statistics import fmean, median
 
 from machine import device_name
+from record import head, options, write
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +29,6 @@ CASES = {
 }
 BARS = {"full": 0.96, DEFAULT_METHOD: 0.93}
 SECONDS = 60
-RESULT = Path(__file__).parent / "results" / "main_job.json"
 
 
 def run(flags: list[str], seed: int) -> dict[str, float]:
@@ -52,9 +48,8 @@ def run(flags: list[str], seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "main_job")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
 
     runs: dict[str, list[dict[str, float]]] = {method: [] for method in CASES}
@@ -84,16 +79,12 @@ def main() -> None:
         and (row["accuracy_min"] < BARS[row["method"]] or row["wall_seconds_max"] > SECONDS)
     ]
     document = {
-        "command": "scripts/bench/main_job.py",
-        "date": datetime.date.today().isoformat(),
-        "device": device_name(),
-        "versions": {name: version(name) for name in ("razorctl", "torch", "timm")},
+        **head(device_name(), "torch", "timm"),
         "seeds": args.seeds,
         "bars": {"accuracy_min": BARS, "wall_seconds_max": SECONDS, "missed": missed},
         "rows": rows,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
 
     table = Table()
     for heading in ("method", "kept", "accuracy", "lowest", "longest run", "step time vs full"):

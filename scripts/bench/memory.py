@@ -8,18 +8,14 @@ script writes results/memory.json, with what `razor` keeps on every listed model
 minutes.
 """
 
-import argparse
-import datetime
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from record import head, options, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -39,7 +35,6 @@ from razorctl.units import size
 
 RATIO = 0.9
 BATCH, TOKENS = 8, 128  # of listed models; tokens of a text
-RESULT = Path(__file__).parent / "results" / "memory.json"
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 CASES = {
@@ -154,20 +149,16 @@ def listed() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args()
+    args = options(__doc__, "memory").parse_args()
     rows = [row for name, traced in MODELS.items() for row in steps(name, traced)]
     rows += decoder()
     document = {
-        "command": "scripts/bench/memory.py",
-        "date": datetime.date.today().isoformat(),
-        "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
+        **head(None, "torch", "timm", "transformers"),
         "ratio": RATIO,
         "rows": rows,
         "listed": {"batch_size": BATCH, "tokens": TOKENS, "rows": list(listed())},
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
     table = Table("model", "precision", "case", "kept", "peak")
     for row in rows:
         sizes = (size(row[key]) for key in ("saved_bytes", "peak_bytes"))

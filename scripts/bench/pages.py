@@ -1,4 +1,4 @@
-"""What report.py, times.py and picture.py share: results, labels, tables."""
+"""What all that print or write tables share: results, labels, figures, tables."""
 
 import json
 import re
@@ -14,6 +14,7 @@ LOSS_EVERY = 10  # steps between two losses that accuracy.py keeps
 
 Row = dict[str, Any]
 Cells = Sequence[object]
+Column = tuple[str, float, str]  # key of a row, the unit of its figure, and the format
 
 # Case in a results file -> its label, if that is not its name in code quotes.
 LABELS = {
@@ -58,6 +59,14 @@ def ranged(row: Row, form: str, over: float = 1.0) -> str:
     """The predicted seconds of a step over some others, from least to most if they differ."""
     low, high = (format(row[f"step_seconds_{end}"] / over, form) for end in ("low", "high"))
     return low if low == high else f"{low} to {high}"
+
+
+def figures(row: Row, columns: Iterable[Column]) -> list[str]:
+    """The figures of a row as text, "-" for those that it lacks."""
+    return [
+        "-" if row.get(key) is None else format(row[key] / unit, form)
+        for key, unit, form in columns
+    ]
 
 
 def table(head: Cells, rows: Iterable[Cells]) -> str:

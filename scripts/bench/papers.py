@@ -7,15 +7,11 @@ table as `razorctl plan --recipe NAME` does: nothing runs. The script writes res
 and takes some ten minutes. Accuracies need the papers' data; accuracy.sh has ours, on other data.
 """
 
-import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+from record import head, options, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table as Shown
@@ -28,8 +24,6 @@ from razorctl.memory.trace_cache import Cache
 from razorctl.planning import gpus
 from razorctl.planning.search import Search
 from razorctl.units import size
-
-RESULT = Path(__file__).parent / "results" / "papers.json"
 
 
 @dataclass(frozen=True)
@@ -331,22 +325,16 @@ def rows(table: Table, cache: Cache) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args()
+    args = options(__doc__, "papers").parse_args()
     cache = Cache()
     every = track(TABLES, "tables", console=Console(stderr=True))
     found = [row for table in every for row in rows(table, cache)]
     document = {
-        "command": "scripts/bench/papers.py",
-        "date": date.today().isoformat(),
-        "versions": {n: version(n) for n in ("razorctl", "torch", "timm", "transformers")},
+        **head(None, "torch", "timm", "transformers"),
         "tables": [asdict(replace(table, lines=())) for table in TABLES],
         "rows": found,
     }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, document)
     shown = Shown("table", "row", "paper", "kept", "peak", "step")
     for row in found:
         sizes = [size(row[key]) if row[key] else "-" for key in ("saved_bytes", "peak_bytes")]

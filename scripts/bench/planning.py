@@ -11,27 +11,21 @@ a CPU, by over 5 %), or if predictions are over 5 % above it in the mean. Beside
 transformers it needs nvidia-ml-py.
 """
 
-import argparse
-import datetime
 import gc
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import machine
-import timm
 import torch
-import transformers
+from pages import RESULTS
+from record import head, options, reason, write
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import razorctl
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import measured
@@ -48,7 +42,6 @@ RATIO, CLASSES = 0.9, 100
 WARM_UP, STEPS = 2, 3
 OVER = 0.05  # mean over-prediction that is allowed
 UNDER = {"cuda": 0.0, "cpu": 0.05}  # kernels of a CPU have workspaces that are not predicted
-RESULTS = Path(__file__).parent / "results"
 # Model -> two batches of an input size on CUDA, and two on a CPU; None: the model's own size.
 SIZES = {
     "vit-b16": {"cuda": ((64, 224), (16, 384)), "cpu": ((64, 64), (32, 96))},
@@ -225,25 +218,18 @@ def preset() -> gpus.Gpu:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=found)
+    parser = options(__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     parser.add_argument("--every", type=int, default=1, help="take one point of so many")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     out = args.out or RESULTS / f"planning_{args.device}.json"
     cuda = args.device == "cuda"
     if not cuda:
         as_on_a_gpu()
     gpu = preset() if cuda else None
-    libraries = (razorctl, torch, timm, transformers)
     document: dict[str, Any] = {
-        "command": shlex.join(["scripts/bench/planning.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "device": machine.device_name(args.device),
-        "versions": {library.__name__: library.__version__ for library in libraries},
+        **head(machine.device_name(args.device), "torch", "timm", "transformers"),
         "preset": gpu and gpu.name,
     }
     rows: list[dict[str, Any]] = []
@@ -251,14 +237,14 @@ def main() -> None:
         try:
             rows.append(row(point, args.device, gpu))
         except Exception as error:  # the others are worth having
-            rows.append({"point": point.name, "error": f"{type(error).__name__}: {error}"})
+            rows.append({"point": point.name, "error": reason(error)})
         print(as_text(rows[-1]), flush=True)
-        out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
+        write(out, {**document, "rows": rows})
     over = [row["over"] for row in rows if "over" in row]
     if not over:
         sys.exit("no step of the grid could be run")
     document |= {"mean_over": fmean(over), "least_over": min(over), "most_over": max(over)}
-    out.write_text(json.dumps({**document, "rows": rows}, indent=2) + "\n")
+    write(out, {**document, "rows": rows})
     print(f"predicted over measured: {min(over):+.2%} to {max(over):+.2%}, mean {fmean(over):+.2%}")
     print(f"written to {out}")
     sys.exit(len(over) < len(rows) or min(over) < -UNDER[args.device] or fmean(over) > OVER)

@@ -9,20 +9,16 @@ attention stored its probabilities, so the traced models store them too. The scr
 results/published.json and exits with 1 if a listed prediction is off by more than its bar.
 """
 
-import argparse
-import datetime
-import json
-import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
+from record import head, options, write
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -36,7 +32,6 @@ from razorctl.surgery.sparsify import sparsify
 
 BARS = {"train": 0.25, "infer": 0.20}  # by how much a predicted rate may be off
 SHALLOW = (1, 2)  # blocks of a transformer that are traced; each more costs what the second adds
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -151,11 +146,7 @@ def traced(name: str, phase: str, batch: int, **options: Any) -> Trace:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "published.json")
-    args = parser.parse_args()
+    args = options(__doc__, "published").parse_args()
     rows = []
     for row in ROWS:
         rate = predicted(row)
@@ -163,15 +154,13 @@ def main() -> None:
         rows.append({**asdict(row), "predicted": round(rate, 2), "over": round(over, 4)})
         print(f"{row.gpu} {row.phase} {row.model:22} {row.rate:9,.1f} {rate:9,.1f} {over:+.1%}")
     document = {
-        "command": shlex.join(["scripts/bench/published.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
+        **head(None, "torch", "timm"),
         "source": "results of huggingface/pytorch-image-models",
-        "versions": {library.__name__: library.__version__ for library in (torch, timm)},
         "achieved": {gpu: asdict(gpus.load(gpu).achieved) for gpu in INFER},
         "bars": BARS,
         "rows": rows,
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
+    write(args.out, document)
     print(f"written to {args.out}")
     sys.exit(any(row["held"] and abs(row["over"]) > BARS[row["phase"]] for row in rows))
 

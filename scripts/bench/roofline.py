@@ -11,28 +11,22 @@ each op is timed instead, once its result is that of its PyTorch body; one that 
 The script writes results/roofline.json after every row.
 """
 
-import argparse
-import datetime
-import json
 import platform
-import shlex
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from re import fullmatch
 from typing import Any
 
 import torch
 from block import Case, cases
-from machine import preset
+from machine import device_name, preset
+from record import head, options, reason, write
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-import razorctl
 from razorctl.memory import costs
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops import kernels
@@ -43,7 +37,6 @@ BATCH = 128
 DISTANCE = 2e-2  # relative, of floating results of an op's kernel and its body
 SELDOM = 1e-2  # the share of integers that may round the other way
 SHOWN = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "h100-80gb")
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -207,8 +200,7 @@ def attempt(case: Case, batch: int, device: torch.device) -> dict[str, Any]:
         try:
             row["measured_seconds"] = timed(case, batch, device)
         except Exception as error:  # running out of memory too
-            line = next(iter(str(error).strip().splitlines()), "")[:300]
-            row["error"] = f"{type(error).__name__}: {line}"
+            row["error"] = reason(error)
     return row
 
 
@@ -255,44 +247,38 @@ def as_text(rows: list[dict[str, Any]], shown: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "roofline")
     parser.add_argument("--device", choices=("none", "cuda"), default="none")
     parser.add_argument("--smoke", action="store_true", help="one image, one card, GELU")
-    parser.add_argument("--out", type=Path, default=RESULTS / "roofline.json")
     args = parser.parse_args()
-    device, batch, chosen = torch.device("meta"), BATCH, cases()
+    cuda, batch, chosen = args.device == "cuda", BATCH, cases()
+    device = torch.device("cuda" if cuda else "meta")
     cards = {name: gpus.load(name) for name in gpus.names()}
     document: dict[str, Any] = {
-        "command": shlex.join(["scripts/bench/roofline.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "device": f"none; counted on a CPU, {platform.machine()}",
+        **head(
+            device_name("cuda") if cuda else f"none; counted on a CPU, {platform.machine()}",
+            "torch",
+        ),
         "preset": None,
-        "versions": {library.__name__: library.__version__ for library in (razorctl, torch)},
         "triton": version("triton") if find_spec("triton") else None,
     }
-    if args.device == "cuda":
-        device = torch.device("cuda")
-        document["device"], found = torch.cuda.get_device_name(device), preset()
-        document["preset"] = next((name for name in cards if cards[name] == found), None)
+    if cuda:
+        card = preset()
+        document["preset"] = next((name for name in cards if cards[name] == card), None)
     if args.smoke:
         batch, chosen = 1, [case for case in chosen if case.of.startswith("gelu")]
         cards = {SHOWN[1]: cards[SHOWN[1]]}
     capabilities = {gpu.compute_capability for gpu in cards.values()}
-    compiled = Compiled(() if args.device == "cuda" else capabilities)
+    compiled = Compiled(() if cuda else capabilities)
     rows: list[dict[str, Any]] = []
     document |= {"rows": rows, "kernels": compiled.kernels}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = args.out.with_suffix(".partial")  # a limit on time may end this process anywhere
     for case in chosen:
         row = as_row(case, batch, cards, compiled, device)
         taken, times = row["measured_seconds"], row["implied_seconds"]
         known = taken is not None and document["preset"] is not None
         row["measured_vs_implied"] = taken / times[document["preset"]] if known else None
         rows.append(row)
-        partial.write_text(json.dumps(document, indent=1) + "\n")
-        partial.replace(args.out)
+        write(args.out, document)
     shown = [name for name in (document["preset"], *SHOWN) if name in cards]
     print(as_text(document["rows"], shown[:4]))
     print(f"written to {args.out}")

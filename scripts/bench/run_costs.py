@@ -16,8 +16,6 @@ counted, and the batches in memory are those of the run from files, to the bit.
 All models but vit-micro have random weights. The script writes results/run_costs.json.
 """
 
-import argparse
-import datetime
 import itertools
 import json
 import os
@@ -32,14 +30,12 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import timm
-import torch
 import transformers
 from machine import device_name
 from PIL import Image
+from record import head, options, write
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import razorctl
 from razorctl import models as registry
 from razorctl.job import Job
 from razorctl.models import timm as timm_models
@@ -60,7 +56,6 @@ VIT, BERT = "vit-s16", "bert-small"  # the names of the random models
 SMALL_BERT = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
 ROWS, SIZE, WORDS = 64, (500, 375), 2000
 FIRST = 1  # steps of a run that are not counted
-RESULT = Path(__file__).parent / "results" / "run_costs.json"
 
 
 @dataclass(frozen=True)
@@ -301,19 +296,15 @@ def workloads(folder: Path) -> tuple[list[Workload], list[Workload]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__, "run_costs")
     parser.add_argument("part", nargs="?", choices=("saving", "loading"), help="default: both")
     parser.add_argument("--turns", type=int, help="of each case")
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     register()
-    libraries = (razorctl, torch, timm, transformers)
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     document: dict[str, Any] = known | {
-        "device": device_name(),
+        **head(device_name(), "torch", "timm", "transformers"),
         "command": "scripts/bench/run_costs.py",
-        "date": datetime.date.today().isoformat(),
-        "versions": {library.__name__: library.__version__ for library in libraries},
         "load": os.getloadavg()[0],
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -326,7 +317,7 @@ def main() -> None:
             document[part] = []
             for measure in parts[part]:
                 document[part] += measure()
-                args.out.write_text(json.dumps(document, indent=2) + "\n")
+                write(args.out, document)
 
 
 if __name__ == "__main__":

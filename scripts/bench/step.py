@@ -21,8 +21,7 @@ have a cosine of COSINE to those of full, and must not be the same, or nothing r
 from bisect import bisect_left
 from dataclasses import replace
 
-from case import Bench, Case, Run, Workload
-from turns import main
+from case import Bench, Case, Run, Workload, main
 
 from razorctl import Recipe
 from razorctl.methods import METHODS

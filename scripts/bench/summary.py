@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-Row = dict[str, Any]
+from pages import Row, figures
+
 LINEAR = (0.5, 0.9)  # the ratios that are shown of one linear layer
 
 
 def figure(row: Row, key: str, unit: float = 1, form: str = ".2f") -> str:
-    return "-" if row.get(key) is None else format(row[key] / unit, form)
+    return figures(row, [(key, unit, form)])[0]
 
 
 def kernels(rows: Iterable[Row]) -> Iterator[str]:
@@ -36,13 +36,13 @@ def layers(rows: Iterable[Row]) -> Iterator[str]:
 
 def steps(rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
-        figures = (
+        cells = (
             figure(row, "step_time_vs_full"),
             figure(row, "step_time_vs_full_compiled"),
             figure(row, "step_seconds", 1e-3, ".1f"),
             figure(row, "peak_bytes", 2**20, ",.0f"),
         )
-        line = f"  {row['case']:47} {row['precision']:5}" + "".join(f"{f:>9}" for f in figures)
+        line = f"  {row['case']:47} {row['precision']:5}" + "".join(f"{cell:>9}" for cell in cells)
         yield f"{line}  {row['error'] or ''}".rstrip()
 
 
@@ -51,8 +51,8 @@ def frontier(rows: Iterable[Row]) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         name, _, ratio = row["case"].partition(" at ")
-        figures = f"{figure(row, 'step_time_vs_full')} / {figure(row, 'peak_bytes', 2**20, ',.0f')}"
-        cell = row["error"] or figures
+        peak = figure(row, "peak_bytes", 2**20, ",.0f")
+        cell = row["error"] or f"{figure(row, 'step_time_vs_full')} / {peak}"
         found.setdefault(name, []).append(f"{ratio}: {cell}" if ratio else cell)
     yield from (f"  {name:24}  {', '.join(cells)}" for name, cells in found.items())
 
@@ -60,14 +60,14 @@ def frontier(rows: Iterable[Row]) -> Iterator[str]:
 def first(rows: Iterable[Row]) -> Iterator[str]:
     yield f"{'one training step':35}{'cosine to fp32':>16}{'to full':>9}{'seconds':>9}"
     for row in rows:
-        figures = (
+        cells = (
             f"{figure(row, 'cosine to full, fp32', form='.4f'):>16}",
             f"{figure(row, 'cosine to full', form='.4f'):>9}",
             f"{figure(row, 'second_seconds', form='.3f'):>9}",
         )
         failed = "; ".join(f"{name}: {why}" for name, why in row["failed"].items())
         broken = "" if row["finite"] or row["error"] else "not finite"
-        yield f"  {row['case']:33}{''.join(figures)}  {row['error'] or broken or failed}".rstrip()
+        yield f"  {row['case']:33}{''.join(cells)}  {row['error'] or broken or failed}".rstrip()
 
 
 def tests(name: str, rows: dict[str, Row]) -> Iterator[str]:
