@@ -26,7 +26,7 @@ from razorctl import data, models
 from razorctl.data import Source, Splits
 from razorctl.models import Named, timm, transformers
 from razorctl.models.timm.micro import VIT_MICRO
-from razorctl.models.transformers.known import BERT_BASE, KNOWN
+from razorctl.models.transformers.repositories import REPOSITORIES
 from razorctl.planning import job_trace
 
 
@@ -108,7 +108,7 @@ def entry(name: str, **changes: Any) -> Named:
     if name == "vit":
         found = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
         return Named.single(replace(found.of("classification"), bare=_vit))
-    config = {**BERT_BASE, **TEXT, **changes}
+    config = {"model_type": "bert", **TEXT, **changes}
     return transformers.from_hub("bert", "small", "nobody/small", config)
 
 
@@ -118,9 +118,9 @@ def two_blocks(name: str) -> Named:
         vit = models.find(name)
         build = partial(create_model, "vit_base_patch16_224", depth=2)
         return Named.single(replace(vit, bare=lambda classes, _=None: build(num_classes=classes)))
-    known = KNOWN[name]
-    config = {**known["config"], "num_hidden_layers": 2}
-    return transformers.from_hub(name, "two layers", known["repo"], config, known["possible"])
+    entry = REPOSITORIES[name]
+    config = {**entry["config"], "num_hidden_layers": 2}
+    return transformers.from_hub(name, "two layers", entry["repo"], config, entry["tasks"])
 
 
 def _few_tests(source: Source, rows: int = 72) -> Source:

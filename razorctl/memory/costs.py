@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from razorctl.memory.trace_cache import Kernel
+from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import kernels
 from razorctl.ops.op import OPS, Fused
 
@@ -48,13 +48,13 @@ _CONTIGUOUS = {
 _QUERIES, _COLUMNS = 128, 32
 
 
-class Cost(NamedTuple):
+class OpCost(NamedTuple):
     """The cost of an operation.
 
     kernels: how often each runs. workspace: highest bytes beside operands and results.
     """
 
-    kernels: Mapping[Kernel, int]
+    kernels: Mapping[KernelWork, int]
     workspace: int
 
 
@@ -66,7 +66,7 @@ class _Blank(NamedTuple):
     dtype: torch.dtype
 
 
-def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
+def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
     """The cost of a call of an operation that returned `result`."""
     if operation.namespace == "razorctl":
         name, dot = operation._schema.name, kernels.assumed_dot()
@@ -81,7 +81,7 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> Cost:
             for leaf in leaves
         )
         return _inside(name, tuple(blanks), tree)
-    return Cost(Counter(_kernels(operation, args, kwargs, result)), _workspace(operation, args))
+    return OpCost(Counter(_kernels(operation, args, kwargs, result)), _workspace(operation, args))
 
 
 def caller(operation: Any) -> str | None:
@@ -89,22 +89,22 @@ def caller(operation: Any) -> str | None:
     return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 
-def _fused(work: Fused, dot: bool, args: Any, result: Any) -> Cost:
+def _fused(work: Fused, dot: bool, args: Any, result: Any) -> OpCost:
     """The cost of an op of razorctl where fused kernels run it."""
     results = sum(map(_bytes, tensors((result,))))
     moved = sum(map(_bytes, tensors(args))) + results + work.again
-    operations, launches = work.operations, Counter[Kernel]()
+    operations, launches = work.operations, Counter[KernelWork]()
     if not operations:
-        launches[Kernel("fp32", 0, moved, work.reduces, own=True)] += 1
+        launches[KernelWork("fp32", 0, moved, work.reduces, own=True)] += 1
         if (more := work.launches - 1) > 0:
-            launches[Kernel("fp32", 0, 0, own=True)] += more
-        return Cost(launches, 0)
+            launches[KernelWork("fp32", 0, 0, own=True)] += more
+        return OpCost(launches, 0)
     in_parts = _in_parts(operations, work.rows, args, moved)
     if not dot:
         return in_parts
     a, b, *_ = tensors(args)
-    launches[Kernel("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
-    return Cost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
+    launches[KernelWork("int8", operations, moved, False, True, *_shared(a, b), results)] += 1
+    return OpCost(launches, in_parts.workspace)  # since cuBLAS may be the faster way
 
 
 def _shared(a: Tensor, b: Tensor, rows: int | None = None) -> tuple[int, int]:
@@ -113,27 +113,29 @@ def _shared(a: Tensor, b: Tensor, rows: int | None = None) -> tuple[int, int]:
     return a.shape[1], math.prod(sides)
 
 
-def _in_parts(operations: int, most: int, args: Any, moved: int) -> Cost:
+def _in_parts(operations: int, most: int, args: Any, moved: int) -> OpCost:
     """The cost of an int8 product of which `most` rows at a time are an int32 product in memory.
 
     Each part is made by cuBLAS, which reads all of the second operand, and scaled by a kernel.
     """
     a, b, *_ = tensors(args)
     others, row = moved - _bytes(a) - _bytes(b), len(b) * torch.int32.itemsize
-    most, launches = min(most, len(a)), Counter[Kernel]()
+    most, launches = min(most, len(a)), Counter[KernelWork]()
     for rows, count in (most, len(a) // most), (len(a) % most, 1):
         if rows:
             own, product = _bytes(a) * rows // len(a), rows * row
             part = operations * rows // len(a)
             sizes = *_shared(a, b, rows), product
-            launches[Kernel("int8", part, own + _bytes(b) + product, False, False, *sizes)] += count
+            launches[KernelWork("int8", part, own + _bytes(b) + product, False, False, *sizes)] += (
+                count
+            )
             epilogue = product + others * rows // len(a)
-            launches[Kernel("fp32", 0, epilogue, own=True)] += count
-    return Cost(launches, most * row)
+            launches[KernelWork("fp32", 0, epilogue, own=True)] += count
+    return OpCost(launches, most * row)
 
 
 @cache
-def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
+def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> OpCost:
     """The cost of the op of razorctl with that name; `leaves` are its flattened arguments."""
     with _disable_current_modes():
         blanks = (
@@ -146,7 +148,7 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> Cost:
         with _Watch() as watch:
             result = OPS[name].body(*OPS[name].grouped((*args, *kwargs.values())))
         outputs = {_storage(t): t.untyped_storage().nbytes() for t in tensors((result,))}
-    return Cost(watch.kernels, watch.most - sum(outputs.values()))
+    return OpCost(watch.kernels, watch.most - sum(outputs.values()))
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -157,7 +159,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kernels: Counter[Kernel] = Counter()
+        self.kernels: Counter[KernelWork] = Counter()
         self.now = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,7 +179,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = max(self.most, self.now)
 
 
-def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel]:
+def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[KernelWork]:
     """The kernels that CUDA runs for an operation; none for a view or an empty tensor."""
     inputs, outputs = tensors((*args, *kwargs.values())), tensors((result,))
     if "empty" in operation.name() or operation is aten.detach_.default:
@@ -201,39 +203,39 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
         operations = flop_registry[product](*args, **kwargs, out_val=result)
         precision = _PRECISIONS.get(inputs[0].dtype, "fp32")
     moved = [*_read(operation, args, kwargs), *_written(operation, args, kwargs, outputs)]
-    kernel = Kernel(precision, operations, sum(map(_bytes, moved)), packet.__name__ in _REDUCE)
+    kernel = KernelWork(precision, operations, sum(map(_bytes, moved)), packet.__name__ in _REDUCE)
     if precision == "int8" and len(inputs) > 1:
         a, b = inputs[:2]
         kernel = kernel._replace(terms=a.shape[-1], programs=_shared(a, b.t())[1])
     return [*copies, kernel]
 
 
-def _pass(*tensors: Tensor | None, reduces: bool = False) -> Kernel:
+def _pass(*tensors: Tensor | None, reduces: bool = False) -> KernelWork:
     """A kernel that reads or writes each of these tensors once."""
     moved = sum(_bytes(tensor) for tensor in tensors if tensor is not None)
-    return Kernel("fp32", 0, moved, reduces)
+    return KernelWork("fp32", 0, moved, reduces)
 
 
 _reduction = partial(_pass, reduces=True)
 
 
-def _statistics(args: Any, result: Any) -> list[Kernel]:
+def _statistics(args: Any, result: Any) -> list[KernelWork]:
     """Batch and group norm: one pass over the input for its moments, one to normalize it."""
     return [_reduction(args[0]), _pass(args[0], result[0])]
 
 
-def _batch_norm(args: Any, result: Any) -> list[Kernel]:
+def _batch_norm(args: Any, result: Any) -> list[KernelWork]:
     training = args[5]
     return _statistics(args, result) if training else [_pass(args[0], result[0])]
 
 
-def _statistics_backward(args: Any, result: Any) -> list[Kernel]:
+def _statistics_backward(args: Any, result: Any) -> list[KernelWork]:
     """One pass over input and gradient for their sums; a second one for the input's gradient."""
     sums, dx = _reduction(*args[:2]), result[0]
     return [sums] if dx is None else [sums, _pass(*args[:2], dx)]
 
 
-def _layer_norm_backward(args: Any, result: Any) -> list[Kernel]:
+def _layer_norm_backward(args: Any, result: Any) -> list[KernelWork]:
     """One kernel for the gradient of the input, one for those of weight and bias."""
     dx, *others = result
     kernels = [] if dx is None else [_reduction(*args[:2], dx)]
@@ -244,7 +246,7 @@ def _layer_norm_backward(args: Any, result: Any) -> list[Kernel]:
     )
 
 
-_PASSES: dict[Any, Callable[[Any, Any], list[Kernel]]] = {
+_PASSES: dict[Any, Callable[[Any, Any], list[KernelWork]]] = {
     aten.native_batch_norm: _batch_norm,
     aten._native_batch_norm_legit: _batch_norm,
     aten.native_batch_norm_backward: _statistics_backward,
@@ -256,19 +258,19 @@ _PASSES: dict[Any, Callable[[Any, Any], list[Kernel]]] = {
 }
 
 
-def _convolution(args: Any, result: Tensor) -> list[Kernel]:
+def _convolution(args: Any, result: Tensor) -> list[KernelWork]:
     """A convolution, with the copies that cuDNN makes for its tensor cores."""
     x, weight, bias = args[:3]
     kernel = _product(args, x, weight, result, (x, weight, bias, result))
     return [*_transposed(args, x, weight, (x, weight, result)), kernel]
 
 
-def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
+def _convolution_backward(args: Any, result: Any) -> list[KernelWork]:
     """The gradients of input, weight and bias; the kernel of each reads the output's gradient."""
     dy, x, weight = args[:3]
     dx, dweight, dbias = result
     shape = args[1:3] + args[3:]  # the convolution's arguments, with the bias's size as its bias
-    kernels: list[Kernel] = []
+    kernels: list[KernelWork] = []
     for operand, gradient in ((weight, dx), (x, dweight)):
         if gradient is not None:
             kernels += _transposed(shape, x, weight, (dy, operand, gradient))
@@ -278,17 +280,19 @@ def _convolution_backward(args: Any, result: Any) -> list[Kernel]:
 
 def _product(
     args: Any, x: Tensor, weight: Tensor, y: Tensor, moved: tuple[Tensor | None, ...]
-) -> Kernel:
+) -> KernelWork:
     """The product of a convolution or of a gradient of it; all need as many operations."""
     transposed = args[6]
     operations = 2 * (x if transposed else y).numel() * weight[0].numel()
     precision = _PRECISIONS.get(x.dtype, "tf32")  # PyTorch allows cuDNN to use it by default
     if _depthwise(args, x):
         precision = "depthwise"  # these do not run on tensor cores
-    return Kernel(precision, operations, _pass(*moved).bytes)
+    return KernelWork(precision, operations, _pass(*moved).bytes)
 
 
-def _transposed(args: Any, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> list[Kernel]:
+def _transposed(
+    args: Any, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]
+) -> list[KernelWork]:
     """Copies that cuDNN makes of channels-first tensors for half-precision tensor cores."""
     last = any(
         t.dim() == 4

@@ -14,7 +14,7 @@ LIBRARIES = ("razorctl", "torch", "timm", "transformers")
 LONGEST = 10  # seconds that a process waits for another that writes the cache
 
 
-class Kernel(NamedTuple):
+class KernelWork(NamedTuple):
     """What the time of a kernel depends on.
 
     precision: that of its products, a name in `gpus.PRECISIONS`, or "depthwise" for depthwise
@@ -66,7 +66,7 @@ class Trace:
     gradients: int
     optimizer: int
     saved: int
-    kernels: Mapping[Kernel, int]
+    kernels: Mapping[KernelWork, int]
     fused: bool
     block: int = 0
     rest: int = 0
@@ -148,7 +148,7 @@ def dump(trace: Trace) -> dict[str, Any]:
 
 def load(document: dict[str, Any]) -> Trace:
     """The trace that `dump` turned into this document."""
-    kernels = {Kernel(*kernel): n for *kernel, n in document["kernels"]}
+    kernels = {KernelWork(*kernel): n for *kernel, n in document["kernels"]}
     calls = {name: Calls(*document[name]) for name in ("calls", "update")}
     return Trace(**{**document, "kernels": kernels, **calls})
 

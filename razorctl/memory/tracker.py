@@ -21,7 +21,7 @@ from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
 from razorctl.memory.saved import _forward, _note_saved, _tracing
-from razorctl.memory.trace_cache import Calls, Kernel, Trace
+from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
 # What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
 WEIGHTS, GRADIENTS, OPTIMIZER, REST = "weights", "gradients", "optimizer", "rest"
@@ -49,7 +49,7 @@ def trace(
     Raises UsageError if the model needs tensor values.
     """
     mode, model, inputs = fake_copies(model, inputs)
-    marks = list[tuple[Counter[Kernel], Counter[str]]]()
+    marks = list[tuple[Counter[KernelWork], Counter[str]]]()
 
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
@@ -158,7 +158,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, inputs: Any, optimizer: Optimizer | None) -> None:
         """The tensors that are there from the start."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kernels: Counter[Kernel] = Counter()
+        self.kernels: Counter[KernelWork] = Counter()
         self.calls: Counter[str] = Counter()
         self.highest = 0
         self.fused = False

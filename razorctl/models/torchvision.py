@@ -22,7 +22,7 @@ DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 1e-4, "weight_decay": 0.05},
 }
-# What the weights of DenseNets have a point too many in, as torchvision once named modules.
+# Names in the weights of DenseNets have a dot too many, as torchvision once named modules.
 OLD_DENSENET = r"(denselayer\d+\.(?:norm|relu|conv))\.(\d\.)"
 SIDES = {"classification": 224, "segmentation": 520}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in all its presets
@@ -43,8 +43,8 @@ def _config(task: Task, input_size: int | None) -> dict[str, Any]:
 def _bare(architecture: str, task: Task, classes: int, _: int | None = None) -> "nn.Module":
     from torchvision.models import get_model
 
-    own = {"weights_backbone": None, "aux_loss": False} if task == "segmentation" else {}
-    model: nn.Module = get_model(architecture, weights=None, num_classes=classes, **own)
+    options = {"weights_backbone": None, "aux_loss": False} if task == "segmentation" else {}
+    model: nn.Module = get_model(architecture, weights=None, num_classes=classes, **options)
     return model
 
 
@@ -98,7 +98,7 @@ def _fitted(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> "nn.Module":
 
 def _logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
     output: Any = model(inputs)
-    if isinstance(output, Mapping):  # of segmentation
+    if isinstance(output, Mapping):  # a segmentation model
         output = output["out"]
     logits: Tensor = getattr(output, "logits", output)  # some also have auxiliary ones
     return logits
@@ -112,7 +112,7 @@ def _save(
     input_size: int | None,
     folder: Path,
 ) -> None:
-    """Writes the weights, which `torchvision.models.get_model` takes, and what they are of."""
+    """Writes the weights, and the name and settings that `torchvision.models.get_model` takes."""
     from safetensors.torch import save_file
 
     config = {
@@ -136,10 +136,10 @@ def _load(
     task, classes = config["task"], len(config["label_names"])
     model = _bare(config["architecture"], task, classes)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    return model, _made(task).transform(_config(task, input_size or config["input_size"]))
+    return model, _inputs(task).transform(_config(task, input_size or config["input_size"]))
 
 
-def _made(task: Task) -> Any:
+def _inputs(task: Task) -> Any:
     return masks if task == "segmentation" else images
 
 
@@ -151,30 +151,32 @@ def _model(
     summary: str,
 ) -> Model:
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        made: Callable[[Rows], Rows] = _made(task).transform(_config(task, input_size))
-        return made
+        transform: Callable[[Rows], Rows] = _inputs(task).transform(_config(task, input_size))
+        return transform
 
     def augmented(_: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
-        made: Callable[[Rows], Rows] = _made(task).augmented(_config(task, input_size), augment)
-        return made
+        transform: Callable[[Rows], Rows] = _inputs(task).augmented(
+            _config(task, input_size), augment
+        )
+        return transform
 
     def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
         return images.example(_config(task, input_size), batch_size)
 
     return Model(
-        name,
-        summary,
-        "image",
-        task,
-        build,
-        partial(_bare, architecture, task),
-        transform,
-        example,
-        _logits,
-        partial(_save, architecture, task),
-        _load,
-        DEFAULTS,
-        augmented,
+        name=name,
+        summary=summary,
+        modality="image",
+        task=task,
+        build=build,
+        bare=partial(_bare, architecture, task),
+        transform=transform,
+        example=example,
+        logits=_logits,
+        save=partial(_save, architecture, task),
+        load=_load,
+        defaults=DEFAULTS,
+        augmented=augmented,
     )
 
 
@@ -185,9 +187,9 @@ def _named(name: str, architecture: str, summary: str, task: Task) -> Named:
 
 
 def named(name: str) -> Named:
-    """What `torchvision:NAME` stands for; raises UsageError for what is no classifier or segmenter.
+    """The entry of `torchvision:NAME`, a classifier or a segmentation model.
 
-    The error has the nearest name.
+    Raises UsageError, with the nearest name, for any other.
     """
     from torchvision import models
 
@@ -223,7 +225,7 @@ def owns(config: Mapping[str, Any]) -> bool:
 
 
 def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
-    """What a run has written to a local folder."""
+    """The entry of a local folder that a run wrote."""
     from safetensors.torch import load_file
 
     architecture, task = config["architecture"], config["task"]

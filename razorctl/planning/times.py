@@ -12,7 +12,7 @@ since it is not known which one is beside a card.
 import math
 from typing import NamedTuple
 
-from razorctl.memory.trace_cache import Kernel, Trace
+from razorctl.memory.trace_cache import KernelWork, Trace
 from razorctl.planning.gpus import LONG, Gpu
 
 LAUNCH = 5e-6  # least seconds of a kernel on a card
@@ -93,7 +93,7 @@ def on_host(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     return Seconds(fast * likely, likely, slow * likely)
 
 
-def _kernel(kernel: Kernel, gpu: Gpu) -> Seconds:
+def _kernel(kernel: KernelWork, gpu: Gpu) -> Seconds:
     """The seconds of a kernel without its launch."""
     if kernel.precision == "int8":
         return _int8(kernel, gpu)
@@ -106,7 +106,7 @@ def _kernel(kernel: Kernel, gpu: Gpu) -> Seconds:
     return Seconds(taken, taken, taken)
 
 
-def _int8(kernel: Kernel, gpu: Gpu) -> Seconds:
+def _int8(kernel: KernelWork, gpu: Gpu) -> Seconds:
     """The seconds of an int8 product.
 
     At best its rate is that of long sums, and all memory traffic goes on beside the arithmetic. At
@@ -121,7 +121,7 @@ def _int8(kernel: Kernel, gpu: Gpu) -> Seconds:
     return Seconds.between(max(fast, moving), max(slow, moving - writing) + parts * writing)
 
 
-def _parts(kernel: Kernel, gpu: Gpu) -> int:
+def _parts(kernel: KernelWork, gpu: Gpu) -> int:
     """Among how many programs each sum of an int8 product is split; only Triton's are."""
     most = min(MOST_PARTS, kernel.terms // FEWEST_TERMS) if kernel.own else 1
     busy = {parts: gpu.filled(parts * kernel.programs) for parts in range(1, max(most, 1) + 1)}

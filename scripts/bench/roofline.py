@@ -86,19 +86,19 @@ def _up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def counted(case: Case, batch: int, dot: bool) -> costs.Cost:
+def counted(case: Case, batch: int, dot: bool) -> costs.OpCost:
     """What `plan` counts for a case; dot: see `kernels.assumed`."""
     args = case.args(batch, torch.device("meta"))
     with kernels.assumed(dot):
         return costs.cost(case.op.overload, case.op.flat(args), {}, case.op(*args))
 
 
-def implied(cost: costs.Cost, gpu: gpus.Gpu) -> Seconds:
+def implied(cost: costs.OpCost, gpu: gpus.Gpu) -> Seconds:
     """The seconds on the card that `plan` predicts."""
     return on_card(Trace(0, 0, 0, 0, 0, 0, cost.kernels, fused=False), gpu)
 
 
-def work(cost: costs.Cost) -> dict[str, int]:
+def work(cost: costs.OpCost) -> dict[str, int]:
     launches = cost.kernels.items()
     return {
         "bytes": sum(count * kernel.bytes for kernel, count in launches),

@@ -40,7 +40,6 @@ from razorctl import models as registry
 from razorctl.job import Job
 from razorctl.models import timm as timm_models
 from razorctl.models.transformers import classification, from_hub
-from razorctl.models.transformers.known import BERT_BASE
 from razorctl.recipe import Recipe
 from razorctl.training import state
 from razorctl.training.loading import Loading
@@ -109,7 +108,7 @@ def register() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
     )
-    bert = from_hub(BERT, "", "", BERT_BASE | SMALL_BERT).of("classification")
+    bert = from_hub(BERT, "", "", {"model_type": "bert", **SMALL_BERT}).of("classification")
     transform = partial(classification.tokenized, tokenizer, classification.TOKENS, False)
     for model in (
         replace(vit, build=vit.bare),

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from razorctl import ops
 from razorctl.config import registry
-from razorctl.memory.costs import Cost, cost
+from razorctl.memory.costs import OpCost, cost
 from razorctl.memory.measured import allocated_on_cpu
-from razorctl.memory.trace_cache import Kernel
+from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm, kernels, topk
 from razorctl.ops.op import OPS, FewBitCopy
 from razorctl.ops.packing import packed_bytes
@@ -123,7 +123,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-def _costs(run: Callable[..., Any], args: Any) -> tuple[list[Cost], Any]:
+def _costs(run: Callable[..., Any], args: Any) -> tuple[list[OpCost], Any]:
     """What the operations of a run on fake copies cost, as a trace asks; and its result."""
     found = []
 
@@ -216,7 +216,7 @@ def test_a_view_costs_nothing_and_a_product_its_operations():
     a, b = torch.zeros(4, 6), torch.zeros(6, 8, dtype=torch.float32)
     aten = torch.ops.aten
     assert cost(aten.t.default, (a,), {}, a.t()) == ({}, 0)
-    product = Kernel("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32))
+    product = KernelWork("fp32", 2 * 4 * 6 * 8, 4 * (24 + 48 + 32))
     assert cost(aten.mm.default, (a, b), {}, a @ b) == ({product: 1}, 0)
 
 
@@ -314,7 +314,7 @@ KERNELS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], list[int]]] = {
 }
 
 
-def _kernels(name: str) -> Cost:
+def _kernels(name: str) -> OpCost:
     operation, arguments, _ = KERNELS[name]
     with FakeTensorMode() as mode:
         args = tree_map_only(torch.Tensor, mode.from_tensor, arguments())

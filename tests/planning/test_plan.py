@@ -9,7 +9,7 @@ import pytest
 
 from razorctl.errors import UsageError
 from razorctl.job import Job
-from razorctl.memory.trace_cache import Cache, Kernel, Trace, dump, load
+from razorctl.memory.trace_cache import Cache, KernelWork, Trace, dump, load
 from razorctl.methods import METHODS
 from razorctl.planning import gpus
 from razorctl.planning import job_trace as tracing
@@ -156,7 +156,7 @@ def test_what_is_cached_is_not_traced_again(cache, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_read_or_written_is_none(tmp_path):
-    trace = Trace(5, 3, 1, 1, 1, 2, {Kernel("fp32", 1, 2): 3}, True)
+    trace = Trace(5, 3, 1, 1, 1, 2, {KernelWork("fp32", 1, 2): 3}, True)
     first = Cache(tmp_path)
     first.put(dump(trace), "a", 1)
     assert load(Cache(tmp_path).get("a", 1)) == trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from razorctl.memory.trace_cache import NONE, Calls, Kernel, Trace
+from razorctl.memory.trace_cache import NONE, Calls, KernelWork, Trace
 from razorctl.planning import gpus, times
 from razorctl.planning.times import (
     CALL,
@@ -23,11 +23,11 @@ from razorctl.planning.times import (
 GPU = gpus.load("rtx-4090")
 
 
-def trace(kernels: dict[Kernel, int], calls: Calls = NONE, update: Calls = NONE) -> Trace:
+def trace(kernels: dict[KernelWork, int], calls: Calls = NONE, update: Calls = NONE) -> Trace:
     return Trace(0, 0, 0, 0, 0, 0, kernels, False, calls=calls, update=update)
 
 
-def taken(kernel: Kernel, gpu: gpus.Gpu = GPU) -> times.Seconds:
+def taken(kernel: KernelWork, gpu: gpus.Gpu = GPU) -> times.Seconds:
     """The seconds of a kernel on a card without its launch."""
     one = trace({kernel: 1})
     return times.Seconds(*(end - LAUNCH * launches(one, gpu) for end in on_card(one, gpu)))
@@ -37,9 +37,9 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     slow = replace(GPU, bandwidth=GPU.bandwidth / 2)
     step = trace(
         {
-            Kernel("fp32", 10**12, 10**9): 2,
-            Kernel("bf16", 10**12, 10**9): 1,
-            Kernel("fp32", 0, 10**9): 3,
+            KernelWork("fp32", 10**12, 10**9): 2,
+            KernelWork("bf16", 10**12, 10**9): 1,
+            KernelWork("fp32", 0, 10**9): 3,
         }
     )
     single, half = (GPU.operations_per_second(precision) for precision in ("fp32", "bf16"))
@@ -53,7 +53,7 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
 
 def test_what_reduces_is_slower_and_what_no_card_has_run_is_a_range():
     copies, reduces, own, both = (
-        taken(Kernel("fp32", 0, 10**9, reduces, own))
+        taken(KernelWork("fp32", 0, 10**9, reduces, own))
         for own in (False, True)
         for reduces in (False, True)
     )
@@ -66,7 +66,7 @@ def test_what_reduces_is_slower_and_what_no_card_has_run_is_a_range():
 
 def test_int8_products_are_slower_with_fewer_terms_and_programs():
     def product(terms: int, programs: int = 1280, written: int = 0) -> times.Seconds:
-        return taken(Kernel("int8", 10**12, 10**6, False, True, terms, programs, written))
+        return taken(KernelWork("int8", 10**12, 10**6, False, True, terms, programs, written))
 
     rate = GPU.rates["int8"]
     long, short = (product(terms) for terms in (8192, 768))
@@ -79,12 +79,12 @@ def test_int8_products_are_slower_with_fewer_terms_and_programs():
     assert product(2047, 144).low == pytest.approx(long.low * 256 / 144)
     assert product(8192, 144).low == pytest.approx(long.low * 512 / (3 * 144))
     assert product(8192, 144, 10**6).high > product(8192, 144).high
-    other = Kernel("int8", 10**12, 10**6, False, False, 8192, 144)  # by cuBLAS
+    other = KernelWork("int8", 10**12, 10**6, False, False, 8192, 144)  # by cuBLAS
     assert taken(other).low == pytest.approx(long.low * 256 / 144)
     unknown = replace(GPU, multiprocessors=None)
     assert taken(other, unknown) == pytest.approx(long)
     # At worst nothing is multiplied while results are written.
-    kernel = Kernel("int8", 10**12, 2 * 10**9, False, True, 8192, 1280, 10**9)
+    kernel = KernelWork("int8", 10**12, 2 * 10**9, False, True, 8192, 1280, 10**9)
     writing = 1e9 / GPU.bytes_per_second
     assert (taken(kernel).low, taken(kernel).high) == pytest.approx(
         (max(long.low, 2 * writing), max(long.high, writing) + writing)
@@ -92,7 +92,7 @@ def test_int8_products_are_slower_with_fewer_terms_and_programs():
 
 
 def test_a_step_takes_as_long_as_the_card_or_the_host():
-    kernels = {Kernel("fp32", 0, 10**8, own=True): 100}
+    kernels = {KernelWork("fp32", 0, 10**8, own=True): 100}
     few, many = (trace(kernels, Calls(calls, 10), Calls(5, 0)) for calls in (10, 10**6))
     assert seconds(few, GPU) == on_card(few, GPU)
     low, likely, high = seconds(many, GPU)
@@ -102,13 +102,13 @@ def test_a_step_takes_as_long_as_the_card_or_the_host():
 
 
 def test_with_cuda_graphs_the_host_replays_a_graph_for_each_micro_batch():
-    step = trace({Kernel("fp32", 0, 10**6): 100}, Calls(1000, 100), Calls(5, 0))
+    step = trace({KernelWork("fp32", 0, 10**6): 100}, Calls(1000, 100), Calls(5, 0))
     assert on_host(step, GPU, graphs=2).likely == pytest.approx(2 * GRAPH + 5 * (CALL + DRIVER))
     assert on_host(step, GPU, graphs=2).likely < 0.1 * on_host(step, GPU).likely
 
 
 def test_a_product_whose_sums_are_split_takes_two_more_launches_and_a_call():
-    whole, parted = (Kernel("int8", 10**9, 1, False, True, terms, 16) for terms in (1024, 8192))
+    whole, parted = (KernelWork("int8", 10**9, 1, False, True, terms, 16) for terms in (1024, 8192))
     step = trace({whole: 2, parted: 3}, Calls(10, 5))
     cards = GPU, replace(GPU, multiprocessors=None)  # the other one: as if all were filled
     assert [launches(step, card) for card in cards] == [11, 5]

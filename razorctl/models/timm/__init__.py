@@ -7,7 +7,7 @@ from typing import Any
 
 from razorctl.config import registry
 from razorctl.models import Model, Named
-from razorctl.models.timm.classification import Place, classifier, in_folder
+from razorctl.models.timm.classification import Architecture, classifier, in_folder
 from razorctl.models.timm.micro import MICRO
 from razorctl.models.timm.proxyless import PROXYLESS
 from razorctl.models.timm.segmentation import segmenter
@@ -25,29 +25,29 @@ VIT_DEFAULTS = {
 }
 
 
-def of(place: Place, summary: str, defaults: Mapping[str, Any]) -> Named:
-    """What a name of an architecture stands for."""
+def of(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Named:
+    """The entry of an architecture."""
 
     def model(task: Task) -> Model:
         make = segmenter if task == "segmentation" else classifier
-        return make(place, summary, defaults)
+        return make(architecture, summary, defaults)
 
-    return Named(place.name, summary, "image", ("classification", "segmentation"), model)
+    return Named(architecture.name, summary, "image", ("classification", "segmentation"), model)
 
 
-def from_hub(name: str, summary: str, architecture: str, defaults: Mapping[str, Any]) -> Named:
-    """The name of an architecture whose weights are on the hub."""
-    return of(Place(name, architecture), f"{summary}; from the hub", defaults)
+def from_hub(name: str, summary: str, timm_name: str, defaults: Mapping[str, Any]) -> Named:
+    """The entry of an architecture whose weights are on the hub."""
+    return of(Architecture(name, timm_name), f"{summary}; from the hub", defaults)
 
 
 def named(name: str) -> Named:
-    """What `timm:NAME` stands for; raises UsageError, with the nearest name, if there is none."""
+    """The entry of `timm:NAME`; raises UsageError, with the nearest name, if there is none."""
     from timm import is_model, list_models
 
-    architecture = name.removeprefix(PREFIX)
-    if not is_model(architecture.split(".")[0]):
-        raise registry.unknown("model of timm", architecture, list_models())
-    return from_hub(name, architecture, architecture, {})
+    timm_name = name.removeprefix(PREFIX)
+    if not is_model(timm_name.split(".")[0]):
+        raise registry.unknown("model of timm", timm_name, list_models())
+    return from_hub(name, timm_name, timm_name, {})
 
 
 def knows(name: str) -> bool:
@@ -65,7 +65,7 @@ def owns(config: Mapping[str, Any]) -> bool:
 
 
 def local(name: str, folder: Path, config: Mapping[str, Any]) -> Named:
-    """What a local folder has; raises DataError if timm cannot build it."""
+    """The entry of a local folder; raises DataError if timm cannot build its model."""
     return of(in_folder(name, folder, config), f"a model of timm in {folder}", {})
 
 

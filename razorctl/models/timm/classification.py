@@ -21,32 +21,35 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where timm has an architecture and its weights: on the hub, or in a local folder.
+class Architecture:
+    """An architecture of timm, with weights on the hub or in a local folder.
 
-    architecture: timm's name, with the tag of the weights if it has several. args: with which timm
-    builds it, beside the number of classes. fixed: whether it is built for one size of images.
+    Args:
+        name: razorctl's name.
+        timm_name: timm's name, with the tag of the weights if it has several.
+        folder: the local folder; None is the hub.
+        args: arguments with which timm builds it, beside the number of classes.
     """
 
     name: str
-    architecture: str
+    timm_name: str
     folder: Path | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
-        """What `timm.create_model` takes."""
-        return self.architecture if self.folder is None else f"local-dir:{self.folder}"
+        """The name that `timm.create_model` takes."""
+        return self.timm_name if self.folder is None else f"local-dir:{self.folder}"
 
     def settings(self, input_size: int | None) -> dict[str, Any]:
         """The arguments of `create_model` for images of a size; raises UsageError if none fit."""
         from timm.models import get_pretrained_cfg
 
-        config: Any = get_pretrained_cfg(self.architecture)
+        config: Any = get_pretrained_cfg(self.timm_name)
         if input_size is None or not (config is None or config.fixed_input_size):
             return {}
-        named = re.search(r"patch(\d+)", self.architecture)
-        side = int(self.args.get("patch_size", named[1] if named else 1))
+        match = re.search(r"patch(\d+)", self.timm_name)
+        side = int(self.args.get("patch_size", match[1] if match else 1))
         if input_size % side:
             raise UsageError(
                 f"{self.name} splits images into patches of {side} pixels, and {input_size} is not "
@@ -132,27 +135,27 @@ class Place:
         """The name of the classifier, which is left out for other classes; empty if unknown."""
         from timm.models import get_pretrained_cfg
 
-        known: Any = get_pretrained_cfg(self.architecture.split(".")[0])
-        missing = "classifier" not in self.config and known is not None
-        return {"classifier": known.classifier} if missing else {}
+        config: Any = get_pretrained_cfg(self.timm_name.split(".")[0])
+        missing = "classifier" not in self.config and config is not None
+        return {"classifier": config.classifier} if missing else {}
 
     @property
     def config(self) -> dict[str, Any]:
-        """timm's settings of the pretrained weights; empty if it has none."""
+        """The settings that timm has of the pretrained weights; empty if it has none."""
         if self.folder is not None:
             config = documents.foreign(self.folder / "config.json")
             return dict(config.get("pretrained_cfg", config))  # timm once wrote both as one
         from timm.models import get_pretrained_cfg
 
-        known: Any = get_pretrained_cfg(self.architecture)
-        return {} if known is None else dict(known.to_dict())
+        weights: Any = get_pretrained_cfg(self.timm_name)
+        return {} if weights is None else dict(weights.to_dict())
 
     @property
     def tagged(self) -> str:
         """The architecture with the tag of its weights; raises UsageError if it has none."""
         from timm.models import get_pretrained_cfg
 
-        config: Any = get_pretrained_cfg(self.architecture)
+        config: Any = get_pretrained_cfg(self.timm_name)
         if config is None or not (config.hf_hub_id or config.url or config.file):
             raise UsageError(
                 f"{self.name} has no pretrained weights; choose an architecture that has, or "
@@ -186,7 +189,7 @@ def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
 
 
 def save(
-    place: Place,
+    architecture: Architecture,
     model: "nn.Module",
     classes: Sequence[str],
     input_size: int | None,
@@ -199,7 +202,7 @@ def save(
         model,
         folder,
         model_config={"label_names": list(classes)},
-        model_args={**place.args, **place.settings(input_size)},
+        model_args={**architecture.args, **architecture.settings(input_size)},
         safe_serialization=True,
     )
 
@@ -212,41 +215,41 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
     return model, transform(model, input_size)
 
 
-def classifier(place: Place, summary: str, defaults: Mapping[str, Any]) -> Model:
-    """The classifier of an architecture; all but its last layer is pretrained."""
+def classifier(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Model:
+    """The classifier of an architecture; only its last layer is fresh."""
 
     def build(classes: int, input_size: int | None = None) -> "nn.Module":
-        return place.create(True, input_size, num_classes=classes)
+        return architecture.create(True, input_size, num_classes=classes)
 
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
-        return place.create(False, input_size, num_classes=classes)
+        return architecture.create(False, input_size, num_classes=classes)
 
     return Model(
-        place.name,
-        summary,
-        "image",
-        "classification",
-        build,
-        bare,
-        transform,
-        example,
-        logits,
-        partial(save, place),
-        load,
-        defaults,
-        augmented,
+        name=architecture.name,
+        summary=summary,
+        modality="image",
+        task="classification",
+        build=build,
+        bare=bare,
+        transform=transform,
+        example=example,
+        logits=logits,
+        save=partial(save, architecture),
+        load=load,
+        defaults=defaults,
+        augmented=augmented,
     )
 
 
-def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Place:
-    """The model in a local folder, by its config.json; raises DataError if timm has no such one."""
+def in_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Architecture:
+    """The architecture in a local folder, by its config.json; raises DataError if timm lacks it."""
     from timm.models import is_model
 
-    architecture = str(config["architecture"])
-    if not is_model(architecture.split(".")[0]):
+    timm_name = str(config["architecture"])
+    if not is_model(timm_name.split(".")[0]):
         raise DataError(
-            f"{folder} names an architecture that timm lacks, {architecture}; update timm."
+            f"{folder} names an architecture that timm lacks, {timm_name}; update timm."
         )
     args = {**(config.get("model_args") or {})}
-    args.pop("num_classes", None)  # which those of the data set replace
-    return Place(name, architecture, folder, args)
+    args.pop("num_classes", None)  # the data set has its own
+    return Architecture(name, timm_name, folder, args)

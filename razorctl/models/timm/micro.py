@@ -19,6 +19,7 @@ VIT_MICRO = {
     "depth": 6,
     "num_heads": 4,
 }
+NAME = "vit-micro"
 ARCHITECTURE = "vit_tiny_patch16_224"  # whose arguments VIT_MICRO replaces
 WEIGHTS = Path(__file__).parents[1] / "vit_micro" / "model.safetensors"
 
@@ -54,31 +55,33 @@ def _micro(
 ) -> "VisionTransformer":
     if input_size not in (None, VIT_MICRO["img_size"]):
         raise UsageError(
-            f"vit-micro takes images of {VIT_MICRO['img_size']} x {VIT_MICRO['img_size']} pixels, "
+            f"{NAME} takes images of {VIT_MICRO['img_size']} x {VIT_MICRO['img_size']} pixels, "
             f"not {input_size}; leave the input size out."
         )
     return vit_micro(classes, pretrained)
 
 
 MICRO = Model(
-    "vit-micro",
-    "ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
-    "image",
-    "classification",
-    _micro,
-    partial(_micro, pretrained=False),
-    classification.transform,
-    classification.example,
-    classification.logits,
-    partial(classification.save, classification.Place("vit-micro", ARCHITECTURE, args=VIT_MICRO)),
-    classification.load,
-    {
+    name=NAME,
+    summary="ViT of 1.2 M parameters, 28 x 28 gray, pretrained on Fashion-MNIST; built in",
+    modality="image",
+    task="classification",
+    build=_micro,
+    bare=partial(_micro, pretrained=False),
+    transform=classification.transform,
+    example=classification.example,
+    logits=classification.logits,
+    save=partial(
+        classification.save, classification.Architecture(NAME, ARCHITECTURE, args=VIT_MICRO)
+    ),
+    load=classification.load,
+    defaults={
         "batch_size": 64,
         "steps": 300,
         "sgd": {"learning_rate": 0.2},
         "adamw": {"learning_rate": 3e-3, "weight_decay": 0.05},
     },
-    classification.augmented,
+    augmented=classification.augmented,
     # Gray clothes have taught it little of other images; measured on 200 drawings.
     own={"times": 3, "sgd": {"learning_rate": 0.1}},
 )

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import documents
 from razorctl.models import Model, Rows, images, masks
-from razorctl.models.timm.classification import Place
+from razorctl.models.timm.classification import Architecture
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def _built(place: Place, classes: int, input_size: int | None, pretrained: bool) -> "nn.Module":
+def _built(
+    architecture: Architecture, pretrained: bool, classes: int, input_size: int | None = None
+) -> "nn.Module":
     from timm.data import resolve_data_config
 
     from razorctl.models.timm.linear_segmenter import LinearSegmenter
 
-    backbone = place.create(pretrained, input_size, features_only=True, out_indices=(-1,))
-    config = resolve_data_config(pretrained_cfg=place.config)
+    backbone = architecture.create(pretrained, input_size, features_only=True, out_indices=(-1,))
+    config = resolve_data_config(pretrained_cfg=architecture.config)
     return LinearSegmenter(backbone, classes, images.resized(config, input_size))
 
 
@@ -45,7 +47,7 @@ def logits(model: "nn.Module", inputs: "Tensor") -> "Tensor":
 
 
 def save(
-    place: Place,
+    architecture: Architecture,
     model: "nn.Module",
     classes: Sequence[str],
     input_size: int | None,
@@ -57,8 +59,8 @@ def save(
     config = {
         "library": "razorctl",
         "head": "linear",
-        "architecture": place.architecture,
-        "model_args": {**place.args, **place.settings(input_size)},
+        "architecture": architecture.timm_name,
+        "model_args": {**architecture.args, **architecture.settings(input_size)},
         "label_names": list(classes),
         "data_config": model.data_config,
     }
@@ -81,28 +83,20 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
     return model, transform(model, input_size)
 
 
-def segmenter(place: Place, summary: str, defaults: Mapping[str, Any]) -> Model:
+def segmenter(architecture: Architecture, summary: str, defaults: Mapping[str, Any]) -> Model:
     """A linear head on the last features of an architecture, whose backbone is pretrained."""
     return Model(
-        place.name,
-        summary,
-        "image",
-        "segmentation",
-        partial(_pretrained, place),
-        partial(_bare, place),
-        transform,
-        example,
-        logits,
-        partial(save, place),
-        load,
-        defaults,
-        augmented,
+        name=architecture.name,
+        summary=summary,
+        modality="image",
+        task="segmentation",
+        build=partial(_built, architecture, True),
+        bare=partial(_built, architecture, False),
+        transform=transform,
+        example=example,
+        logits=logits,
+        save=partial(save, architecture),
+        load=load,
+        defaults=defaults,
+        augmented=augmented,
     )
-
-
-def _pretrained(place: Place, classes: int, input_size: int | None = None) -> "nn.Module":
-    return _built(place, classes, input_size, pretrained=True)
-
-
-def _bare(place: Place, classes: int, input_size: int | None = None) -> "nn.Module":
-    return _built(place, classes, input_size, pretrained=False)

@@ -7,10 +7,10 @@ from typing import Any
 
 from razorctl.errors import UsageError
 from razorctl.models import Modality, Model, Named
-from razorctl.models.transformers.checkpoint import Checkpoint
 from razorctl.models.transformers.classification import classifier
-from razorctl.models.transformers.known import KNOWN
 from razorctl.models.transformers.language import language_model
+from razorctl.models.transformers.pretrained_files import PretrainedFiles
+from razorctl.models.transformers.repositories import REPOSITORIES
 from razorctl.models.transformers.vision import vision_model
 from razorctl.tasks import Task
 
@@ -38,7 +38,7 @@ VISION_DEFAULTS = {
     "sgd": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 6e-5, "weight_decay": 0.01},
 }
-# What transformers lists models of other tasks under -> what these do.
+# The lists that transformers has of models for other tasks -> what these models do.
 OTHERS = {
     "SPEECH_SEQ_2_SEQ": "speech to text",
     "CTC": "speech to text",
@@ -58,82 +58,81 @@ OTHERS = {
 }
 
 
-def tasks(checkpoint: Checkpoint) -> tuple[Task, ...]:
-    """What a checkpoint can be trained for, by its config; raises UsageError if that is nothing.
+def tasks_of(pretrained: PretrainedFiles) -> tuple[Task, ...]:
+    """The tasks that a model can be trained for, by its config; raises UsageError if there is none.
 
     Encoders such as BERT are no causal language models, although transformers lists them as such.
     """
     from transformers.models.auto import modeling_auto as auto
 
-    kind = checkpoint.config.model_type
+    kind = pretrained.config.model_type
     lists: dict[Task, Any] = {
         "masked-lm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "segmentation": auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
     }
-    found: list[Task] = [task for task, names in lists.items() if kind in names]
-    if "masked-lm" in found and "causal-lm" in found:
-        written = " ".join(getattr(checkpoint.config, "architectures", None) or ())
-        found.remove("masked-lm" if "CausalLM" in written else "causal-lm")
+    tasks: list[Task] = [task for task, names in lists.items() if kind in names]
+    if "masked-lm" in tasks and "causal-lm" in tasks:
+        architectures = " ".join(getattr(pretrained.config, "architectures", None) or ())
+        tasks.remove("masked-lm" if "CausalLM" in architectures else "causal-lm")
     classes = (
         auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     )
     if any(kind in names for names in classes):
-        # What a decoder or a segmentation model is mostly trained for is its own task.
-        own = found[:1] in (["causal-lm"], ["segmentation"])
-        found.insert(len(found) if own else 0, "classification")
-    if getattr(checkpoint.config, "is_encoder_decoder", False):
-        found = [task for task in found if task == "masked-lm"]
-    if not found:
+        # Decoders and segmentation models are mostly trained for their own task.
+        own_task_first = tasks[:1] in (["causal-lm"], ["segmentation"])
+        tasks.insert(len(tasks) if own_task_first else 0, "classification")
+    if getattr(pretrained.config, "is_encoder_decoder", False):
+        tasks = [task for task in tasks if task == "masked-lm"]
+    if not tasks:
         raise UsageError(
-            f"{checkpoint.name} is {_kind(checkpoint)}, which razorctl cannot train; "
+            f"{pretrained.name} is {_kind(pretrained)}, which razorctl cannot train; "
             "choose a model of images, an encoder or a decoder of texts, or one for segmentation."
         )
-    return tuple(found)
+    return tuple(tasks)
 
 
-def _kind(checkpoint: Checkpoint) -> str:
-    """What a model that cannot be trained is, as a Whisper model (speech to text)."""
+def _kind(pretrained: PretrainedFiles) -> str:
+    """The kind of a model that cannot be trained, as "a model of the type Whisper (speech)"."""
     from transformers.models.auto import modeling_auto as auto
 
-    config = checkpoint.config
+    config = pretrained.config
     name = type(config).__name__.removesuffix("Config")
     lists = (getattr(auto, f"MODEL_FOR_{of}_MAPPING_NAMES", ()) for of in OTHERS)
-    for what, known in zip(OTHERS.values(), lists, strict=True):
-        if config.model_type in known:
-            return f"a model of the type {name} ({what})"
+    for purpose, model_types in zip(OTHERS.values(), lists, strict=True):
+        if config.model_type in model_types:
+            return f"a model of the type {name} ({purpose})"
     return f"a model of the type {name}"
 
 
-def modality(checkpoint: Checkpoint) -> Modality:
-    """What it takes, by its config."""
+def modality_of(pretrained: PretrainedFiles) -> Modality:
+    """Whether a model takes images or texts, by its config."""
     from transformers.models.auto import modeling_auto as auto
 
     pictures = (
         auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
     )
-    return "image" if any(checkpoint.config.model_type in names for names in pictures) else "text"
+    return "image" if any(pretrained.config.model_type in names for names in pictures) else "text"
 
 
 def of(
-    checkpoint: Checkpoint,
+    pretrained: PretrainedFiles,
     summary: str,
-    takes: Modality,
-    possible: tuple[Task, ...],
-    defaults: Mapping[str, Any],
+    modality: Modality,
+    tasks: tuple[Task, ...],
 ) -> Named:
-    """What the name of a checkpoint stands for."""
+    """The entry of a pretrained model."""
 
     def model(task: Task) -> Model:
-        if takes == "image":
-            return vision_model(checkpoint, task, summary, {**VISION_DEFAULTS, **defaults})
+        if modality == "image":
+            return vision_model(pretrained, task, summary, VISION_DEFAULTS)
         if task == "classification":
-            return classifier(checkpoint, summary, {**TEXT_DEFAULTS, **defaults})
-        return language_model(checkpoint, task, summary, {**LANGUAGE_DEFAULTS, **defaults})
+            return classifier(pretrained, summary, TEXT_DEFAULTS)
+        return language_model(pretrained, task, summary, LANGUAGE_DEFAULTS)
 
-    return Named(checkpoint.name, summary, takes, possible, model)
+    return Named(pretrained.name, summary, modality, tasks, model)
 
 
 def from_hub(
@@ -141,21 +140,20 @@ def from_hub(
     summary: str,
     repo: str,
     config: Mapping[str, Any],
-    possible: tuple[Task, ...] = ("classification", "masked-lm"),
-    takes: Modality = "text",
-    defaults: Mapping[str, Any] | None = None,
+    tasks: tuple[Task, ...] = ("classification", "masked-lm"),
+    modality: Modality = "text",
 ) -> Named:
-    """A registered name; `config` is that of its repository, so that it is planned for offline."""
-    checkpoint = Checkpoint(name, repo, config)
-    return of(checkpoint, f"{summary}; from the hub", takes, possible, defaults or {})
+    """The entry of a repository on the hub, whose `config` lets it be planned for offline."""
+    pretrained = PretrainedFiles(name, repo, config)
+    return of(pretrained, f"{summary}; from the hub", modality, tasks)
 
 
 def named(name: str) -> Named:
-    """What `hf:ORG/NAME` stands for, by its config; raises what reading that raises."""
+    """The entry of `hf:ORG/NAME`, by its config; raises what reading that raises."""
     repo = name.removeprefix(PREFIX)
     if repo.count("/") > 1 or not all(repo.split("/")):
         raise UsageError(f"{name} is not the name of a model; write {PREFIX}ORG/NAME.")
-    return _described(Checkpoint(name, repo), f"{repo} on the hub")
+    return _described(PretrainedFiles(name, repo), f"{repo} on the hub")
 
 
 def knows(name: str) -> bool:
@@ -169,12 +167,12 @@ def owns(config: Mapping[str, Any]) -> bool:
 
 
 def local(name: str, folder: Path, _: Mapping[str, Any]) -> Named:
-    """What a local folder has."""
-    return _described(Checkpoint(name, folder), f"a model of transformers in {folder}")
+    """The entry of a local folder."""
+    return _described(PretrainedFiles(name, folder), f"a model of transformers in {folder}")
 
 
-def _described(checkpoint: Checkpoint, summary: str) -> Named:
-    return of(checkpoint, summary, modality(checkpoint), tasks(checkpoint), {})
+def _described(pretrained: PretrainedFiles, summary: str) -> Named:
+    return of(pretrained, summary, modality_of(pretrained), tasks_of(pretrained))
 
 
-MODELS = tuple(from_hub(name, **entry) for name, entry in KNOWN.items())
+MODELS = tuple(from_hub(name, **entry) for name, entry in REPOSITORIES.items())

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Rows, prepared
-from razorctl.models.transformers.checkpoint import Checkpoint, quiet, takes
+from razorctl.models.transformers.pretrained_files import PretrainedFiles, quiet, takes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = 128
 MULTIPLE = 8  # of tokens, which kernels of matrix products are made for
-# What is not pretrained in any classifier of transformers.
+# First words of the names of weights that no classifier of transformers has pretrained.
 FRESH = ("classifier.", "score.", "pre_classifier.", "classification_head.", "head.")
 
 
@@ -55,13 +55,13 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
     """The model and the transform of a folder that `Model.save` wrote."""
     from transformers import AutoModelForSequenceClassification
 
-    saved = Checkpoint(str(folder), folder)
+    saved = PretrainedFiles(str(folder), folder)
     model = saved.built(AutoModelForSequenceClassification)
     return model, partial(tokenized, saved.tokenizer, saved.length(input_size, TOKENS), False)
 
 
 def save(
-    checkpoint: Checkpoint,
+    pretrained: PretrainedFiles,
     usual: int,
     model: "nn.Module",
     classes: Sequence[str],
@@ -70,13 +70,13 @@ def save(
 ) -> None:
     """Writes what `from_pretrained(folder)` of the model and of its tokenizer load.
 
-    usual: the tokens of a text, as of `Checkpoint.length`.
+    usual: the tokens of a text, as of `PretrainedFiles.length`.
     """
     from transformers import PreTrainedModel
 
     assert isinstance(model, PreTrainedModel)
-    tokenizer = checkpoint.tokenizer
-    tokenizer.model_max_length = checkpoint.length(input_size, usual)
+    tokenizer = pretrained.tokenizer
+    tokenizer.model_max_length = pretrained.length(input_size, usual)
     if classes:
         model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
@@ -86,25 +86,25 @@ def save(
         tokenizer.save_pretrained(folder)
 
 
-def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]) -> Model:
-    """The classifier of a checkpoint; all but its last layers is pretrained."""
+def classifier(pretrained: PretrainedFiles, summary: str, defaults: Mapping[str, Any]) -> Model:
+    """The classifier of a pretrained model; only its last layers are fresh."""
 
     def length(input_size: int | None) -> int:
-        return checkpoint.length(input_size, TOKENS)
+        return pretrained.length(input_size, TOKENS)
 
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
         from transformers import AutoModelForSequenceClassification
 
         length(input_size)
-        padding = _padding(checkpoint)
-        return checkpoint.bare(AutoModelForSequenceClassification, num_labels=classes, **padding)
+        padding = _padding(pretrained)
+        return pretrained.bare(AutoModelForSequenceClassification, num_labels=classes, **padding)
 
     def build(classes: int, input_size: int | None = None) -> "nn.Module":
         from transformers import AutoModelForSequenceClassification
 
         length(input_size)
-        return checkpoint.built(
-            AutoModelForSequenceClassification, FRESH, num_labels=classes, **_padding(checkpoint)
+        return pretrained.built(
+            AutoModelForSequenceClassification, FRESH, num_labels=classes, **_padding(pretrained)
         )
 
     def transform(
@@ -115,28 +115,28 @@ def classifier(checkpoint: Checkpoint, summary: str, defaults: Mapping[str, Any]
         They have up to `input_size` tokens, and exactly as many if `fixed`. Raises MissingError if
         the tokenizer cannot be found, and DataError if it cannot be used.
         """
-        return partial(tokenized, checkpoint.tokenizer, length(input_size), fixed)
+        return partial(tokenized, pretrained.tokenizer, length(input_size), fixed)
 
     return Model(
-        checkpoint.name,
-        summary,
-        "text",
-        "classification",
-        build,
-        bare,
-        partial(transform, False),
-        partial(example, length),
-        logits,
-        partial(save, checkpoint, TOKENS),
-        load,
-        defaults,
+        name=pretrained.name,
+        summary=summary,
+        modality="text",
+        task="classification",
+        build=build,
+        bare=bare,
+        transform=partial(transform, False),
+        example=partial(example, length),
+        logits=logits,
+        save=partial(save, pretrained, TOKENS),
+        load=load,
+        defaults=defaults,
         padded=partial(transform, True),
     )
 
 
-def _padding(checkpoint: Checkpoint) -> dict[str, Any]:
+def _padding(pretrained: PretrainedFiles) -> dict[str, Any]:
     """The padding token of a config without one, such as a decoder's."""
-    config = checkpoint.config
+    config = pretrained.config
     if getattr(config, "pad_token_id", None) is not None:
         return {}
     end = getattr(config, "eos_token_id", None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Progress, Rows, tokens
 from razorctl.models.transformers import classification
-from razorctl.models.transformers.checkpoint import Checkpoint
+from razorctl.models.transformers.pretrained_files import PretrainedFiles
 from razorctl.models.transformers.writing import Writer, writer
 from razorctl.tasks import Task
 
@@ -30,55 +30,55 @@ def logits(model: "nn.Module", inputs: "Mapping[str, Tensor]") -> "Tensor":
 
 
 def language_model(
-    checkpoint: Checkpoint, task: Task, summary: str, defaults: Mapping[str, Any]
+    pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
 ) -> Model:
-    """A checkpoint that learns to predict the next token, or masked ones."""
+    """A pretrained model that learns to predict the next token, or masked ones."""
 
     def bare(_: int, input_size: int | None = None) -> "nn.Module":
-        checkpoint.length(input_size, TOKENS)
-        return checkpoint.bare(_auto(task))
+        pretrained.length(input_size, TOKENS)
+        return pretrained.bare(_auto(task))
 
     def build(_: int, input_size: int | None = None) -> "nn.Module":
-        checkpoint.length(input_size, TOKENS)
-        return checkpoint.built(_auto(task))
+        pretrained.length(input_size, TOKENS)
+        return pretrained.built(_auto(task))
 
     def example(
         _: "nn.Module", batch_size: int, input_size: int | None = None
     ) -> "dict[str, Tensor]":
         import torch
 
-        size = batch_size, checkpoint.length(input_size, TOKENS)
+        size = batch_size, pretrained.length(input_size, TOKENS)
         return {"input_ids": torch.zeros(size, dtype=torch.long)}
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         if task == "causal-lm":
-            size = checkpoint.length(input_size, TOKENS)
-            return partial(tokens.causal, checkpoint.tokenizer, tokens=size)
-        return partial(tokens.masked, checkpoint.tokenizer, True)
+            size = pretrained.length(input_size, TOKENS)
+            return partial(tokens.causal, pretrained.tokenizer, tokens=size)
+        return partial(tokens.masked, pretrained.tokenizer, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        return partial(tokens.masked, checkpoint.tokenizer, False)
+        return partial(tokens.masked, pretrained.tokenizer, False)
 
     def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
         make = tokens.conversations if "messages" in rows.column_names else tokens.packed
-        return make(rows, checkpoint.tokenizer, checkpoint.length(input_size, TOKENS), progress)
+        return make(rows, pretrained.tokenizer, pretrained.length(input_size, TOKENS), progress)
 
     def writing(model: "nn.Module") -> Writer:
-        return writer(model, checkpoint.tokenizer, checkpoint.longest)
+        return writer(model, pretrained.tokenizer, pretrained.longest)
 
     return Model(
-        checkpoint.name,
-        summary,
-        "text",
-        task,
-        build,
-        bare,
-        transform,
-        example,
-        logits,
-        partial(classification.save, checkpoint, TOKENS),
-        partial(load, task),
-        defaults,
+        name=pretrained.name,
+        summary=summary,
+        modality="text",
+        task=task,
+        build=build,
+        bare=bare,
+        transform=transform,
+        example=example,
+        logits=logits,
+        save=partial(classification.save, pretrained, TOKENS),
+        load=partial(load, task),
+        defaults=defaults,
         trained=None if task == "causal-lm" else trained,
         sequences=sequences,
         writer=writing if task == "causal-lm" else None,
@@ -89,6 +89,6 @@ def load(
     task: Task, folder: Path, input_size: int | None = None
 ) -> tuple["nn.Module", Callable[[Rows], Rows]]:
     """The model and the transform of a folder that `Model.save` wrote."""
-    saved = language_model(Checkpoint(str(folder), folder), task, "", {})
+    saved = language_model(PretrainedFiles(str(folder), folder), task, "", {})
     model = saved.build(0, None)
     return model, saved.transform(model, input_size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
-from razorctl.models.transformers.checkpoint import PROCESSOR, Checkpoint, quiet
+from razorctl.models.transformers.pretrained_files import PROCESSOR, PretrainedFiles, quiet
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def _auto(task: Task) -> Any:
     return AutoModelForSemanticSegmentation
 
 
-def side(checkpoint: Checkpoint, task: Task, input_size: int | None) -> int:
+def side(pretrained: PretrainedFiles, task: Task, input_size: int | None) -> int:
     """The pixels of an image's side; raises UsageError for a size that the model cannot take."""
-    own = getattr(checkpoint.config, "image_size", None)
+    own = getattr(pretrained.config, "image_size", None)
     if isinstance(own, int) and input_size not in (None, own):
         raise UsageError(
-            f"{checkpoint.name} takes images of {own} pixels, not {input_size}; leave the input "
+            f"{pretrained.name} takes images of {own} pixels, not {input_size}; leave the input "
             "size out."
         )
     return input_size or (own if isinstance(own, int) else SIDES[task])
@@ -54,39 +54,39 @@ def logits(task: Task, model: "nn.Module", inputs: "Tensor") -> "Tensor":
     """Logits [batch, classes], or [batch, classes, height, width] of the size of the images."""
     import torch.nn.functional as F
 
-    found: Tensor = model(pixel_values=inputs).logits
-    if task == "classification" or found.shape[-2:] == inputs.shape[-2:]:
-        return found
-    return F.interpolate(found, inputs.shape[-2:], mode="bilinear", align_corners=False)
+    logits: Tensor = model(pixel_values=inputs).logits
+    if task == "classification" or logits.shape[-2:] == inputs.shape[-2:]:
+        return logits
+    return F.interpolate(logits, inputs.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def vision_model(
-    checkpoint: Checkpoint, task: Task, summary: str, defaults: Mapping[str, Any]
+    pretrained: PretrainedFiles, task: Task, summary: str, defaults: Mapping[str, Any]
 ) -> Model:
-    """A checkpoint that learns a class for each image, or for each pixel."""
-    made: Any = masks if task == "segmentation" else images
+    """A pretrained model that learns a class for each image, or for each pixel."""
+    inputs: Any = masks if task == "segmentation" else images
 
     def bare(classes: int, input_size: int | None = None) -> "nn.Module":
-        side(checkpoint, task, input_size)
-        return checkpoint.bare(_auto(task), num_labels=classes)
+        side(pretrained, task, input_size)
+        return pretrained.bare(_auto(task), num_labels=classes)
 
     def build(classes: int, input_size: int | None = None) -> "nn.Module":
-        side(checkpoint, task, input_size)
-        return checkpoint.built(_auto(task), FRESH, num_labels=classes)
+        side(pretrained, task, input_size)
+        return pretrained.built(_auto(task), FRESH, num_labels=classes)
 
     def example(_: "nn.Module", batch_size: int, input_size: int | None = None) -> "Tensor":
-        return images.example(data_config({}, side(checkpoint, task, input_size)), batch_size)
+        return images.example(data_config({}, side(pretrained, task, input_size)), batch_size)
 
     def config(input_size: int | None) -> dict[str, Any]:
-        return data_config(checkpoint.processor, side(checkpoint, task, input_size))
+        return data_config(pretrained.processor, side(pretrained, task, input_size))
 
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        found: Callable[[Rows], Rows] = made.transform(config(input_size))
-        return found
+        transform: Callable[[Rows], Rows] = inputs.transform(config(input_size))
+        return transform
 
     def augmented(_: "nn.Module", input_size: int | None, augment: str) -> Callable[[Rows], Rows]:
-        found: Callable[[Rows], Rows] = made.augmented(config(input_size), augment)
-        return found
+        transform: Callable[[Rows], Rows] = inputs.augmented(config(input_size), augment)
+        return transform
 
     def save(
         model: "nn.Module", classes: Sequence[str], input_size: int | None, folder: Path
@@ -100,24 +100,24 @@ def vision_model(
         model.config.label2id = {label: number for number, label in enumerate(classes)}
         with quiet():
             model.save_pretrained(folder)
-        pixels = side(checkpoint, task, input_size)
-        settings = {**checkpoint.processor, "size": {"height": pixels, "width": pixels}}
+        pixels = side(pretrained, task, input_size)
+        settings = {**pretrained.processor, "size": {"height": pixels, "width": pixels}}
         (folder / PROCESSOR).write_text(documents.text(settings, indent=2) + "\n")
 
     return Model(
-        checkpoint.name,
-        summary,
-        "image",
-        task,
-        build,
-        bare,
-        transform,
-        example,
-        partial(logits, task),
-        save,
-        partial(load, task),
-        defaults,
-        augmented,
+        name=pretrained.name,
+        summary=summary,
+        modality="image",
+        task=task,
+        build=build,
+        bare=bare,
+        transform=transform,
+        example=example,
+        logits=partial(logits, task),
+        save=save,
+        load=partial(load, task),
+        defaults=defaults,
+        augmented=augmented,
     )
 
 
@@ -125,6 +125,6 @@ def load(
     task: Task, folder: Path, input_size: int | None = None
 ) -> tuple["nn.Module", Callable[[Rows], Rows]]:
     """The model and the transform of a folder that `Model.save` wrote."""
-    checkpoint = Checkpoint(str(folder), folder)
-    model = checkpoint.built(_auto(task))
-    return model, vision_model(checkpoint, task, "", {}).transform(model, input_size)
+    pretrained = PretrainedFiles(str(folder), folder)
+    model = pretrained.built(_auto(task))
+    return model, vision_model(pretrained, task, "", {}).transform(model, input_size)

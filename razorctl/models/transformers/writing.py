@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import tokens
-from razorctl.models.transformers.checkpoint import quiet
+from razorctl.models.transformers.pretrained_files import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from razorctl.memory.costs import cost
-from razorctl.memory.trace_cache import Kernel
+from razorctl.memory.trace_cache import KernelWork
 from razorctl.ops import gemm as op
 from razorctl.ops import kernels
 from razorctl.ops.triton import gemm
@@ -79,11 +79,11 @@ def test_planning_counts_the_parts_that_cublas_makes(interpreted, monkeypatch):
         # The scales of all columns are read again, which is next to nothing.
         scaled = sums + rows * (2 * n + 4) + 4 * n * rows // m
         want += [
-            Kernel(
+            KernelWork(
                 "int8", 2 * rows * n * k, rows * k + n * k + sums,
                 terms=k, programs=1, written=sums,
             ),
-            Kernel("fp32", 0, scaled, own=True),
+            KernelWork("fp32", 0, scaled, own=True),
         ]  # fmt: skip
     assert sorted(said.kernels.elements()) == sorted(want)
 

@@ -39,7 +39,7 @@ SHIFTED = frozenset(
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class PretrainedFiles:
     """A model of transformers.
 
     place: its repository on the hub, or a local folder. known: its config, so that it is planned

@@ -1,71 +1,41 @@
-"""Registered models of transformers: their repositories, tasks and configs."""
+"""Repositories of models on the hub that have names of their own, with their configs.
+
+A config has what differs from the defaults of transformers.
+"""
 
 from typing import Any
 
 ENCODER = ("classification", "masked-lm")
 DECODER = ("causal-lm", "classification")
-BERT_BASE = {
-    "model_type": "bert",
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-}
-KNOWN: dict[str, dict[str, Any]] = {
+REPOSITORIES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "summary": "BERT-base, uncased, 110 M parameters",
         "repo": "google-bert/bert-base-uncased",
-        "config": BERT_BASE,
-        "possible": ENCODER,
+        "config": {"model_type": "bert"},
+        "tasks": ENCODER,
     },
     "distilbert": {
         "summary": "DistilBERT, uncased, 66 M parameters",
         "repo": "distilbert/distilbert-base-uncased",
-        "config": {
-            "model_type": "distilbert",
-            "vocab_size": 30522,
-            "dim": 768,
-            "n_layers": 6,
-            "n_heads": 12,
-            "hidden_dim": 3072,
-            "max_position_embeddings": 512,
-        },
-        "possible": ENCODER,
+        "config": {"model_type": "distilbert"},
+        "tasks": ENCODER,
     },
     "roberta-base": {
         "summary": "RoBERTa-base, 125 M parameters",
         "repo": "FacebookAI/roberta-base",
         "config": {
             "model_type": "roberta",
-            "vocab_size": 50265,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
             "max_position_embeddings": 514,
             "type_vocab_size": 1,
             "layer_norm_eps": 1e-5,
-            "pad_token_id": 1,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
         },
-        "possible": ENCODER,
+        "tasks": ENCODER,
     },
     "gpt2": {
         "summary": "GPT-2, 124 M parameters",
         "repo": "openai-community/gpt2",
-        "config": {
-            "model_type": "gpt2",
-            "vocab_size": 50257,
-            "n_positions": 1024,
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-        },
-        "possible": DECODER,
+        "config": {"model_type": "gpt2"},
+        "tasks": DECODER,
     },
     "smollm2-135m": {
         "summary": "SmolLM2, 135 M parameters",
@@ -85,27 +55,24 @@ KNOWN: dict[str, dict[str, Any]] = {
             "bos_token_id": 0,
             "eos_token_id": 0,
         },
-        "possible": DECODER,
+        "tasks": DECODER,
     },
     "qwen2.5-0.5b": {
         "summary": "Qwen2.5, 494 M parameters",
         "repo": "Qwen/Qwen2.5-0.5B",
         "config": {
             "model_type": "qwen2",
-            "vocab_size": 151936,
             "hidden_size": 896,
             "num_hidden_layers": 24,
             "num_attention_heads": 14,
             "num_key_value_heads": 2,
             "intermediate_size": 4864,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
             "tie_word_embeddings": True,
             "bos_token_id": 151643,
             "eos_token_id": 151643,
         },
-        "possible": DECODER,
+        "tasks": DECODER,
     },
     "llama-3.2-1b": {
         "summary": "Llama 3.2, 1.2 B parameters; its repository needs access rights",
@@ -115,9 +82,7 @@ KNOWN: dict[str, dict[str, Any]] = {
             "vocab_size": 128256,
             "hidden_size": 2048,
             "num_hidden_layers": 16,
-            "num_attention_heads": 32,
             "num_key_value_heads": 8,
-            "head_dim": 64,
             "intermediate_size": 8192,
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
@@ -133,13 +98,13 @@ KNOWN: dict[str, dict[str, Any]] = {
             "bos_token_id": 128000,
             "eos_token_id": 128001,
         },
-        "possible": DECODER,
+        "tasks": DECODER,
     },
     "segformer-b0": {
         "summary": "SegFormer-B0, 3.7 M parameters, 512 px, its encoder of ImageNet-1k",
         "repo": "nvidia/mit-b0",
         "config": {"model_type": "segformer"},
-        "possible": ("segmentation", "classification"),
-        "takes": "image",
+        "tasks": ("segmentation", "classification"),
+        "modality": "image",
     },
 }
