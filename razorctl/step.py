@@ -136,7 +136,7 @@ def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean")
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
     reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed before
-    this asks for them; see `layers.lazy`.
+    this asks for them; see `layers.lazy_output`.
     """
     if job.task in LANGUAGE:
         output, labels = output.flatten(0, -2), labels.flatten()

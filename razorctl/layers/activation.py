@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat, flat_shape, save, saved
-from razorctl.layers.gradients import Int8, Int8Gradient
-from razorctl.layers.images import layouts
+from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.sharing import copy_of
 from razorctl.ops.images import memory_format, pixels, unrolled
 from razorctl.ops.kernels import fused
@@ -106,15 +106,16 @@ class Activation(RazorLayer):
         if not (self.saving and x.requires_grad):
             return self.stock(x)
         y: Tensor
-        layout, known = self.known(x)
-        if known is not None:
-            y = ActivationFunction.apply(x, self, known, layout[0] != "linear")
-            self.hand_on(y, layout, known)
+        layout, copy = self.offered(x)
+        if copy is not None:
+            by_channel = layout != layouts.of_rows(compute_dtype(x))
+            y = ActivationFunction.apply(x, self, copy, by_channel)
+            self.hand_on(y, layout, copy)
             return y
         rule, inplace = self.rules.of(x.dtype), getattr(self, "inplace", False)
         fuses = not inplace and self.function_of(self) is not None and fused(x.device)
         if fuses and rule.fuses:
-            wanted = self.memo is not None and self.memo.gradients.wanted(x)
+            wanted = self.memo is not None and self.memo.handover.wanted(x)
             y, *tensors = FusedActivationFunction.apply(x, self, rule, wanted)
             copy = rule.packed(flat_shape(x), x.dtype, *tensors)
         else:
@@ -126,10 +127,11 @@ class Activation(RazorLayer):
         self.offer(y, copy)
         return y
 
-    def known(self, x: Tensor) -> tuple[Any, Packed | None]:
-        """The copy of `x` that a norm offers, with its layout; None if there is none."""
+    def offered(self, x: Tensor) -> tuple[Hashable, Packed | None]:
+        """The layout and the copy of `x` that a norm offers; None if there is none."""
         if self.memo is not None:
-            for layout in layouts(x):
+            dtype = compute_dtype(x)
+            for layout in (layouts.of_rows(dtype), layouts.of_patches(dtype)):
                 copy = self.memo.find(x, layout, self)
                 if copy is not None and copy.shareable:
                     return layout, copy
@@ -145,7 +147,7 @@ class Activation(RazorLayer):
     def offer(self, y: Tensor, copy: Packed) -> None:
         """Offers a copy of x in its own dtype to the linear layers that y = f(x) feeds."""
         if compute_dtype(y) == y.dtype:
-            self.hand_on(y, ("linear", y.dtype), copy)
+            self.hand_on(y, layouts.of_rows(y.dtype), copy)
 
 
 class GELU(Activation):
@@ -230,10 +232,10 @@ class TwoSlopes(Activation):
         x = args[0] if args else next(iter(kwargs.values()))
         if not (self.saving and x.requires_grad):
             return self.stock(x)
-        layout, known = self.known(x)  # before a function in place changes x
+        layout, copy = self.offered(x)  # before a function in place changes x
         y: Tensor = TwoSlopesFunction.apply(x, self)
-        if known is not None:
-            self.hand_on(y, layout, known)
+        if copy is not None:
+            self.hand_on(y, layout, copy)
         return y
 
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.errors import UsageError
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, save, saved
-from razorctl.layers.gradients import Int8, Int8Gradient
+from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.ops.dropout import dropout
 from razorctl.ops.int8 import adjoined, int8_heads
 from razorctl.rules.base import Rule, Rules
@@ -164,7 +164,7 @@ class SparseFlashFunction(torch.autograd.Function):
             _save(ctx, [q, k, v], mask, state, join=True)
         else:
             assert layer.rules is not None
-            ctx.wanted = layer.memo is not None and layer.memo.gradients.wanted(joint)
+            ctx.wanted = layer.memo is not None and layer.memo.handover.wanted(joint)
             with packing():
                 packed = layer.rules.of(q.dtype).pack(to_compute_dtype(joint.detach()))
             save(ctx, mask, state, packed)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout
 from razorctl.ops.images import memory_format
 from razorctl.rules.dense import Dense
 from razorctl.rules.packed import Packed
@@ -163,7 +163,7 @@ class ChannelNorm(RazorLayer):
         if self.memo is not None:
             of_y = copy.of_affine(self.weight, self.bias, compute_dtype(y))
             if of_y is not None:
-                self.memo.offer(y, layout(y), of_y)
+                self.memo.offer(y, layouts.of_channels(y), of_y)
 
 
 class WithActivation(ChannelNorm):

@@ -5,7 +5,7 @@ its columns are the values of a patch. The columns of any other convolution are 
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import Swaps, WeightLayer, flat, save, saved
 from razorctl.layers.sharing import copy_of, copy_of_images
@@ -133,7 +134,7 @@ class Conv(WeightLayer):
     def sparse(self, input: Tensor) -> Tensor:
         """The stock convolution, which keeps `input` by a rule."""
         x = to_compute_dtype(input)
-        layout = Conv.kind, x.dtype, self.patch
+        layout = layouts.of_patches(x.dtype, self.patch)
         weight, p, copy = self.pack(input, layout, lambda: self.copy(x.detach()))
         weight = self.convolved(weight)
         y: Tensor = ConvFunction.apply(x, weight, self.bias, self, p, copy)
@@ -144,7 +145,7 @@ class Conv(WeightLayer):
         return weight
 
     @property
-    def patch(self) -> Hashable:
+    def patch(self) -> tuple[int, ...] | None:
         """The size of the patches whose values `copy` packs; None if a row is a pixel."""
         return None
 
@@ -213,7 +214,7 @@ class Conv2d(Conv):
         return module.in_channels * (math.prod(module.kernel_size) if _by_patches(module) else 1)
 
     @property
-    def patch(self) -> Hashable:
+    def patch(self) -> tuple[int, ...] | None:
         return self.kernel_size if _by_patches(self) and self.kernel_size != (1, 1) else None
 
     def copy(self, x: Tensor) -> Packed:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import flat, save, saved
-from razorctl.layers.lazy import COMMON, Lazy, LazyLayer, unchanged
+from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, unchanged
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, Swaps, WeightLayer, flat, save, saved, shaped
-from razorctl.layers.gradients import Int8, Int8Gradient
+from razorctl.layers.handover import Int8, Int8Gradient
 from razorctl.layers.sharing import copy_of
 from razorctl.ops import weight_copies
 from razorctl.ops.gemm import scaled_gemm
@@ -213,14 +214,14 @@ class Linear(WeightLayer):
             return self.stock(input)
         x = to_compute_dtype(input)
         weight, p, copy = self.pack(
-            input, ("linear", x.dtype), lambda: copy_of(flat(x.detach()), self.rules)
+            input, layouts.of_rows(x.dtype), lambda: copy_of(flat(x.detach()), self.rules)
         )
         int8 = None
         if self.int8_forward and self.large(x):
             int8 = self.int8_rows(input, flat(x.detach()))
         y: Tensor = LinearFunction.apply(x, weight, self.bias, self, p, copy, int8)
         if self.memo is not None and all(self.int8_gemms(x)):
-            self.memo.gradients.want(y)
+            self.memo.handover.want(y)
         return y
 
     def int8_rows(self, input: Tensor, rows: Tensor) -> Int8:

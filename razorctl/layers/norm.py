@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import compute_dtype, no_autocast, to_compute_dtype
 from razorctl.layers.base import RazorLayer, Swaps, flat_shape, save, saved, shaped
-from razorctl.layers.gradients import Gradients, Int8, Statistics
-from razorctl.layers.images import layouts
+from razorctl.layers.handover import Handover, Int8, Statistics
 from razorctl.ops.norm import statistics
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
@@ -106,7 +106,7 @@ def _gradients(
             if int8:
                 dx, dw, db, *copy = packed.norm_grad_int8(*args)
                 dx = shaped(dx, ctx.shape)
-                layer.gradients.offer(dx, Int8(*copy))
+                layer.handover.offer(dx, Int8(*copy))
             else:
                 dx, dw, db = packed.norm_grad(*args)
                 dx = shaped(dx, ctx.shape)
@@ -172,7 +172,7 @@ class Norm(RazorLayer):
         """The norm of x in `dtype`, and x if it is to be passed through."""
         rule = self._rule(x)
         parameters = self.weight, getattr(self, "bias", None)
-        known = self.gradients.statistics(x, self.epsilon(x), self.centers)
+        known = self.handover.statistics(x, self.epsilon(x), self.centers)
         y, out, *tensors = FusedNormFunction.apply(
             x, *parameters, self, rule, dtype, through, known
         )
@@ -182,9 +182,9 @@ class Norm(RazorLayer):
         return y, out
 
     @property
-    def gradients(self) -> Gradients:
+    def handover(self) -> Handover:
         """What layers hand on to each other in the backward pass; nothing without a memo."""
-        return Gradients() if self.memo is None else self.memo.gradients
+        return Handover() if self.memo is None else self.memo.handover
 
     def scale(self, weight: Tensor) -> Tensor:
         """What x_hat is multiplied by, of the shape of the weight."""
@@ -219,7 +219,7 @@ class Norm(RazorLayer):
             scale = None if self.weight is None else self.scale(self.weight.detach())
             of_y = copy.of_affine(scale, getattr(self, "bias", None), dtype)
             if of_y is not None:
-                self.memo.offer(y, ("linear", dtype), of_y)
+                self.memo.offer(y, layouts.of_rows(dtype), of_y)
 
 
 def _computed(x: Tensor) -> torch.dtype:
@@ -249,10 +249,10 @@ class ChannelLayerNorm(Norm):
         normed: Tensor = super().forward(x.permute(0, 2, 3, 1))
         y = normed.permute(0, 3, 1, 2)
         if self.memo is not None:
-            linear, conv = layouts(y)
-            copy = self.memo.find(normed, linear, self)
+            dtype = compute_dtype(y)
+            copy = self.memo.find(normed, layouts.of_rows(dtype), self)
             if copy is not None:
-                self.memo.offer(y, conv, copy)
+                self.memo.offer(y, layouts.of_patches(dtype), copy)
         return y
 
     def stock(self, x: Tensor) -> Tensor:

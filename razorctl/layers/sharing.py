@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from razorctl.layers.gradients import Gradients, Int8
+from razorctl.layers.handover import Handover, Int8
 from razorctl.ops.int8 import int8_rows
 from razorctl.rules.base import Rules
 from razorctl.rules.packed import Packed
@@ -83,15 +83,15 @@ class Memo:
     layer once, while the graph that kept it is there, and while autograd keeps in the same place
     (`_place`): a checkpointed region runs again by itself, so it must share with nothing outside.
     torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
-    its tensor (`traced`).
+    its tensor (`compiled_sharing`).
 
-    gradients: what the layers hand on to each other in the backward pass.
+    handover: what the layers hand on to each other in the backward pass.
     """
 
     def __init__(self) -> None:
         self._copies = Made[Packed]()
         self._int8 = Made[Int8](last=True)  # nobody else holds it
-        self.gradients = Gradients()
+        self.handover = Handover()
 
     def pack(
         self, x: Tensor, layout: Hashable, make: Callable[[], Packed], by: object
@@ -112,18 +112,18 @@ class Memo:
     def offer(self, x: Tensor, layout: Hashable, copy: Packed, by: object = None) -> None:
         """Makes `copy` the copy of `x` in that layout; `by` is the layer that has it already."""
         if torch.compiler.is_compiling():
-            from razorctl.layers import traced
+            from razorctl.layers import compiled_sharing
 
-            traced.offer(x, layout, copy)
+            compiled_sharing.offer(x, layout, copy)
         else:
             self._copies.put(x, (layout, _place()), copy, by)
 
     def find(self, x: Tensor, layout: Hashable, by: object) -> Packed | None:
         """The copy of `x` in that layout for the layer `by`, if there is one."""
         if torch.compiler.is_compiling():
-            from razorctl.layers import traced
+            from razorctl.layers import compiled_sharing
 
-            return traced.find(x, layout)
+            return compiled_sharing.find(x, layout)
         copy = self._copies.get(x, (layout, _place()), by)
         return copy if copy is not None and copy.alive else None
 

@@ -25,14 +25,14 @@ from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings, Swaps
 from razorctl.layers.batch_norm import BatchNorm
+from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.channel_norm import WithActivation
 from razorctl.layers.conv import Conv2d
-from razorctl.layers.diverted import Diverted, diverted
-from razorctl.layers.gate import Excitation, Gate
-from razorctl.layers.gated import Gated
+from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.group_norm import GroupNorm
 from razorctl.layers.norm import ChannelLayerNorm, Norm
 from razorctl.layers.scale import LayerScale
+from razorctl.layers.sdpa_redirect import SdpaRedirect, redirected
 from razorctl.rules.base import Rule, Rules
 
 Layer = Callable[[Tensor], Tensor]
@@ -83,10 +83,10 @@ class TimmAttention(Attention):
         if not self.saving or self.rules is None:
             return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         if torch.compiler.is_compiling():
-            with Diverted(self):
+            with SdpaRedirect(self):
                 return super().forward(*args, **kwargs)  # type: ignore[no-any-return]
         stock: Any = super().forward
-        return diverted(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
+        return redirected(self, stock.__func__, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 class TimmLayerNorm(Norm):
@@ -233,7 +233,7 @@ class ConvNeXtBlock(Gate):
         return self.drop_path(y) + self.shortcut(x)
 
 
-class SwiGLU(Gated):
+class SwiGLU(GatedMLP):
     """timm's gated MLP of two layers before the product."""
 
     activation_name = "act"
@@ -249,7 +249,7 @@ class SwiGLU(Gated):
         return self.drop2(self.fc2(self.norm(y)))  # type: ignore[no-any-return]
 
 
-class GluMlp(Gated):
+class GluMlp(GatedMLP):
     """timm's gated MLP of one layer before the product."""
 
     activation_name = "act"

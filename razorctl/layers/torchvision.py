@@ -7,7 +7,7 @@ from torchvision.models import convnext
 from torchvision.ops import misc
 
 from razorctl.layers.base import Swaps
-from razorctl.layers.gate import Excitation, Gate
+from razorctl.layers.channel_gate import Excitation, Gate
 from razorctl.layers.norm import ChannelLayerNorm
 
 

@@ -1,7 +1,7 @@
 """transformers' own layers, the residual branches of some blocks, and what is alike in its models.
 
 A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
-`alike`. An attention module asks an AttentionInterface for the function that the model's
+`bytecode`. An attention module asks an AttentionInterface for the function that the model's
 configuration names. While a model is sparsified, the configuration names `razor_eager` in place of
 `eager`, or `razor_sdpa` in place of `sdpa`. These functions call `attend` of a module of a razor
 class, and the stock function for any other module and for whatever `attend` cannot do.
@@ -31,10 +31,10 @@ from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
-from razorctl.layers.alike import alike, constants, names
 from razorctl.layers.attention import Attention, masked
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
-from razorctl.layers.gated import Gated
+from razorctl.layers.bytecode import forward_names, same_forward, texts_near
+from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
 from razorctl.rules.base import Rules
@@ -216,7 +216,7 @@ class CenteredRMSNorm(ScaledRMSNorm):
         return eps
 
 
-class GatedMLP(Gated):
+class SeparateGatedMLP(GatedMLP):
     """The gated MLP of most language models."""
 
     activation_name = "act_fn"
@@ -230,7 +230,7 @@ class GatedMLP(Gated):
         return y
 
 
-class JoinedGatedMLP(Gated):
+class JoinedGatedMLP(GatedMLP):
     """A gated MLP with one layer before the product."""
 
     activation_name = "activation_fn"
@@ -243,28 +243,28 @@ class JoinedGatedMLP(Gated):
         return y
 
 
-ALIKE = (ScaledRMSNorm, CenteredRMSNorm, GatedMLP, JoinedGatedMLP)
+ALIKE = (ScaledRMSNorm, CenteredRMSNorm, SeparateGatedMLP, JoinedGatedMLP)
 
 
 @cache
 def recognized(kind: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of a type of transformers that is not in SWAPS, by its code; else None."""
     for razor in ALIKE:
-        if any(alike(kind, reference) for reference in razor.references):
+        if any(same_forward(kind, reference) for reference in razor.references):
             return razor
     asks = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
-    if asks <= names(kind) and not _compares(kind):
+    if asks <= forward_names(kind) and not _compares(kind):
         return InterfaceAttention
     return None
 
 
 def _compares(kind: type[nn.Module]) -> bool:
     """Whether the model of an attention asks which implementation it has, beside that of GPT-2."""
-    if "reorder_and_upcast_attn" in names(kind):
+    if "reorder_and_upcast_attn" in forward_names(kind):
         return False
     home = vars(sys.modules[kind.__module__]).values()
     own = [c for c in home if isinstance(c, type) and c.__module__ == kind.__module__]
-    return any({"sdpa", "eager"} & constants(c, "_attn_implementation") for c in own)
+    return any({"sdpa", "eager"} & texts_near(c, "_attn_implementation") for c in own)
 
 
 class TransposedLinear(Linear):

@@ -8,7 +8,7 @@ from torch import nn
 
 from razorctl.errors import UsageError
 from razorctl.layers.head import heads
-from razorctl.layers.libraries import linear_types
+from razorctl.layers.registry import linear_types
 from razorctl.memory.fake import fake, mode_of
 
 RANK, ALPHA = 8, 16

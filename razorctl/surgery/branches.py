@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from razorctl.layers.libraries import branches_of
+from razorctl.layers.registry import branches_of
 from razorctl.sampling.joint import Blocks, norm
 
 

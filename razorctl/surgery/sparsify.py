@@ -10,10 +10,11 @@ from torch import nn
 from razorctl import units
 from razorctl.config import registry
 from razorctl.errors import UsageError
-from razorctl.layers import head, libraries, pixels
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import LayerSettings, RazorLayer, WeightLayer
-from razorctl.layers.libraries import razor_of
+from razorctl.layers.head import Head, heads
+from razorctl.layers.pixel_head import PixelHead, pixel_classifiers
+from razorctl.layers.registry import connections_by_block, linear_types, razor_of
 from razorctl.layers.sharing import Memo
 from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
@@ -104,7 +105,7 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     for new in chosen:
         new.razor.attach(new.module, new.rules, settings)
     if not residual:  # a branch that is not drawn has no gradient to add
-        for block, connections in residuals.find(model, *libraries.connections()).items():
+        for block, connections in residuals.find(model, *connections_by_block()).items():
             residuals.attach(block, connections)
     for module in checkpointed.values():
         checkpointing.attach(module)
@@ -164,23 +165,23 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    heads: dict[nn.Module, type[RazorLayer]] = {
-        **dict.fromkeys(head.heads(model), head.Head),
-        **dict.fromkeys(pixels.classifiers(model), pixels.PixelHead),
+    head_types: dict[nn.Module, type[RazorLayer]] = {
+        **dict.fromkeys(heads(model), Head),
+        **dict.fromkeys(pixel_classifiers(model), PixelHead),
     }
-    known = libraries.linear_types()
+    known = linear_types()
     linear = [module for module in model.modules() if type(module) in known]
     # A model's last linear layer is its classifier: small, and its output is what is learned.
     skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
     for name, module in model.named_modules():
         razor = razor_of(type(module))
         if "head" in kinds:
-            razor = heads.get(module, razor)
+            razor = head_types.get(module, razor)
         if razor is None or not (
             razor.kind in kinds or (issubclass(razor, Attention) and attention)
         ):
             continue
-        if module is skipped and module not in heads:
+        if module is skipped and module not in head_types:
             continue
         rules = None
         if razor.kind in kinds:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from razorctl import processes
 from razorctl.job import Job
-from razorctl.layers.lazy import lazily
+from razorctl.layers.lazy_output import lazily
 from razorctl.step import autocast, losses_of
 from razorctl.tasks import LANGUAGE, NO_LABEL
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from razorctl.errors import UsageError
-from razorctl.layers import libraries
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.registry import razor_of
 from razorctl.memory import fake, saved
 from razorctl.memory.saved import Forward
 from razorctl.recipe import Recipe
@@ -65,7 +65,7 @@ def sums(rows: Sequence[Row]) -> dict[str, Any]:
 def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
     """The class and the layer kind of each module, by its name."""
     razors = {
-        name: (m, m if isinstance(m, RazorLayer) else libraries.razor_of(type(m)))
+        name: (m, m if isinstance(m, RazorLayer) else razor_of(type(m)))
         for name, m in net.named_modules()
     }
     return {

@@ -22,7 +22,7 @@ from record import head, options, write
 from torch import Tensor
 
 import razorctl
-from razorctl.layers.libraries import swaps
+from razorctl.layers.registry import swaps
 from razorctl.ops.buckets import BITS
 
 aten = torch.ops.aten

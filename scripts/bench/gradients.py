@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, models, restore
 from razorctl.errors import UsageError
-from razorctl.layers.libraries import razor_of
+from razorctl.layers.registry import razor_of
 from razorctl.memory.saved import saved_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label

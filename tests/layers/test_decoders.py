@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.alike import alike
 from razorctl.layers.attention import Attention
 from razorctl.layers.base import RazorLayer
+from razorctl.layers.bytecode import same_forward
 from razorctl.layers.head import Head
-from razorctl.layers.libraries import razor_of
+from razorctl.layers.registry import razor_of
 from razorctl.memory.saved import saved_by_module, saved_bytes
 from razorctl.recipe import METHODS
 from tests.forked import Forked, program
@@ -297,8 +297,8 @@ class TestAlike:
         class Mine(LlamaRMSNorm):
             pass
 
-        assert alike(MixtralRMSNorm, LlamaRMSNorm)
-        assert not alike(Llama4TextRMSNorm, LlamaRMSNorm)
+        assert same_forward(MixtralRMSNorm, LlamaRMSNorm)
+        assert not same_forward(Llama4TextRMSNorm, LlamaRMSNorm)
         assert razor_of(MixtralRMSNorm) is razor_of(MixtralRMSNorm)
         assert razor_of(Llama4TextRMSNorm) is None
         assert razor_of(Mine) is None
@@ -310,7 +310,7 @@ class TestAlike:
             def _norm(self, x):
                 return x
 
-        assert not alike(Other, GemmaRMSNorm)
+        assert not same_forward(Other, GemmaRMSNorm)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

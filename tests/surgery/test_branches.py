@@ -32,7 +32,7 @@ from transformers import (
 
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers.libraries import branches, branches_of
+from razorctl.layers.registry import branches, branches_of
 from razorctl.memory.draws import draws
 from razorctl.memory.tracker import peak_bytes
 from razorctl.models import find

@@ -13,7 +13,7 @@ import razorctl
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.libraries import swaps
+from razorctl.layers.registry import swaps
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
 from razorctl.rules.registry import RULES

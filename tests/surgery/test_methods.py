@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from razorctl import Recipe, restore, sparsify
+from razorctl.layers import layouts
 from razorctl.layers.linear import Linear
 from razorctl.layers.sharing import copy_of
 from razorctl.methods import METHODS
@@ -129,7 +130,7 @@ def test_accumulation_adds(kind, method):
         torch.testing.assert_close(p.grad, sum(grads), rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_whole_and_equal():  # razor is in test_traced.py
+def test_compiled_whole_and_equal():  # razor is in test_compiled_sharing.py
     net, x = build("vit", "int8")
     want = step(net, x)
     torch.compiler.reset()
@@ -198,7 +199,10 @@ class TestSharing:
             saved.clear()
             y = net[2](hidden)
             packed, known = net[2].memo.pack(
-                hidden, ("linear", y.dtype), lambda: pytest.fail("packed again"), "another layer"
+                hidden,
+                layouts.of_rows(y.dtype),
+                lambda: pytest.fail("packed again"),
+                "another layer",
             )
         assert not [t for t in saved if t.shape == hidden.shape]
         assert known
@@ -223,7 +227,7 @@ class TestSharing:
             hidden.mul_(2)
         _, known = net[2].memo.pack(
             hidden,
-            ("linear", hidden.dtype),
+            layouts.of_rows(hidden.dtype),
             lambda: copy_of(hidden.detach(), net[2].rules),
             "another layer",
         )

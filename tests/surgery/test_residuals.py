@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.layers.gradients import Gradients, Int8, Int8Gradient
+from razorctl.layers.handover import Handover, Int8, Int8Gradient
 from razorctl.layers.linear import Linear
 from razorctl.ops import kernels
 from razorctl.ops.int8 import int8_rows
@@ -126,15 +126,15 @@ class Give(torch.autograd.Function):
 
 
 def test_a_gradient_that_was_replaced_is_not_taken():
-    gradients, dx, int8 = Gradients(), torch.randn(3, 4), Int8(*int8_rows(torch.randn(3, 4)))
-    gradients.offer(dx, int8)
-    assert gradients.take(dx.clone()) is None
-    gradients.offer(dx, int8)
+    handover, dx, int8 = Handover(), torch.randn(3, 4), Int8(*int8_rows(torch.randn(3, 4)))
+    handover.offer(dx, int8)
+    assert handover.take(dx.clone()) is None
+    handover.offer(dx, int8)
     dx.mul_(2)
-    assert gradients.take(dx) is None
-    gradients.offer(dx, int8)
-    assert gradients.take(dx) is int8
-    assert gradients.take(dx) is None
+    assert handover.take(dx) is None
+    handover.offer(dx, int8)
+    assert handover.take(dx) is int8
+    assert handover.take(dx) is None
 
 
 def test_hooks_of_a_norm_get_its_output():

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from razorctl import Recipe, recipe_of, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.layers.libraries import LIBRARIES, swaps
 from razorctl.layers.linear import Linear
+from razorctl.layers.registry import LIBRARIES, swaps
 from razorctl.memory.draws import draws
 from razorctl.methods import METHODS
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from razorctl import Recipe, sparsify
 from razorctl.job import Job
-from razorctl.layers.pixels import Enlarged
+from razorctl.layers.pixel_head import Enlarged
 from razorctl.training.evaluation import evaluate
 
 JOB = Job("m", "d", precision="fp32")

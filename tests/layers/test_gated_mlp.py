@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from razorctl import Recipe, sparsify
-from razorctl.layers.gated import Gated
+from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.memory.saved import saved_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
@@ -99,7 +99,7 @@ def test_a_copy_is_shared_once_with_the_layer_that_it_feeds():
 def test_a_function_without_a_derivative_from_a_copy_stays_stock():
     model = nn.Sequential(mlp("tanh"))
     sparsify(model, Recipe("int8"))
-    assert not isinstance(model[0], Gated)
+    assert not isinstance(model[0], GatedMLP)
 
 
 def test_codes_of_derivatives_are_refused():

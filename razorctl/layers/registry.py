@@ -16,18 +16,18 @@ from typing import Any
 from torch import nn
 
 from razorctl import layers
-from razorctl.config import registry
-from razorctl.layers.alike import alike
+from razorctl.config.registry import modules
 from razorctl.layers.base import RazorLayer, Swaps
+from razorctl.layers.bytecode import same_forward
 
 LIBRARIES = ("timm", "torchvision", "transformers")  # a file is imported once its library is loaded
 
 
 @cache
 def _of_torch() -> Swaps:
-    # `traced` is for a program that is being compiled, and loads the compiler.
-    skip = ("libraries", "traced", *LIBRARIES)
-    files = registry.modules(layers.__name__, layers.__path__, skip=skip)
+    # `compiled_sharing` is for a program that is being compiled, and loads the compiler.
+    skip = ("registry", "compiled_sharing", *LIBRARIES)
+    files = modules(layers.__name__, layers.__path__, skip=skip)
     return {stock: razor for file in files for stock, razor in getattr(file, "SWAPS", {}).items()}
 
 
@@ -71,10 +71,10 @@ def branches_of(block: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
     known = branches()
     if block in known or block.__module__.partition(".")[0] != "transformers":
         return known.get(block, ())
-    return next((names for other, names in known.items() if alike(block, other)), ())
+    return next((names for other, names in known.items() if same_forward(block, other)), ())
 
 
-def connections() -> tuple[
+def connections_by_block() -> tuple[
     dict[type[nn.Module], tuple[tuple[str, ...], ...]], frozenset[type[nn.Module]]
 ]:
     """Block types -> their residual connections, and what may follow a norm in them."""

@@ -12,22 +12,22 @@ from typing import Any
 from torch import nn
 
 
-def alike(stock: type[nn.Module], reference: type[nn.Module]) -> bool:
+def same_forward(stock: type[nn.Module], reference: type[nn.Module]) -> bool:
     """Whether the forward of `stock` is that of `reference`, and what it calls of its class too."""
-    helpers = [n for n in names(reference) if n.startswith("_") and n in vars(reference)]
+    helpers = [n for n in forward_names(reference) if n.startswith("_") and n in vars(reference)]
     return all(
         _instructions(_code(stock, name)) == _instructions(_code(reference, name))
         for name in ("forward", *helpers)
     )
 
 
-def names(stock: type[nn.Module]) -> frozenset[str]:
+def forward_names(stock: type[nn.Module]) -> frozenset[str]:
     """The names of globals and attributes in the forward of a class."""
     code = _code(stock, "forward")
     return frozenset() if code is None else frozenset(code.co_names)
 
 
-def constants(stock: type[nn.Module], name: str) -> frozenset[str]:
+def texts_near(stock: type[nn.Module], name: str) -> frozenset[str]:
     """The texts in those functions of a class that name `name`, also those in tuples."""
     functions = [f for f in map(inspect.unwrap, vars(stock).values()) if inspect.isfunction(f)]
     found = [f.__code__.co_consts for f in functions if name in f.__code__.co_names]

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import save, saved
 from razorctl.layers.conv import Conv2d
-from razorctl.layers.lazy import COMMON, Lazy, LazyLayer, unchanged
+from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, unchanged
 from razorctl.ops.pixel_cross_entropy import (
     part_images,
     pixel_cross_entropy,
@@ -248,7 +248,7 @@ class PixelHead(LazyLayer, Conv2d):
         return Pixels.of(y) if self.defers else y
 
 
-def classifiers(model: nn.Module) -> frozenset[nn.Module]:
+def pixel_classifiers(model: nn.Module) -> frozenset[nn.Module]:
     """What may classify pixels: if the last layer is a 1x1 convolution, it and those of its width.
 
     Another convolution among them does what it did, since nothing enlarges its output.

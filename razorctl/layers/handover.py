@@ -81,7 +81,7 @@ class Statistics(NamedTuple):
     int8: bool
 
 
-class Gradients:
+class Handover:
     """Which gradient is wanted in int8, the last int8 copy that was made, and the last statistics.
 
     Each is asked for at once, in the forward pass by the layer after, in the backward pass by the
@@ -131,7 +131,7 @@ class Gradients:
         return made[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Gradients, ()  # copies and pickles start empty
+        return Handover, ()  # copies and pickles start empty
 
 
 class AddFunction(torch.autograd.Function):
@@ -139,9 +139,9 @@ class AddFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, f: Tensor, gradients: Gradients, eps: float, centers: bool
+        ctx: Any, x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.dtype, ctx.gradients = f.dtype, gradients
+        ctx.dtype, ctx.handover = f.dtype, handover
         y, mean, rstd = residual_add(x, f, eps, centers)
         ctx.mark_non_differentiable(mean, rstd)
         ctx.set_materialize_grads(False)
@@ -152,16 +152,16 @@ class AddFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, *nothing: Any) -> tuple[Tensor | None, ...]:
         if dy is None:
             return None, None, None, None, None
-        int8 = ctx.gradients.take(dy)
+        int8 = ctx.handover.take(dy)
         df = dy.to(ctx.dtype) if int8 is None else Int8Gradient(dy.shape, ctx.dtype, int8)
         return dy, df, None, None, None
 
 
-def add(x: Tensor, f: Tensor, gradients: Gradients, eps: float, centers: bool) -> Tensor:
+def add(x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool) -> Tensor:
     """x + f, where the norm that follows has that `eps` and `centers`."""
     like = x.shape == f.shape and x.dtype == torch.promote_types(x.dtype, f.dtype)
     if not (like and fused(x.device)) or torch.compiler.is_compiling():
         return x + f
-    y, mean, rstd = AddFunction.apply(x, f, gradients, eps, centers)
-    gradients.note(y, Statistics(eps, centers, mean, rstd, gradients.wanted(f)))
+    y, mean, rstd = AddFunction.apply(x, f, handover, eps, centers)
+    handover.note(y, Statistics(eps, centers, mean, rstd, handover.wanted(f)))
     return y  # type: ignore[no-any-return]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.autocast import no_autocast, to_compute_dtype
 from razorctl.layers.base import LayerSettings, RazorLayer, flat, save, saved
-from razorctl.layers.libraries import razor_of
+from razorctl.layers.registry import razor_of
 from razorctl.ops.functions import FUNCTIONS
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.derivative import Buckets
@@ -27,7 +28,7 @@ class GatedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, layer: "Gated", function: str, copies: list[Packed]
+        ctx: Any, gate: Tensor, up: Tensor, layer: "GatedMLP", function: str, copies: list[Packed]
     ) -> Tensor:
         ctx.function = function
         save(ctx, *copies)
@@ -49,7 +50,7 @@ class GatedFunction(torch.autograd.Function):
         return dgate, dup, None, None, None
 
 
-class Gated(RazorLayer):
+class GatedMLP(RazorLayer):
     """Base of razor gated MLPs.
 
     activation_name: the attribute that is the module of f. function: the name of f.
@@ -106,5 +107,5 @@ class Gated(RazorLayer):
         dtype = to_compute_dtype(y.detach()[:0]).dtype
         of_y = copies[0].of_gated(copies[1], function)
         if self.memo is not None and of_y is not None and dtype == y.dtype:
-            self.memo.offer(y, ("linear", dtype), of_y)
+            self.memo.offer(y, layouts.of_rows(dtype), of_y)
         return y

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn import functional
 
-from razorctl.layers.diverted import diverted
+from razorctl.layers.sdpa_redirect import redirected
 
 
 class Attention:
@@ -24,6 +24,6 @@ def unusual(self, x, *, scale=2):
 @pytest.mark.parametrize("forward", [usual, unusual])
 def test_attention_of_stock_code(forward):
     x = torch.ones(1)
-    gelu, found = diverted(Attention(), forward, x, scale=3)
+    gelu, found = redirected(Attention(), forward, x, scale=3)
     assert gelu is F.gelu
     assert found == ("attended", (x, x, x), {"scale": 3})

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from razorctl.layers.attention import Attention
 
 
-class Diverted(TorchFunctionMode):
+class SdpaRedirect(TorchFunctionMode):
     """Inside it, calls of `F.scaled_dot_product_attention` go to `attention.attend`."""
 
     def __init__(self, attention: Attention) -> None:
@@ -57,14 +57,14 @@ def _twin(forward: Any) -> Any:
     return twin
 
 
-def diverted(attention: Attention, forward: Any, *args: Any, **kwargs: Any) -> Any:
+def redirected(attention: Attention, forward: Any, *args: Any, **kwargs: Any) -> Any:
     """`forward(attention, ...)`, whose `F.scaled_dot_product_attention` is `attention.attend`.
 
     Without a mode where that is possible: one looks at every operation, which takes the host long.
     """
     twin = _twin(forward)
     if twin is None:
-        with Diverted(attention):
+        with SdpaRedirect(attention):
             return forward(attention, *args, **kwargs)
     before = vars(_functional).get("attention")
     _functional.attention = attention

@@ -13,13 +13,13 @@ from torchvision.models import segmentation
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.layers import pixels
 from razorctl.layers.base import LayerSettings
-from razorctl.layers.lazy import lazily
-from razorctl.layers.pixels import Enlarged, PixelHead, Pixels, classifiers
+from razorctl.layers.lazy_output import lazily
+from razorctl.layers.pixel_head import Enlarged, PixelHead, Pixels, pixel_classifiers
 from razorctl.memory.saved import saved_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense
+from razorctl.surgery import sparsify as surgery
 from tests.cases import both
 from tests.layers.functions import Cubed, Doubled
 from tests.models import segformer
@@ -371,7 +371,7 @@ def test_no_loss_of_a_model_enlarges_logits(name, no_values):
 
     want = step()
     full = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
-    for module in classifiers(model):
+    for module in pixel_classifiers(model):
         PixelHead.attach(module, both(Dense()), LayerSettings())
     torch.testing.assert_close(step(), want, rtol=1e-4, atol=1e-5)
     now = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
@@ -386,9 +386,9 @@ def test_no_loss_of_a_model_enlarges_logits(name, no_values):
 
 def test_a_classifier_of_images_has_none_of_pixels():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-    assert not classifiers(model)
-    assert not classifiers(nn.Sequential(nn.ReLU()))
-    assert classifiers(model[:1]) == {model[0]}
+    assert not pixel_classifiers(model)
+    assert not pixel_classifiers(nn.Sequential(nn.ReLU()))
+    assert pixel_classifiers(model[:1]) == {model[0]}
 
 
 def test_a_wrong_guess_changes_nothing(monkeypatch):
@@ -405,6 +405,6 @@ def test_a_wrong_guess_changes_nothing(monkeypatch):
         return [y.detach(), *(p.grad for p in model.parameters())], saved
 
     got = step()
-    monkeypatch.setattr(pixels, "classifiers", lambda model: frozenset())
+    monkeypatch.setattr(surgery, "pixel_classifiers", lambda model: frozenset())
     want = step()
     torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from razorctl.layers import layouts
 from razorctl.layers.base import RazorLayer, save, saved
-from razorctl.layers.images import layout
 from razorctl.layers.sharing import copy_of_images
 from razorctl.ops.images import memory_format
 from razorctl.rules.base import Rule
@@ -62,7 +62,7 @@ class Gate(RazorLayer):
 
     def _copy(self, x: Tensor) -> Packed:
         """A copy of `x` that is known already, or one by this layer's rule."""
-        known = None if self.memo is None else self.memo.find(x, layout(x), self)
+        known = None if self.memo is None else self.memo.find(x, layouts.of_channels(x), self)
         if known is not None and known.elementwise:
             return known
         return copy_of_images(x.detach(), self.rules)
