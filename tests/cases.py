@@ -84,7 +84,7 @@ def both(rule: Rule) -> Rules:
 
 
 def stock(module: RazorLayer) -> nn.Module:
-    """The same module in its stock class again."""
+    """A swapped module in its stock class again."""
     module.detach()
     return module
 

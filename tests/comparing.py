@@ -1,4 +1,4 @@
-"""What the tests of comparison and of grid share: the command, and runs that nobody trained."""
+"""The command, and runs that nobody trained, for the tests of comparison and grid."""
 
 import json
 from collections.abc import Callable, Sequence

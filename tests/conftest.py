@@ -208,7 +208,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def faults():
-    """What is wrong with the server: files need a login, or so many are cut off in the middle."""
+    """Faults of the server: files need a login, or so many are cut off in the middle."""
     return SimpleNamespace(gated=False, cuts=0)
 
 

@@ -77,6 +77,6 @@ def razorctl_command(*args: str) -> None:
 
 
 def program(code: str, *args: str) -> None:
-    """What `python -c` runs."""
+    """The code that `python -c` runs."""
     sys.argv[1:] = args
     exec(code, {"__name__": "__main__"})

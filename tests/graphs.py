@@ -1,4 +1,4 @@
-"""What stands in for CUDA graphs on a CPU: operations that are recorded, and replayed in place."""
+"""A stand-in for CUDA graphs on a CPU: operations are recorded, and replayed in place."""
 
 from collections.abc import Callable
 from functools import partial

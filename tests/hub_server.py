@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.there / f"{kind}--{'--'.join(repo)}" / "snapshots" / local_hub.COMMIT
 
     def ask(self, kind, *rest):
-        """What the API says of a repository, of all its files, or of those that are asked for."""
+        """The API's answer about a repository, with all its files, or those that are asked for."""
         folder = self.folder(kind, rest[:2])
         if not folder.exists():
             return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})

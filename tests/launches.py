@@ -1,4 +1,4 @@
-"""What the default jobs launch on cards, recorded from their steps."""
+"""The launches of the default jobs on cards, recorded from their steps."""
 
 from dataclasses import replace
 from functools import cache
@@ -38,7 +38,7 @@ def launched(name: str) -> dict[int, list[Launch]]:
 
 
 def compilations(card: int, every_kernel: bool) -> list[Variant]:
-    """What a card's part is so that the cards together compile all that JOBS compile for any.
+    """The variants of a card, so that the cards together compile all that JOBS compile for any.
 
     Products have tiles and instructions of the card, so they are part of each; other variants take
     turns. With `every_kernel` of each kernel the variant that takes most is part of it too.
@@ -52,7 +52,7 @@ def compilations(card: int, every_kernel: bool) -> list[Variant]:
 
 
 def demanding(card: int) -> list[Variant]:
-    """What all of JOBS compile for a card, without what is sure to take less than another.
+    """The variants that JOBS compile for a card, without what is sure to take less than another.
 
     That is, of launches that differ only in which numbers are multiples of 16, all but one with
     least multiples; and of products in the same tiles all but one of most operands and bytes. Those
@@ -72,7 +72,7 @@ def demanding(card: int) -> list[Variant]:
 
 
 def alike(variant: Variant) -> str:
-    """The same for a variant of Turing's 16 bits and of those of other cards."""
+    """A key that is equal for variants in Turing's 16 bits and in those of other cards."""
     constexprs = {name: value for name, value in variant.constexprs.items() if name != "LIMIT"}
     return str(replace(variant, constexprs=constexprs).key).replace("fp16", "bf16")
 

@@ -76,7 +76,7 @@ def cache_model(hub: Path, name: str) -> Path:
 
 
 def rows(source: Source, count: int) -> Dataset:
-    """As the repository of a data set has them; all classes have names, but few have examples."""
+    """The files of a data set's repository; all classes have names, but few have examples."""
     columns: Mapping[str, str] = repository(source)["columns"]
     values = {
         "image": [Pictures.new("RGB", (9, 7), (i, 2 * i, 50)) for i in range(count)],

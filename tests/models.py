@@ -77,7 +77,7 @@ def segformer(classes: int = 5) -> SegformerForSemanticSegmentation:
 
 
 class Text(nn.Module):
-    """That BERT without dropout; it takes tokens alone and gives logits."""
+    """The small BERT without dropout; it takes tokens alone and gives logits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What ops compute, in the plainest way: naive twins that tests compare ops with."""
+"""Naive twins of ops, which tests compare ops with."""
 
 from typing import Any
 

@@ -170,7 +170,7 @@ def test_models_of_timm(classes, task, caplog):
 
 @pytest.mark.parametrize("name", ["densenet121", "squeezenet1_1"])
 def test_models_of_torchvision(name, monkeypatch):
-    """Whose weights are missing, or, of a DenseNet, called as they once were."""
+    """Models whose weights are missing, or, of a DenseNet, called as they once were."""
     monkeypatch.setenv("TORCH_HOME", "home")
     file = Path("home/hub/checkpoints") / Path(get_model_weights(name).DEFAULT.url).name
     file.parent.mkdir(parents=True)

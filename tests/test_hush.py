@@ -1,4 +1,4 @@
-"""What libraries say of each other is not shown, and all else is."""
+"""Warnings of libraries about each other are not shown, and all else is."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""Which learning rate and weight decay each parameter gets."""
+"""The learning rate and weight decay that each parameter gets."""
 
 from dataclasses import replace
 

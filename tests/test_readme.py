@@ -1,4 +1,4 @@
-"""What the documents say: their code runs, their links lead somewhere, their figures are true."""
+"""The documents: their code runs, their links lead somewhere, their figures are true."""
 
 import os
 import re
@@ -21,7 +21,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "scripts/bench/README.md")
 
 
 def run(*command: str | Path, cwd: Path = ROOT, tree: Path = ROOT) -> str:
-    """What a process prints that runs in a folder, with the code of a copy of this repository."""
+    """The output of a process that runs in a folder, with the code of a copy of this repository."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True

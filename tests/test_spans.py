@@ -11,7 +11,7 @@ from tests.cases import CASES
 
 @pytest.fixture
 def spans():
-    """What watches, and how often it was entered."""
+    """The watcher, and how often it was entered."""
 
     @contextmanager
     def span():

@@ -199,7 +199,7 @@ class Outcome:
         return reached(self.curve, target, self.least)
 
     def time_to(self, target: float) -> float | None:
-        """The same in steps of `full`."""
+        """The time until then, in steps of `full`."""
         steps = self.to(target)
         return steps * self.time["step_time_vs_full"] if steps and self.time else None
 
@@ -229,7 +229,7 @@ def rows(name: str, document: Row) -> list[Row]:
 
 
 def row_of(name: str, case: str) -> Row:
-    """What a row says of its settings."""
+    """The settings of a row."""
     model, _, dataset = TASKS[name].summary.partition(", ")
     recipe = asdict(GRIDS["full"][case])
     settings = {key: recipe[key] for key in ("method", "ratio", "joint_budget", "attention")}
@@ -237,7 +237,7 @@ def row_of(name: str, case: str) -> Row:
 
 
 def figures(outcome: Outcome, full: Outcome) -> Row:
-    """What a row says of its runs."""
+    """The figures of a row, compared with full's."""
     first, time, target = outcome.runs[0], outcome.time or {}, full.target
     own, base = outcome.time_to(target), full.time_to(target)
     keys = ("steps", "metric", "saved_bytes", "full_saved_bytes", "peak_bytes")
@@ -294,7 +294,7 @@ class Results:
         self.document |= {"command": shlex.join(command), **common, "cases": ordered}
 
     def left(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Those that are not run yet."""
+        """The runs that the file lacks."""
         done = {(r["case"], r["seed"], r["rate"]) for r in self.document["runs"]}
         return [one for one in wanted if (one.case, one.seed, one.rate) not in done]
 

@@ -213,7 +213,7 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
 
 
 def pruned(layer: str, inputs: int) -> Iterator[Case]:
-    """What pruning at a density of DENSITY takes for the input of a linear layer."""
+    """The ops that prune the input of a linear layer, at a density of DENSITY."""
     count = round(DENSITY * inputs)
 
     def pack(batch: int, on: torch.device) -> tuple[Any, ...]:

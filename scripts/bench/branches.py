@@ -52,12 +52,12 @@ def falling(share: float) -> Callable[[int, float], Tensor]:
 
 
 def over_time(first: float, last: float) -> Callable[[int, float], Tensor]:
-    """The same probability for all branches, which changes over the run."""
+    """A probability for all branches that changes evenly over the run."""
     return lambda size, done: even(size, done) / BUDGET * (first + (last - first) * done)
 
 
 def phases(first: float, last: float, at: float) -> Callable[[int, float], Tensor]:
-    """The same, which changes once."""
+    """A probability for all branches that changes once."""
     return lambda size, done: even(size, done) / BUDGET * (first if done < at else last)
 
 

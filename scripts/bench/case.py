@@ -41,8 +41,9 @@ LIBRARIES = ("torch", "timm", "transformers", "torchao")
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed. turns: the most that are run; see --seconds. steps: timed in each turn of a
-    case.
+    """A step and its turns.
+
+    turns: the most that are run; see --seconds. steps: timed in each turn of a case.
     """
 
     model: str

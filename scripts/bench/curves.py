@@ -36,7 +36,7 @@ def drawn() -> list[str]:
 
 
 def lines(document: Row) -> list[Row]:
-    """What is drawn of each case: means over its seeds, and the time of its step."""
+    """The lines of each case: means over its seeds, and the time of its step."""
     found = []
     for row in (row for row in document["rows"] if not row["error"]):
         runs = [
@@ -57,7 +57,7 @@ def lines(document: Row) -> list[Row]:
 
 
 def words(document: Row) -> str:
-    """What tells pictures of other results apart."""
+    """A digest of the lines, by which pictures of other results are recognized."""
     return hashlib.sha256(json.dumps(lines(document)).encode()).hexdigest()
 
 

@@ -126,7 +126,7 @@ def load(cache: Path) -> tuple[Rows, Rows]:
 
 
 def inputs(rows: Rows) -> Rows:
-    """What the model takes."""
+    """The inputs of the model."""
     return {"input_ids": rows["input_ids"]}
 
 

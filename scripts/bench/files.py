@@ -53,7 +53,7 @@ Files = Callable[[Path], Path]  # the cache -> a folder there
 
 @dataclass(frozen=True)
 class Task:
-    """What is fine-tuned, with which settings; rates: the learning rates that are tried."""
+    """A model, its data and settings; rates: the learning rates that are tried."""
 
     summary: str
     model: Files

@@ -50,7 +50,7 @@ MOST = 16  # processes that compile
 
 
 def runs() -> Iterator[Run]:
-    """What takes a step, in order; the first has the exact gradient, and then comes razor."""
+    """The runs, in order; the first has the exact gradient, and razor's comes soon."""
     yield Run(f"{FULL}, fp32", Case(), "fp32")
     cases = {FULL: Case(), "razor": Case(Recipe("razor", 0.9))}
     cases["razor at 0.5"] = Case(Recipe("razor", 0.5))
@@ -89,7 +89,7 @@ def compiled(workload: Workload) -> Row:
 
 
 def attempted(workload: Workload) -> Row:
-    """What `compiled` says, or why it failed: steps compile what they need, one after another."""
+    """The result of `compiled`, or its error: steps then compile what they need one by one."""
     try:
         return compiled(workload)
     except Exception as error:
@@ -98,7 +98,7 @@ def attempted(workload: Workload) -> Row:
 
 
 def _recorded(batch_size: int, card: "Card", recipe: Recipe) -> "list[Variant]":
-    """What a step launches; for another process, kernels are named as (module, name)."""
+    """The variants that a step launches; for other processes, a kernel is a (module, name)."""
     job = Job("vit-b16", "random", batch_size=batch_size, precision="bf16", optimizer="sgd")
     job = replace(job, learning_rate=1e-3, weight_decay=0.0)
     from razorctl.ops.triton.recorded import distinct

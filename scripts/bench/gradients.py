@@ -210,7 +210,7 @@ def compare(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, Close
 
 
 def named(task: str, precision: str, recipe: Recipe) -> dict[str, Any]:
-    """What a row is of."""
+    """The entries of a row that tell it from others."""
     return {
         "task": task,
         "precision": precision,
@@ -272,7 +272,7 @@ def describe() -> dict[str, Any]:
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row is of, in the order of rows: task, precision, method, forward pass, ratio."""
+    """The place of a row: by task, precision, method, forward pass, ratio."""
     return (
         [*TASKS, *RANDOM].index(row["task"]),
         list(PRECISIONS).index(row["precision"]),

@@ -43,7 +43,7 @@ CAPABILITY, RATIO, DEPTH = 89, 0.9, 12
 
 
 class Compiled:
-    """Stands for a compiled kernel: a launch of it is counted."""
+    """A stand-in for a compiled kernel, which counts its launches."""
 
     def __init__(self, name: str, launches: Counter[str]) -> None:
         self.name, self.launches = name, launches
@@ -56,7 +56,7 @@ class Compiled:
 
 
 def _bound(kernel: Kernel, launches: Counter[str]) -> Callable[..., Compiled]:
-    """What stands for `kernel.run`: Triton's binder, and no launch but in the counts."""
+    """A stand-in for `kernel.run`: it runs Triton's binder, and counts the launch."""
     backend = make_backend(GPUTarget("cuda", CAPABILITY, WARP))
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
 
@@ -125,7 +125,7 @@ class Calls(TorchDispatchMode):
 
 
 def counts() -> dict[str, Any]:
-    """What a step of razor launches and calls, and what full calls."""
+    """The launches and calls of a step of razor, and the calls of a step of full."""
     found: dict[str, Any] = {}
     for name, ratio in (("razor", RATIO), ("full", None)):
         with card() as launches:

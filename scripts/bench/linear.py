@@ -69,7 +69,7 @@ FLOORS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed. turns: the most that are run; see --seconds. calls: timed in each turn."""
+    """A layer and its turns. turns: the most that are run; see --seconds. calls: in each turn."""
 
     batch_size: int
     precisions: tuple[str, ...]

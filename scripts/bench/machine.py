@@ -1,4 +1,4 @@
-"""What benches say of the machine that they ran on."""
+"""The machine that a bench runs on."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def device_name(device: str = "cpu") -> str:
 
 
 def preset() -> Gpu | None:
-    """That of the current CUDA device, from what torch says of it."""
+    """The preset of the current CUDA device, found by its properties in torch."""
     card = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = f"{card.major}.{card.minor}"
     return preset_for(Detected(card.name, card.total_memory, 0, capability, ()))

@@ -129,7 +129,7 @@ def decoder() -> Iterator[dict[str, Any]]:
 
 
 def listed() -> Iterator[dict[str, Any]]:
-    """What `razor` keeps of `full` on every listed model and task, by the trace of `plan`."""
+    """The bytes that `full` and `razor` keep of every listed model and task, as `plan` traces."""
     every = [(named, task) for named in models.models().values() for task in named.tasks]
     for named, task in track(every, "listed models", console=Console(stderr=True)):
         size = TOKENS if named.modality == "text" else None

@@ -1,4 +1,4 @@
-"""What all that print or write tables share: results, labels, figures, tables."""
+"""Results, labels, figures and tables, for all scripts that print or write them."""
 
 import json
 import re

@@ -178,7 +178,7 @@ def measure_on_cuda(point: Point) -> dict[str, Any]:
 
 
 def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
-    """What is predicted and what is measured of a point.
+    """The prediction and the measurement of a point.
 
     over: the share by which the prediction is larger.
     """

@@ -150,7 +150,7 @@ def accuracies() -> Iterator[str]:
 
 
 def branches() -> Iterator[str]:
-    """What became of runs that drew residual branches in different ways."""
+    """The table of runs that drew residual branches in different ways."""
     if not (RESULTS / "branches_cpu.json").exists():
         return
     document = load("branches_cpu")
@@ -244,7 +244,7 @@ FIGURES = {
 
 
 def paper_figures() -> Iterator[str]:
-    """What the measured figures of Sheared Backpropagation show, beside ours."""
+    """The measured figures of Sheared Backpropagation, beside ours."""
     rows = [
         [
             "Fig. 1, time of a linear layer by ratio",

@@ -1,4 +1,4 @@
-"""What all benches share: options, the head of a result, its file, and what is said of an error."""
+"""Options, results and errors of all benches."""
 
 import argparse
 import datetime

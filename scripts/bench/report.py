@@ -231,7 +231,7 @@ def which_fits() -> str:
 
 
 def killed() -> str:
-    """What became of runs that were killed at random instants."""
+    """The table of runs that were killed at random instants."""
     document = load("crash")
     return (
         f"Runs of `{document['job']['model']}` on {document['job']['dataset']}, of "
@@ -257,7 +257,7 @@ def killed() -> str:
 
 
 def run_costs() -> str:
-    """What checkpoints and loading take of a run on a CPU."""
+    """The tables of the time that checkpoints and loading take of a run on a CPU."""
     document = load("run_costs")
     saves = [
         [

@@ -41,7 +41,7 @@ SHOWN = ("rtx-2080-ti", "rtx-4090", "a100-80gb", "h100-80gb")
 
 @dataclass(frozen=True)
 class Limits:
-    """What an SM has place for: warps, blocks, and KiB of shared memory.
+    """The most that an SM holds: warps, blocks, and KiB of shared memory.
 
     reserved: bytes that the driver takes of it for each block. unit: bytes that it is given out in.
     """
@@ -87,7 +87,7 @@ def _up(count: int, multiple: int) -> int:
 
 
 def counted(case: Case, batch: int, dot: bool) -> costs.OpCost:
-    """What `plan` counts for a case; dot: see `kernels.assumed`."""
+    """The cost of a case, as `plan` counts it; dot: see `kernels.assumed`."""
     args = case.args(batch, torch.device("meta"))
     with kernels.assumed(dot):
         return costs.cost(case.op.overload, case.op.flat(args), {}, case.op(*args))
@@ -121,7 +121,7 @@ def variants(case: Case, capability: int) -> list[Any]:
 
 
 def resources(variant: Any, capability: int) -> dict[str, Any]:
-    """What a variant takes of an SM, compiled for a compute capability."""
+    """The share of an SM that a variant takes, compiled for a compute capability."""
     from razorctl.ops.triton.compiled import compiled
 
     made, warps = compiled(variant, capability), variant.num_warps
@@ -135,7 +135,7 @@ def resources(variant: Any, capability: int) -> dict[str, Any]:
 
 
 class Compiled:
-    """What cases launch on cards of some compute capabilities, compiled once.
+    """The variants that cases launch on some compute capabilities, compiled once.
 
     kernels: compute capability -> label of a variant -> its `resources`.
     """

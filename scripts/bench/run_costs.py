@@ -59,7 +59,7 @@ FIRST = 1  # steps of a run that are not counted
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed, so many times. interval: steps between saves by default, None is the job's."""
+    """A job and how often it is timed; interval: default steps between saves, None: the job's."""
 
     job: Job
     turns: int
@@ -280,7 +280,7 @@ def loading(workload: Workload, turns: int) -> list[dict[str, Any]]:
 
 
 def workloads(folder: Path) -> tuple[list[Workload], list[Workload]]:
-    """Those of saving and those of loading."""
+    """The workloads of saving, and those of loading."""
     images, table = str(photos(folder / "photos")), str(texts(folder / "texts.csv"))
     default = timm_models.VIT_DEFAULTS["evaluate_every"]
     vit = Job(VIT, images, batch_size=8, steps=4, save_every=2, precision="fp32")

@@ -44,7 +44,7 @@ def no_kernel_fails() -> Iterator[None]:
 
 
 def both(op: Op[..., Any], *args: Any) -> tuple[Any, Any]:
-    """What the kernel and the PyTorch body make of the same arguments."""
+    """The results of the kernel and of the PyTorch body, of equal arguments."""
     assert "cuda" in op.kernels, "no kernel is registered"
     return op(*args), op.body(*args)
 
@@ -54,7 +54,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def close(got: Tensor, want: Tensor, slack: float = 4) -> None:
-    """The same up to some roundings of their dtype, or of the sums that they come from."""
+    """Equal up to some roundings of their dtype, or of the sums that they come from."""
     assert got.dtype == want.dtype
     eps = torch.finfo(want.dtype).eps
     scale = want.float().abs().amax().item() or 1.0
