@@ -1,1 +1,1 @@
-"""Fused kernels for CPUs, in C, which the user's own compiler builds once for each machine."""
+"""Fused kernels for CPUs, in C, which the user's compiler builds once for each machine."""

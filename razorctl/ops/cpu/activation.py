@@ -1,4 +1,4 @@
-"""Kernels of ops.activation; torch computes the functions."""
+"""Kernels of ops.activation; PyTorch computes the functions."""
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ def activation_quantize(
 @kernels.register(op.activation_grad, "cpu", takes_grad)
 def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
-    x, number = Copy(copy, len(dy)), NUMBERS[function]
-    call("activation_grad", x, number, dy, dy.stride(0), dx, DTYPES[dy.dtype])
+    call(
+        "activation_grad", copy=Copy(copy, len(dy)), function=NUMBERS[function],
+        dy=dy, row_stride=dy.stride(0), dx=dx, dtype=DTYPES[dy.dtype],
+    )  # fmt: skip
     return dx
 
 
@@ -39,7 +41,9 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 def activation_grad_int8(
     dy: Tensor, copy: FewBitCopy, function: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    int8 = empty_rows(dy)
-    x, number = Copy(copy, len(dy)), NUMBERS[function]
-    call("activation_grad_int8", x, number, dy, dy.stride(0), DTYPES[dy.dtype], *int8)
-    return int8
+    codes, scale, total = empty_rows(dy)
+    call(
+        "activation_grad_int8", copy=Copy(copy, len(dy)), function=NUMBERS[function], dy=dy,
+        row_stride=dy.stride(0), dtype=DTYPES[dy.dtype], codes=codes, scale=scale, total=total,
+    )  # fmt: skip
+    return codes, scale, total

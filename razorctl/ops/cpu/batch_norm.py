@@ -25,6 +25,8 @@ def batch_norm_grad(
     by = (rstd if weight is None else rstd * weight).float().contiguous()
     dx, dw, db = torch.empty_like(dy), torch.empty_like(rstd), torch.empty_like(rstd)
     sums = rstd.new_empty(2, len(copy.zero_point), channels)
-    x_hat = Copy(copy, len(dy) * pixels)
-    call("batch_norm_grad", x_hat, dy, DTYPES[dy.dtype], pixels, by, sums, dx, dw, db)
+    call(
+        "batch_norm_grad", copy=Copy(copy, len(dy) * pixels), dy=dy, dtype=DTYPES[dy.dtype],
+        pixels=pixels, by=by, sums=sums, dx=dx, dw=dw, db=db,
+    )  # fmt: skip
     return dx, dw, db

@@ -1,4 +1,4 @@
-"""Kernel of ops.gemm; the int8 products are torch's where the CPU has VNNI."""
+"""Kernels of ops.gemm; PyTorch computes the int8 products where the CPU has VNNI."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from razorctl.ops.cpu.library import DTYPES, Codes, call, library, readable, sin
 
 def makes_products() -> bool:
     """Whether the kernel makes int8 products itself: with AVX2, where torch finds no VNNI."""
-    found = None if torch.cpu._is_vnni_supported() else library()
-    return found is not None and bool(found.razorctl_has_int8_gemm())
+    kernels = None if torch.cpu._is_vnni_supported() else library()
+    return kernels is not None and bool(kernels.razorctl_has_int8_gemm())
 
 
 def takes_gemm(
@@ -37,23 +37,39 @@ def scaled_gemm(
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> Tensor:
-    """A product of torch's becomes the result in its own memory."""
-    by, columns, plus, along = single(a_scale), single(b_scale), single(left), single(right)
+    a_scale, b_scale, left, right = single(a_scale), b_scale.float(), single(left), single(right)
+    b_scale = b_scale.contiguous()
     if makes_products():
-        made = a.new_empty(len(a), len(b), dtype=dtype)
-        call("int8_gemm", Codes(a), Codes(b), by, columns, plus, along, made, DTYPES[dtype])
-        return made
-    whole = dtype == torch.float32
-    out = None if whole else a.new_empty(len(a), len(b), dtype=dtype)
-    size = len(a) if whole else max(17, ELEMENTS // len(b))
+        out = a.new_empty(len(a), len(b), dtype=dtype)
+        call(
+            "int8_gemm", a=Codes(a), b=Codes(b), a_scale=a_scale, b_scale=b_scale, left=left,
+            right=right, out=out, dtype=DTYPES[dtype],
+        )  # fmt: skip
+        return out
+    if dtype == torch.float32:
+        product = op.cpu_gemm(a, b)
+        out = product.view(torch.float32)
+        _scale(product, a_scale, b_scale, left, right, out)
+        return out
+    out = a.new_empty(len(a), len(b), dtype=dtype)
+    size = max(17, ELEMENTS // len(b))
     for start in range(0, len(a), size):
         rows = slice(start, start + size)
-        product = op.cpu_gemm(a[rows], b)
-        into = product.view(torch.float32) if out is None else out[rows]
-        some_by, some_plus = (None if t is None else t[rows] for t in (by, plus))
-        scales = some_by, columns, some_plus, along
-        call("scaled", product, *product.shape, *scales, into, DTYPES[dtype])
-        if whole:
-            return into
-    assert out is not None
+        some_scale, some_left = (None if t is None else t[rows] for t in (a_scale, left))
+        _scale(op.cpu_gemm(a[rows], b), some_scale, b_scale, some_left, right, out[rows])
     return out
+
+
+def _scale(
+    product: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Fills `out` from an int32 product, which may be in the same memory."""
+    call(
+        "scaled", product=product, rows=len(product), columns=product.shape[1],
+        a_scale=a_scale, b_scale=b_scale, left=left, right=right, out=out, dtype=DTYPES[out.dtype],
+    )  # fmt: skip

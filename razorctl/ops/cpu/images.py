@@ -10,7 +10,7 @@ from razorctl.ops.functions import NUMBERS
 from razorctl.ops.op import FewBitCopy
 from razorctl.ops.quantize import CLIP, LARGEST, empty_copy
 
-TILE_ROWS = 256  # of a tile, at most; as in tiles.h
+TILE_ROWS = 256  # rows of a tile, at most; as in tiles.h
 
 
 def takes_quantize(x: Tensor, bits: int, tile_rows: int, *_: object) -> bool:
@@ -28,13 +28,16 @@ def quantize_images(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, channels, pixels = len(x), x.shape[1], x.shape[2:].numel()
     rows = batch * pixels
-    copy = empty_copy(x, rows, channels, bits, tile_rows)
-    mean, rstd, line = single(mean), single(rstd), line_for(copy[0], rows, channels, bits)
-    apart = 0 if rstd is None or len(rstd) == 1 else channels
-    images = x, DTYPES[x.dtype], batch, channels, pixels, mean, rstd, apart
-    ends = CLIP.get(bits, 0.0), LARGEST * torch.finfo(x.dtype).max
-    call("quantize_images", *images, tile_rows, bits, *ends, line, *copy)
-    return copy
+    packed, zero_point, scale = empty_copy(x, rows, channels, bits, tile_rows)
+    call(
+        "quantize_images", x=x, dtype=DTYPES[x.dtype], batch=batch, channels=channels,
+        pixels=pixels, mean=single(mean), rstd=single(rstd),
+        apart=0 if rstd is None or len(rstd) == 1 else channels,
+        tile_rows=tile_rows, bits=bits, reach=CLIP.get(bits, 0.0),
+        limit=LARGEST * torch.finfo(x.dtype).max, line=line_for(packed, rows, channels, bits),
+        packed=packed, zero_point=zero_point, scale=scale,
+    )  # fmt: skip
+    return packed, zero_point, scale
 
 
 def takes_dequantize(copy: FewBitCopy, dtype: torch.dtype, *_: object) -> bool:
@@ -49,6 +52,8 @@ def dequantize_images(
 ) -> Tensor:
     images = copy.packed.new_empty(shape, dtype=dtype)
     pixels = images.shape[2:].numel()
-    x, number = Copy(copy, len(images) * pixels), NUMBERS[function]
-    call("dequantize_images", x, number, pixels, images, DTYPES[dtype])
+    call(
+        "dequantize_images", copy=Copy(copy, len(images) * pixels), function=NUMBERS[function],
+        pixels=pixels, values=images, dtype=DTYPES[dtype],
+    )  # fmt: skip
     return images

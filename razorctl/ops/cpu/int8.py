@@ -13,7 +13,10 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     codes = torch.empty(rows, columns, dtype=torch.int8)
     scale, total = torch.empty(rows, 1), torch.empty(columns)
-    call("int8_rows", x, DTYPES[x.dtype], x.stride(0), rows, columns, codes, scale, total)
+    call(
+        "int8_rows", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0), rows=rows,
+        columns=columns, codes=codes, scale=scale, total=total,
+    )  # fmt: skip
     return codes, scale, total
 
 
@@ -23,15 +26,24 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lambda q, k, v: readable(q, k, v) and q.stride() == k.stride() == v.stride(),
 )
 def int8_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    int8 = op.empty_heads(q, k, v)
-    call("int8_heads", q, k, v, DTYPES[q.dtype], *q.stride()[:3], *q.shape, *int8)
-    return int8
+    codes, scale, total = op.empty_heads(q, k, v)
+    batch, heads, tokens, width = q.shape
+    call(
+        "int8_heads", q=q, k=k, v=v, dtype=DTYPES[q.dtype], batch_stride=q.stride(0),
+        head_stride=q.stride(1), token_stride=q.stride(2), batch=batch, heads=heads,
+        tokens=tokens, width=width, codes=codes, scale=scale, total=total,
+    )  # fmt: skip
+    return codes, scale, total
 
 
 @kernels.register(op.int8_columns, "cpu", readable)
 def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    codes, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[1])
-    call("int8_columns", x, DTYPES[x.dtype], x.stride(0), *x.shape, codes, scale)
+    rows, columns = x.shape
+    codes, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(columns)
+    call(
+        "int8_columns", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0), rows=rows,
+        columns=columns, codes=codes, scale=scale,
+    )  # fmt: skip
     return codes.t(), scale
 
 
@@ -43,5 +55,8 @@ def int8_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     codes, scale = codes.contiguous(), scale.contiguous()
     balanced, shared = torch.empty_like(codes), torch.empty_like(scale)
-    call("balance", codes, scale, *codes.shape, balanced, shared)
+    call(
+        "balance", codes=codes, scale=scale, rows=len(codes), columns=codes.shape[1],
+        balanced=balanced, balanced_scale=shared,
+    )  # fmt: skip
     return balanced.t(), shared

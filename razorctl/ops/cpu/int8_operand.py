@@ -21,9 +21,11 @@ def int8_operand(
     copy: FewBitCopy, row_scale: Tensor, function: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = len(row_scale), copy.scale.shape[1]
-    lowest = 0.0 if function is None else FUNCTIONS[function].lowest
     codes = torch.empty(rows, columns, dtype=torch.int8)
     scale, center = torch.empty(columns), torch.empty(columns)
-    x, each = Copy(copy, rows), row_scale.contiguous()
-    call("int8_operand", x, NUMBERS[function], lowest, each, codes, scale, center)
+    call(
+        "int8_operand", copy=Copy(copy, rows), function=NUMBERS[function],
+        lowest=0.0 if function is None else FUNCTIONS[function].lowest,
+        row_scale=row_scale.contiguous(), operand=codes, scale=scale, center=center,
+    )  # fmt: skip
     return codes.t(), scale, center

@@ -1,4 +1,4 @@
-"""The compiled kernels in this process, and how tensors are handed to them."""
+"""The compiled kernels in this process, and calls of them with tensors."""
 
 import ctypes
 import logging
@@ -21,7 +21,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # enum dtype of common.h
 
 
 class Copy(ctypes.Structure):
-    """struct copy of common.h for a copy of so many rows, which keeps what it points to."""
+    """struct copy of common.h, with references to the tensors that it points to."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("packed", "zero_point", "scale", "bias")),
@@ -30,18 +30,19 @@ class Copy(ctypes.Structure):
     ]
 
     def __init__(self, copy: FewBitCopy, rows: int) -> None:
-        packed, zero_point, scale, bits, tile_rows, bias = copy
-        bias = None if bias is None else bias.detach().float().contiguous()
-        packed, zero_point = packed.contiguous(), zero_point.contiguous()
-        columns, scale = scale.shape[1], scale.float().contiguous()
+        packed, zero_point = copy.packed.contiguous(), copy.zero_point.contiguous()
+        scale = copy.scale.float().contiguous()
+        bias = None if copy.bias is None else copy.bias.detach().float().contiguous()
         self.tensors = packed, zero_point, scale, bias
-        at = packed.data_ptr(), zero_point.data_ptr(), scale.data_ptr()
-        added = None if bias is None else bias.data_ptr()
-        super().__init__(*at, added, rows, columns, tile_rows, bits)
+        super().__init__(
+            packed=packed.data_ptr(), zero_point=zero_point.data_ptr(), scale=scale.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(), rows=rows, columns=scale.shape[1],
+            tile_rows=copy.tile_rows, bits=copy.bits,
+        )  # fmt: skip
 
 
 class Codes(ctypes.Structure):
-    """struct codes of gemm.c for a matrix of int8, which it keeps."""
+    """struct codes of gemm.c for a matrix of int8, with a reference to it."""
 
     _fields_ = [
         ("at", c_void_p),
@@ -54,7 +55,7 @@ class Codes(ctypes.Structure):
         super().__init__(self.tensor.data_ptr(), rows, row, terms, term)
 
 
-# What arguments of kernels are handed over as, by their types in C; other pointers are addresses.
+# Types in C -> types of ctypes; other pointers are addresses.
 TYPES: dict[str, Any] = {
     "int": c_int,
     "int64_t": c_int64,
@@ -65,27 +66,27 @@ TYPES: dict[str, Any] = {
 _KERNEL = re.compile(r"^int razorctl_(\w+)\(([^)]*)\)", re.MULTILINE)
 
 
-def prototypes(source: str) -> dict[str, tuple[Any, ...]]:
-    """Kernel -> the types of its arguments, of those that a C file defines.
+def prototypes(source: str) -> dict[str, dict[str, Any]]:
+    """Kernel that a C file defines -> its arguments, by name, with their types.
 
     Raises TypeError for a type that no argument may have.
     """
-    return {name: _types(name, given) for name, given in _KERNEL.findall(source)}
+    return {name: _types(name, declared) for name, declared in _KERNEL.findall(source)}
 
 
-def _types(name: str, given: str) -> tuple[Any, ...]:
-    """The types of arguments as C declares them: "const float *x, int64_t rows"."""
-    found = []
-    for one in [] if given.strip() == "void" else given.split(","):
-        kind = re.sub(r"\bconst\b|\brestrict\b|\w+\s*$", "", one)
-        kind = " ".join(kind.split())
+def _types(name: str, declared: str) -> dict[str, Any]:
+    """The arguments that C declares as "const float *x, int64_t rows", with their types."""
+    types = {}
+    for declaration in [] if declared.strip() == "void" else declared.split(","):
+        words = re.sub(r"\bconst\b|\brestrict\b", "", declaration)
+        *_, argument = re.findall(r"\w+", words)
+        kind = " ".join(words.strip().removesuffix(argument).split())
         if kind not in TYPES and not kind.endswith("*"):
-            known = ", ".join(TYPES)
             raise TypeError(
-                f"razorctl_{name} takes {kind!r}, but arguments are pointers or {known}"
+                f"razorctl_{name} takes {kind!r}, but arguments are pointers or {', '.join(TYPES)}"
             )
-        found.append(TYPES.get(kind, c_void_p))
-    return tuple(found)
+        types[argument] = TYPES.get(kind, c_void_p)
+    return types
 
 
 @cache
@@ -104,41 +105,44 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         log.log(level, "the CPU runs ops as PyTorch operations, slower: %s", built.why)
         return None, f"PyTorch operations: {built.why}"
     try:
-        # torch has loaded its OpenMP runtime; the library takes the same, and so its threads.
-        found = ctypes.CDLL(built.loadable)
+        # torch has loaded its OpenMP runtime; the library uses the same one with its threads.
+        kernels = ctypes.CDLL(built.loadable)
         for source in sorted(build.SOURCES.glob("*.c")):
             for name, types in prototypes(source.read_text("utf-8")).items():
-                function = getattr(found, f"razorctl_{name}")
-                function.argtypes, function.restype = types, c_int
+                function = getattr(kernels, f"razorctl_{name}")
+                function.argtypes, function.restype = tuple(types.values()), c_int
+                function.arguments = tuple(types)[:-1]  # without threads
     except (OSError, AttributeError, TypeError) as error:
         why = str(error).replace(built.loadable, str(built.path))
         log.warning("the CPU runs ops as PyTorch operations, slower: %s", why)
         return None, f"PyTorch operations: {why}"
-    return found, f"fused kernels, {built.why}"
+    return kernels, f"fused kernels, {built.why}"
 
 
 def state() -> str:
-    """What the CPU runs ops as, and why."""
+    """How the CPU runs ops, and why."""
     return _loaded()[1]
 
 
-def call(name: str, *args: object) -> None:
-    """Runs a kernel on as many threads as torch runs on; it gets the addresses of tensors.
+def call(name: str, /, **args: object) -> None:
+    """Runs a kernel on torch's number of threads, with the addresses of tensors.
 
-    Raises MemoryError if it has no memory, and LookupError if no C file defines it.
+    args: by the names in C, without `threads`. Raises MemoryError if it has no memory, and
+    LookupError if no C file defines the kernel or it has other arguments.
     """
-    found = library()
-    assert found is not None, "only arguments that `readable` allows reach a kernel"
-    kernel = vars(found).get(f"razorctl_{name}")  # where ctypes keeps those that have types
+    kernels = library()
+    assert kernels is not None, "only arguments that `readable` allows reach a kernel"
+    kernel = vars(kernels).get(f"razorctl_{name}")  # ctypes adds functions there at first use
     if kernel is None:
         raise LookupError(f"no file in {build.SOURCES} defines int razorctl_{name}(...)")
-    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
-    if kernel(*given, torch.get_num_threads()):
+    values = [args[argument] for argument in kernel.arguments]
+    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in values]
+    if kernel(*values, torch.get_num_threads()):
         raise MemoryError(f"no memory for the workspace of {name}")
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether kernels can read these matrices: of DTYPES, with elements of a row side by side."""
+    """Whether kernels can read these matrices: of DTYPES, with contiguous rows."""
     return library() is not None and all(
         x is None or (x.dtype in DTYPES and x.numel() > 0 and x.stride(-1) == 1 and not x.is_conj())
         for x in tensors
@@ -146,22 +150,24 @@ def readable(*tensors: Tensor | None) -> bool:
 
 
 def readable_with_codes(columns: int, *tensors: Tensor | None) -> bool:
-    """`readable`, for ops that want the codes of a row of so many columns packed by themselves."""
+    """`readable`, for ops that need each row of codes packed by itself."""
     return columns % GROUP == 0 and readable(*tensors)
 
 
 def single(x: Tensor | None) -> Tensor | None:
-    """A tensor in single precision, its elements side by side."""
+    """A tensor in single precision, contiguous."""
     return None if x is None else x.float().contiguous()
 
 
 def line_for(packed: Tensor, rows: int, columns: int, bits: int) -> Tensor | None:
-    """Where kernels keep codes that are packed as one line; None if each row is by itself.
+    """Memory for codes before kernels pack them as one line; None if each row is packed by itself.
 
-    Codes of 8 bits are kept where they stay.
+    For codes of 8 bits this is `packed`.
     """
-    if columns % GROUP == 0 or bits == 8:
-        return None if columns % GROUP == 0 else packed
+    if columns % GROUP == 0:
+        return None
+    if bits == 8:
+        return packed
     count = rows * columns
     line = packed.new_empty(-(-count // GROUP) * GROUP)
     line[count:] = 0

@@ -1,4 +1,4 @@
-"""Kernels of ops.norm; torch normalizes."""
+"""Kernels of ops.norm; PyTorch normalizes."""
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ def norm_quantize(
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    y, rows, mean, found = op.normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
-    copy = quantize(rows, bits, tile_rows, mean, found)
-    return y, found if rstd is None else found.new_empty(0), *copy
+    y, rows, mean, used_rstd = op.normalized(x, weight, bias, eps, centers, dtype, mean, rstd)
+    copy = quantize(rows, bits, tile_rows, mean, used_rstd)
+    return y, used_rstd if rstd is None else used_rstd.new_empty(0), *copy
 
 
 def takes_grad(
@@ -81,8 +81,12 @@ def _grad(
     rows, columns = dy.shape
     weight = torch.ones(columns) if weight is None else weight.float().contiguous()
     dx, dw, db = torch.empty(dy.shape), torch.empty(columns), torch.empty(columns)
-    added = dy if residual is None else residual  # only its address may be missing
-    given = dy, DTYPES[dy.dtype], dy.stride(0), weight, rstd.contiguous(), int(centers)
-    more = residual, DTYPES[added.dtype], added.stride(0)
-    call("norm_grad", Copy(copy, rows), *given, *more, dx, dw, db, *int8)
+    codes, scale, total = int8
+    call(
+        "norm_grad", copy=Copy(copy, rows), dy=dy, dtype=DTYPES[dy.dtype], row_stride=dy.stride(0),
+        weight=weight, rstd=rstd.contiguous(), centers=int(centers), residual=residual,
+        residual_dtype=0 if residual is None else DTYPES[residual.dtype],
+        residual_stride=0 if residual is None else residual.stride(0),
+        dx=dx, dw=dw, db=db, codes=codes, scale=scale, total=total,
+    )  # fmt: skip
     return dx, dw, db

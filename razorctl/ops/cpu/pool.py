@@ -28,8 +28,10 @@ def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, T
     planes, outputs = shape[0] * shape[1], shape[2] * shape[3]
     y = x.new_empty(shape)
     packed = x.new_empty(packed_bytes(planes, outputs, bits), dtype=torch.uint8)
-    line, pool = line_for(packed, planes, outputs, bits), _pool(x.shape, shape, geometry)
-    call("max_pool", x, DTYPES[x.dtype], planes, pool, bits, y, line, packed)
+    call(
+        "max_pool", x=x, dtype=DTYPES[x.dtype], planes=planes, p=_pool(x.shape, shape, geometry),
+        bits=bits, y=y, line=line_for(packed, planes, outputs, bits), packed=packed,
+    )  # fmt: skip
     return y, packed
 
 
@@ -37,7 +39,10 @@ def max_pool(x: Tensor, geometry: list[int], ceil_mode: bool) -> tuple[Tensor, T
 def max_pool_grad(
     dy: Tensor, packed: Tensor, shape: list[int], geometry: list[int], ceil_mode: bool
 ) -> Tensor:
-    dx, packed, planes = dy.new_empty(shape), packed.contiguous(), shape[0] * shape[1]
-    bits, pool = op.bits_for(geometry), _pool(dx.shape, dy.shape, geometry)
-    call("max_pool_grad", packed, bits, planes, pool, dy, DTYPES[dy.dtype], dx)
+    dx = dy.new_empty(shape)
+    call(
+        "max_pool_grad", packed=packed.contiguous(), bits=op.bits_for(geometry),
+        planes=shape[0] * shape[1], p=_pool(dx.shape, dy.shape, geometry),
+        dy=dy, dtype=DTYPES[dy.dtype], dx=dx,
+    )  # fmt: skip
     return dx

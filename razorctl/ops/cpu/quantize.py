@@ -26,13 +26,16 @@ def quantize(
     offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x.shape
-    copy = op.empty_copy(x, rows, columns, bits, tile_rows)
-    given = x, DTYPES[x.dtype], x.stride(0), single(mean), single(rstd)
-    reach = op.CLIP.get(bits, 0.0) if seed is None else 0.0
-    ends = reach, op.LARGEST * torch.finfo(x.dtype).max
-    line = line_for(copy[0], rows, columns, bits)
-    call("quantize", *given, rows, columns, tile_rows, bits, *ends, seed, offset, line, *copy)
-    return copy
+    packed, zero_point, scale = op.empty_copy(x, rows, columns, bits, tile_rows)
+    call(
+        "quantize", x=x, dtype=DTYPES[x.dtype], row_stride=x.stride(0), mean=single(mean),
+        rstd=single(rstd), rows=rows, columns=columns, tile_rows=tile_rows, bits=bits,
+        reach=op.CLIP.get(bits, 0.0) if seed is None else 0.0,
+        limit=op.LARGEST * torch.finfo(x.dtype).max, seed=seed, offset=offset,
+        line=line_for(packed, rows, columns, bits),
+        packed=packed, zero_point=zero_point, scale=scale,
+    )  # fmt: skip
+    return packed, zero_point, scale
 
 
 @kernels.register(
@@ -45,7 +48,10 @@ def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def restored(copy: FewBitCopy, rows: int, dtype: torch.dtype, function: str | None) -> Tensor:
-    """What `dequantize` returns, with `function` applied to it unless it is None."""
+    """f(x) for the x of a copy, by the name of f in FUNCTIONS; x itself for None."""
     values = copy.packed.new_empty(rows, copy.scale.shape[1], dtype=dtype)
-    call("dequantize", Copy(copy, rows), NUMBERS[function], values, DTYPES[dtype])
+    call(
+        "dequantize", copy=Copy(copy, rows), function=NUMBERS[function], values=values,
+        dtype=DTYPES[dtype],
+    )  # fmt: skip
     return values

@@ -27,9 +27,10 @@ int razorctl_slope_bits(const void *x, int dtype, int64_t n, float low, float hi
     return 0;
 }
 
-// Rows of dy begin every `row` elements; bits and dx are dense.
-int razorctl_slope_grad(const void *dy, int dtype, int64_t rows, int64_t columns, int64_t row,
-                        const uint8_t *bits, float inside, float outside, void *dx, int threads) {
+// bits and dx are contiguous.
+int razorctl_slope_grad(const void *dy, int dtype, int64_t rows, int64_t columns,
+                        int64_t row_stride, const uint8_t *bits, float inside, float outside,
+                        void *dx, int threads) {
     const numbers each = {1, 2, 4, 8, 16, 32, 64, 128};
     const floats zero = {0};
     const int64_t chunks = cdiv(columns, CHUNK);
@@ -39,7 +40,7 @@ int razorctl_slope_grad(const void *dy, int dtype, int64_t rows, int64_t columns
         for (int64_t at = first; at < least(columns, first + CHUNK); at += PART) {
             const int64_t count = least(PART, columns - at), to = r * columns + at;
             float buffer[PART], made[PART];
-            const float *restrict g = loaded(dy, dtype, r * row + at, count, buffer);
+            const float *restrict g = loaded(dy, dtype, r * row_stride + at, count, buffer);
             float *restrict d = target(dx, dtype, to, made);
             const uint8_t *b = bits + to / 8;
             const int shift = to % 8; // within a byte, where a row begins

@@ -11,7 +11,7 @@ from razorctl.ops.cpu.library import DTYPES, call, readable
 def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     values, bitmap = x.new_empty(k), op.empty_bits(x)
-    call("topk_pack", x, DTYPES[x.dtype], x.numel(), k, values, bitmap)
+    call("topk_pack", x=x, dtype=DTYPES[x.dtype], n=x.numel(), k=k, values=values, bitmap=bitmap)
     return values, bitmap
 
 
@@ -19,5 +19,8 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
     values, bitmap = values.contiguous(), bitmap.contiguous()
     dense = values.new_empty(shape)
-    call("topk_unpack", values, bitmap, dense.numel(), dense.element_size(), dense)
+    call(
+        "topk_unpack", values=values, bitmap=bitmap, n=dense.numel(), size=dense.element_size(),
+        x=dense,
+    )  # fmt: skip
     return dense

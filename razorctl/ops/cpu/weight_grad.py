@@ -1,4 +1,4 @@
-"""Kernel of ops.weight_grad; the product is torch's."""
+"""Kernel of ops.weight_grad; PyTorch computes the product."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What Python knows of the C files, read from them."""
+"""Tests of what Python reads from the C files."""
 
 import re
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
@@ -27,8 +27,10 @@ int razorctl_one(const struct copy *copy, const void *restrict x, int64_t rows,
 int razorctl_two(void) { return 1; }
 static int mine(double x) {
 """
-    types = POINTER(library.Copy), c_void_p, c_int64, c_float, c_void_p, c_int
-    assert library.prototypes(source) == {"one": types, "two": ()}
+    types = {"copy": POINTER(library.Copy), "x": c_void_p, "rows": c_int64, "low": c_float}
+    types |= {"codes": c_void_p, "threads": c_int}
+    assert library.prototypes(source) == {"one": types, "two": {}}
+    assert list(library.prototypes(source)["one"]) == list(types)
     with pytest.raises(TypeError, match=r"^razorctl_f takes 'double', but arguments are pointers"):
         library.prototypes("int razorctl_f(double x, int threads) {")
 
@@ -41,14 +43,16 @@ def test_no_kernel_is_called_but_those_whose_types_are_known():
     with pytest.raises(
         LookupError, match=r"^no file in .*cpu defines int razorctl_other\(\.\.\.\)$"
     ):
-        library.call("other", torch.ones(3))
+        library.call("other", x=torch.ones(3))
+    with pytest.raises(LookupError, match="n"):
+        library.call("slope_bits", x=torch.ones(3), dtype=0)
 
 
 @pytest.mark.parametrize("name", ["copy", "codes"])
 def test_a_structure_has_the_members_that_it_has_in_c(name):
     structure = {"copy": library.Copy, "codes": library.Codes}[name]
-    found = members(f"struct {name}", HEADER + SOURCES)
-    assert [field for field, _ in structure._fields_] == found
+    names = members(f"struct {name}", HEADER + SOURCES)
+    assert [field for field, _ in structure._fields_] == names
 
 
 def test_numbers_of_functions_and_dtypes_are_those_in_c():
