@@ -1,1 +1,1 @@
-"""One run: its steps, its directory and its checkpoints; runs compared, and a finished one used."""
+"""Training runs: steps, directories and checkpoints; runs compared, and the models of runs used."""

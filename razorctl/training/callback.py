@@ -21,16 +21,16 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
     """Makes transformers.Trainer train by a recipe: `Trainer(..., callbacks=[RazorCallback()])`.
 
     The model is sparsified when training begins and stock again when it has ended; its weights,
-    checkpoints and optimizer are those of the stock model all along. With a data set that has rows
-    by number, the byte budget is met for its first batch, and `saved_bytes` and `full_saved_bytes`
-    of that batch are set and join the logs of losses. Raises what `sparsify_within` raises.
+    checkpoints and optimizer are always those of the stock model. With a map-style data set the
+    byte budget is met for the first batch, and `saved_bytes` and `full_saved_bytes` of that batch
+    are set and join the logs of losses. Raises what `sparsify_within` raises.
     """
 
     def __init__(self, recipe: Recipe | None = None) -> None:
         self.recipe = recipe or Recipe()
         self.saved_bytes: int | None = None
         self.full_saved_bytes: int | None = None
-        self._model: nn.Module | None = None  # that is sparsified
+        self._model: nn.Module | None = None  # the sparsified one
 
     def on_train_begin(
         self,
@@ -84,9 +84,9 @@ class RazorCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _first_batch(loader: DataLoader[Any], size: int) -> Mapping[str, Any] | None:
-    """The first rows of a data set as a batch, drawn without the loader; None if it only streams.
+    """The first rows of a data set as a batch; None if the data set is iterable only.
 
-    So the order of the loader's rows is what it is without this.
+    The loader draws nothing for it, so the order of its rows does not change.
     """
     rows: Any = loader.dataset
     if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__"):

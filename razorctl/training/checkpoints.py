@@ -2,9 +2,9 @@
 
 A checkpoint is the directory checkpoints/step-N. It is written under another name, synced and
 renamed, and then gets a marker with the size and the checksum of each of its files, and a digest of
-itself. A directory without a marker, or with other files than the marker says, is not valid. What
-has another name is no checkpoint, and stays. `state` says what is in one; nothing here imports
-torch.
+itself. A directory without a marker, or with other files than the marker says, is not valid.
+Directories of other names are left alone. `state` says what a checkpoint holds. Nothing here
+imports torch.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1  # of the files in a checkpoint; raised when an older razorctl could not read them
 MARKER = "checkpoint.json"
 PARTIAL = ".partial"
-OWN = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
+NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
 
 
 @dataclass(frozen=True)
@@ -46,59 +46,59 @@ class Checkpoint:
 
     @property
     def score(self) -> float | None:
-        """That of the last step; None if it was not evaluated."""
+        """The score of the last step; None if it was not evaluated."""
         value: float | None = self.marker["score"]
         return value
 
     @property
     def intact(self) -> bool:
-        """Whether the files are still those that were saved."""
+        """Whether the files have the sizes and checksums that the marker says."""
         if self.path.name != f"step-{self.step:08d}":
             return False
         files: Mapping[str, Any] = self.marker["files"]
         try:
-            return all(documents.entry(self.path / name) == known for name, known in files.items())
+            return all(documents.entry(self.path / name) == entry for name, entry in files.items())
         except OSError:
             return False
 
     def refuse_others(self, out: Path, job: Job, recipe: Recipe) -> None:
         """Raises UsageError if the run in `out` had other settings than a job and a recipe.
 
-        One whose next step diverged also takes a lower learning rate.
+        A run whose next step diverged may go on with a lower learning rate.
         """
-        known, wanted = dict(self.marker["settings"]), merged_settings(job, recipe)
-        if self.marker["diverged"] and (job.learning_rate or 0) < known["learning_rate"]:
-            del known["learning_rate"]
-        refuse_others(out, known, wanted)
+        settings, wanted = dict(self.marker["settings"]), merged_settings(job, recipe)
+        if self.marker["diverged"] and (job.learning_rate or 0) < settings["learning_rate"]:
+            del settings["learning_rate"]
+        refuse_others(out, settings, wanted)
 
 
 class Checkpoints:
     """The valid checkpoints of a run directory, oldest first; the newest and the best are kept.
 
-    The best has the highest score, and is the newest of those. A process that trains in the
-    directory holds its lock.
+    The best is the newest of those with the highest score. A process that trains in the directory
+    holds its lock.
     """
 
     def __init__(self, out: Path) -> None:
-        """Reads what is there; a warning names a newer checkpoint that is not valid.
+        """Reads the valid checkpoints; warnings name newer ones that are not valid.
 
-        Raises UsageError for a checkpoint of another format, and for a folder of them that is a
-        link: what lies there is somebody else's.
+        Raises UsageError for a checkpoint of another format, and if the folder is a link: the
+        files in its target may be somebody else's.
         """
         self.folder = out / CHECKPOINTS
         self._check_folder()
-        paths = _written(out)
-        found = {path: _read(path) for path in paths}
-        self.valid = [each for each in found.values() if isinstance(each, Checkpoint)]
+        paths = _renamed(out)
+        results = {path: _read(path) for path in paths}
+        self.valid = [each for each in results.values() if isinstance(each, Checkpoint)]
         newest = self.newest.path if self.newest else None
         for path in paths[paths.index(newest) + 1 if newest else 0 :]:
             where = f"step {self.newest.step:,}" if self.newest else "the beginning"
-            why = f" ({found[path]})" if found[path] else ""
+            why = f" ({results[path]})" if results[path] else ""
             log.warning("%s is incomplete or damaged%s; going on from %s.", path, why, where)
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The one to go on from."""
+        """The checkpoint to go on from."""
         return self.valid[-1] if self.valid else None
 
     @property
@@ -109,20 +109,20 @@ class Checkpoints:
 
     @property
     def size(self) -> int:
-        """Bytes on disk, also of what is not valid."""
+        """Bytes on disk, of invalid checkpoints too."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def save(self, marker: Mapping[str, Any], write: Callable[[Path], object]) -> None:
-        """Saves a newer checkpoint than all others, then removes those that are not kept.
+        """Writes a checkpoint, newer than all others, then removes all but it and the best.
 
-        marker: has a `step` and a `score`. write: makes the files in the directory it is given.
-        Raises OSError, and leaves all others as they are, if it cannot be written, and UsageError
-        for a folder that is a link.
+        marker: has a `step` and a `score`. write: makes the files in a directory.
+        Raises OSError, and leaves all others as they are, if the checkpoint cannot be written, and
+        UsageError if the folder is a link.
         """
         final = self.folder / f"step-{marker['step']:08d}"
         partial = final.with_name(final.name + PARTIAL)
         self._check_folder()
-        self._sweep()  # of what a killed process left, which may take the space that is needed
+        self._sweep()  # a killed process may have left files that take the space
         try:
             self.folder.mkdir(exist_ok=True)
             partial.mkdir()
@@ -152,33 +152,33 @@ class Checkpoints:
             )
 
     def mark(self, checkpoint: Checkpoint, **marks: Any) -> None:
-        """Writes the marker of a checkpoint, with these entries too."""
+        """Writes the marker of a checkpoint, with `marks` added."""
         marker = documents.sealed({**checkpoint.marker, **marks})
         with atomic_file(checkpoint.path / MARKER) as file:
             file.write_text(documents.text(marker, indent=2), "utf-8")
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Counts a checkpoint as not valid any more."""
+        """Takes a checkpoint off the valid ones."""
         self.valid.remove(checkpoint)
 
     def _sweep(self) -> None:
-        """Removes what a finished save does not need, as far as that is possible."""
-        kept = {checkpoint.path for checkpoint in self.valid}
-        for path in _own(self.folder):
-            if path not in kept:
+        """Removes all other checkpoints, as far as possible."""
+        valid = {checkpoint.path for checkpoint in self.valid}
+        for path in _directories(self.folder):
+            if path not in valid:
                 _remove(path)
 
 
 def clear(out: Path) -> None:
-    """Removes all checkpoints of a finished run, as far as that is possible."""
-    for path in _own(out / CHECKPOINTS):
+    """Removes all checkpoints of a finished run, as far as possible."""
+    for path in _directories(out / CHECKPOINTS):
         _remove(path)
-    with suppress(OSError):  # it may have what is no checkpoint
+    with suppress(OSError):  # it may hold other files
         (out / CHECKPOINTS).rmdir()
 
 
 def left(out: Path) -> str:
-    """What a run that has stopped has saved, as a part of a sentence."""
+    """The steps that a stopped run has taken and saved, as a part of a sentence."""
     taken, marker = steps_taken(out), newest_marker(out)
     if marker is None:
         return f"at step {taken:,}, and no step is saved yet" if taken else "before the first step"
@@ -190,24 +190,24 @@ def left(out: Path) -> str:
 
 
 def newest_marker(out: Path) -> Mapping[str, Any] | None:
-    """The marker of the newest checkpoint that has one; its files are not read."""
-    for path in reversed(_written(out)):
+    """The marker of the newest checkpoint that has one; other files are not read."""
+    for path in reversed(_renamed(out)):
         with suppress(OSError, documents.UnlikeError):
             return _marker(path)
     return None
 
 
-def _own(folder: Path) -> list[Path]:
-    """The directories in a folder that `Checkpoints.save` makes, by their names in order."""
+def _directories(folder: Path) -> list[Path]:
+    """The directories in a folder that `Checkpoints.save` makes, sorted by name."""
     if folder.is_symlink() or not folder.is_dir():
         return []
-    named = (path for path in folder.iterdir() if OWN.fullmatch(path.name))
-    return sorted(path for path in named if path.is_dir() and not path.is_symlink())
+    paths = (path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    return sorted(path for path in paths if path.is_dir() and not path.is_symlink())
 
 
-def _written(out: Path) -> list[Path]:
-    """The same in a run directory, without those that are still being written."""
-    return [path for path in _own(out / CHECKPOINTS) if path.suffix != PARTIAL]
+def _renamed(out: Path) -> list[Path]:
+    """The checkpoints in a run directory, without those that are still being written."""
+    return [path for path in _directories(out / CHECKPOINTS) if path.suffix != PARTIAL]
 
 
 def _marker(path: Path) -> dict[str, Any]:
@@ -219,10 +219,10 @@ def _marker(path: Path) -> dict[str, Any]:
 
     content = documents.contents(path / MARKER)
     marker: dict[str, Any] = documents.parse(content)
-    known = marker.get("format") if isinstance(marker, dict) else None
-    if isinstance(known, int) and known != FORMAT:
+    number = marker.get("format") if isinstance(marker, dict) else None
+    if isinstance(number, int) and number != FORMAT:
         raise UsageError(
-            f"{path} has format {known}, and this razorctl reads {FORMAT}; resume with razorctl "
+            f"{path} has format {number}, and this razorctl reads {FORMAT}; resume with razorctl "
             f"{marker.get('razorctl')}, or name another directory with --out."
         )
     documents.check(content, Marker)
@@ -230,9 +230,9 @@ def _marker(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Checkpoint | str:
-    """The checkpoint in a directory; if it is not valid, what is wrong with its marker, or nothing.
+    """The checkpoint in a directory; for an invalid one what is wrong with its marker, or "".
 
-    Raises UsageError for one of another format.
+    Raises UsageError for a checkpoint of another format.
     """
     try:
         checkpoint = Checkpoint(path, _marker(path))
@@ -244,7 +244,7 @@ def _read(path: Path) -> Checkpoint | str:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint, as far as that is possible; its marker goes first."""
+    """Removes a checkpoint, as far as possible; its marker goes first."""
     with suppress(OSError):
         (path / MARKER).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

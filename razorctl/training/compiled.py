@@ -55,7 +55,7 @@ def refuse_uncompilable(job: Job, recipe: Recipe, device: torch.device) -> None:
 class Compiled:
     """Runs the training steps of a model as one compiled graph; the model itself stays eager.
 
-    So evaluation, traced bytes, state dict and hooks are what they are without compiling. A model
+    Evaluation, traced bytes, state dict and hooks are therefore those of an eager model. A model
     that cannot be compiled is trained eagerly after one warning, and compiled without CUDA graphs
     if these fail.
     """
@@ -70,16 +70,16 @@ class Compiled:
         mode = "reduce-overhead" if self._graphs else None
         return torch.compile(self.model, fullgraph=True, mode=mode)  # type: ignore[return-value]
 
-    def _budgeted(self) -> AbstractContextManager[None]:
-        """Inside it, what is compiled keeps the job's share of its activations."""
+    def _memory_budget(self) -> AbstractContextManager[None]:
+        """A context in which compiled graphs keep the job's share of activations for backward."""
         if self._budget is None:
             return nullcontext()
         import torch._functorch.config as settings
 
-        budgeted: AbstractContextManager[None] = settings.patch(
+        context: AbstractContextManager[None] = settings.patch(
             activation_memory_budget=self._budget
         )
-        return budgeted
+        return context
 
     @property
     def works(self) -> bool:
@@ -89,7 +89,7 @@ class Compiled:
     def step(
         self, take: Callable[Concatenate[nn.Module, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """What `take` returns for the compiled model, or else for the eager one, and `args`.
+        """Returns `take(model, *args, **kwargs)` of the compiled model, or else of the eager one.
 
         take: changes weights only after all forward and backward passes, and can run twice.
         """
@@ -98,7 +98,7 @@ class Compiled:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         try:
-            with self._budgeted():
+            with self._memory_budget():
                 return take(self._compiled, *args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             log.warning("training goes on without compiling: %s", failure_reason(error))
@@ -116,7 +116,7 @@ class Compiled:
 
 
 class Trial(Compiled):
-    """Compiles the run of a resolved job after its first EAGER steps, so that its gain can be said.
+    """Compiles the run of a resolved job after EAGER steps, and measures what that gains.
 
     payoff: None before step JUDGED, and if steps are not compiled.
     """
@@ -126,8 +126,8 @@ class Trial(Compiled):
         assert job.steps is not None
         self.steps = job.steps
         self.payoff: Payoff | None = None
-        self.compile_seconds = 0.0  # also of the processes that the run was begun in
-        self._before = False  # whether steps were compiled in these
+        self.compile_seconds = 0.0  # also of the run before it was resumed
+        self._before = False  # whether steps were compiled there
         self._seconds: list[float] = []
         if job.compile and job.steps < JUDGED:
             log.warning(
@@ -145,7 +145,7 @@ class Trial(Compiled):
         return self._seconds[EAGER + 1 :] if self.works else []
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run says of steps that were taken before."""
+        """The payoff and the time of compiling so far, for a resumed run."""
         return {
             "payoff": self.payoff and asdict(self.payoff),
             "compile_seconds": self.compile_seconds,
@@ -153,7 +153,7 @@ class Trial(Compiled):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; the model is compiled again after EAGER steps."""
+        """Restores what `state_dict` returned; the model is compiled again after EAGER steps."""
         self.payoff = state["payoff"] and Payoff(**state["payoff"])
         self.compile_seconds, self._before = state["compile_seconds"], state["done"]
 
@@ -165,7 +165,7 @@ class Trial(Compiled):
         return super().step(take, *args, **kwargs)
 
     def note(self, seconds: float) -> None:
-        """Called after each step with the seconds that it took; once this logs the payoff."""
+        """Takes the seconds of each step; after step JUDGED, logs the payoff."""
         self._seconds.append(seconds)
         if len(self._seconds) != JUDGED or not self.works:
             return
@@ -181,7 +181,7 @@ class Trial(Compiled):
 
 
 def failure_reason(error: Exception) -> str:
-    """The sentence of a UsageError that a layer raised while it was traced, else torch's first."""
+    """The sentence of a UsageError that a layer raised while traced, else torch's first line."""
     refusal = re.search(r"raised exception UsageError\((['\"])(.*)\1\)", str(error))
     if refusal:
         return refusal[2]

@@ -1,7 +1,7 @@
 """Micro-batches as CUDA graphs, without torch.compile: a forward and a backward pass in one launch.
 
-The host launches a step of hundreds of kernels in a few calls. Untried on a card. Without one, a
-test replays recorded operations in place of a graph, and `doctor` tries graphs where a card is.
+The host launches a step of hundreds of kernels in a few calls. Not yet tried on a card: a test
+replays recorded operations in place of a graph, and `doctor` tries graphs on the user's card.
 """
 
 import logging
@@ -35,36 +35,36 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        # Everything that waits for work runs on one stream, as torch asks for.
+        # Warm-ups and captures share a stream, as torch requires.
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm_up(self, run: Callable[[], T]) -> T:
-        """Runs what is captured later, where it will be captured."""
+        """Calls `run` on the stream where it will be captured."""
         now = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(now)
         with torch.cuda.stream(self.stream):
-            found = run()
+            result = run()
         now.wait_stream(self.stream)
-        return found
+        return result
 
     def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Captures `run`, which computes nothing meanwhile; returns its result, and its replay.
+        """Captures `run` without computing anything; returns its result and the graph's replay.
 
-        A replay reads what `run` has read, and writes the result into the same memory.
+        A replay reads the same memory as `run`, and writes the result into the same memory.
         """
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with the device: one of a DataLoader pins memory.
+        # Other threads may use the device meanwhile: one of a DataLoader pins memory.
         mode = "thread_local"
         with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode=mode):
-            found = run()
-        return found, graph.replay
+            result = run()
+        return result, graph.replay
 
 
 class _Graph(NamedTuple):
     """A captured micro-batch.
 
-    loss: where its share of the loss is after `replay`. before, after: the gradients that it adds
-    to, and those that are there then.
+    loss: the tensor into which `replay` writes the share of the loss. before: the gradients that
+    the micro-batch adds to. after: the gradients afterwards.
     """
 
     replay: Callable[[], None]
@@ -76,10 +76,10 @@ class _Graph(NamedTuple):
 class CapturedPasses:
     """`step.passes` that runs micro-batches of one kind as CUDA graphs, after the first WARM_UPS.
 
-    The first micro-batch of a step writes the gradients, and the others add to them: each of both
-    has a graph. If one cannot be captured, or micro-batches have several shapes, training goes on
-    without graphs after one warning. Nothing that is drawn on the host can change in a graph, so a
-    model that draws there has none. What a graph has computed stays in memory until `forget`.
+    The first micro-batch of a step writes the gradients, and the others add to them, so there are
+    two graphs. If a micro-batch cannot be captured, or micro-batches have several shapes, training
+    goes on without graphs after one warning. A graph would repeat random numbers drawn on the host,
+    so a model that draws them is not captured. Results of graphs stay in memory until `forget`.
     """
 
     def __init__(self) -> None:
@@ -87,12 +87,12 @@ class CapturedPasses:
         self.forget()
 
     def forget(self) -> None:
-        """Frees all graphs; called when the model, or the sizes of micro-batches, may change."""
+        """Frees all graphs; called when the model or the sizes of micro-batches may change."""
         self._kind: Any = None
         self._warm = 0
         self._maker: Graphs | None = None
         self._parameters: list[nn.Parameter] = []
-        self._batch: Any = None  # what graphs read; each micro-batch is copied there
+        self._batch: Any = None  # the inputs of graphs; each micro-batch is copied there
         self._graphs: list[_Graph] = []
 
     def __call__(
@@ -119,20 +119,20 @@ class CapturedPasses:
         if graph is None:
             if not self._lasting(before):  # the rest of a step that began without graphs
                 return self._maker.warm_up(plain)
-            graph = self._captured(model, losses, batch, job, scaler, before)
+            graph = self._capture(model, losses, batch, job, scaler, before)
         if graph is None:
             return plain()
         with phase("forward"):
-            for known, new in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
-                if isinstance(new, Tensor):
-                    known.copy_(new)
+            for target, source in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
+                if isinstance(source, Tensor):
+                    target.copy_(source)
             graph.replay()
         with phase("backward"):
             self._set(graph.after)
         return graph.loss.clone()
 
     def _alike(self, model: nn.Module, batch: Any, job: Job) -> bool:
-        """Whether a micro-batch is of the kind of those before it."""
+        """Whether a micro-batch has the model, shapes and dtypes of the earlier ones."""
         leaves, structure = tree_flatten(batch)
         like = [(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves]
         kind = model, job.accumulate, structure, like
@@ -142,11 +142,11 @@ class CapturedPasses:
         return bool(self._kind == kind)
 
     def _lasting(self, gradients: Gradients) -> bool:
-        """Whether gradients will be where they are in later steps as well."""
+        """Whether gradients have the same memory in later steps."""
         none = all(gradient is None for gradient in gradients)
         return none or any(_same(graph.after, gradients) for graph in self._graphs)
 
-    def _captured(
+    def _capture(
         self,
         model: nn.Module,
         losses: Losses,
@@ -155,14 +155,14 @@ class CapturedPasses:
         scaler: torch.amp.GradScaler,
         before: Gradients,
     ) -> _Graph | None:
-        """The graph of a micro-batch; None if it cannot be captured."""
+        """Captures a micro-batch; returns None, and ends the use of graphs, if that fails."""
         assert self._maker is not None
         if self._batch is None:
             self._batch = tree_map_only(Tensor, torch.clone, batch)
         run = partial(passes, model, losses, self._batch, job, scaler)
         host = state.random_states(cuda=False)
         try:
-            with shared_by(1):  # else a graph would read what another one has kept
+            with shared_by(1):  # otherwise a graph would read memory of another one
                 loss, replay = self._maker.capture(run)
             graph = _Graph(replay, loss, before, [p.grad for p in self._parameters])
         except torch.OutOfMemoryError:
@@ -195,10 +195,10 @@ class CapturedPasses:
 
 
 def _same(some: Gradients, others: Gradients) -> bool:
-    """Whether all gradients are where the others are."""
+    """Whether all gradients are the same tensors as the others."""
     return all(a is b for a, b in zip(some, others, strict=True))
 
 
 def _listed(states: Any) -> Any:
-    """States of generators, which can be compared."""
+    """The states of generators as lists, which can be compared."""
     return tree_map_only(Tensor, Tensor.tolist, states)

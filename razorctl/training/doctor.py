@@ -1,7 +1,7 @@
 """doctor: what this machine has, and whether the parts of razorctl work on it.
 
 Kernels and attention run forward and backward on small tensors, and folders are written to, since
-what a version or a capability promises is not always so.
+versions and capabilities promise more than some machines can do.
 """
 
 import copy
@@ -38,8 +38,8 @@ from razorctl.version import __version__
 
 State = Literal["ok", "note", "problem"]
 PACKAGES = ("torch", "triton", "timm", "transformers", "datasets", "peft", "accelerate", "torchao")
-# Together they call the ops of every rule; the first has a gradient close to the exact one.
-TRIED = (
+# Together they call the ops of every rule; the gradient of the first is close to the exact one.
+RECIPES = (
     Recipe("razor", 0.5),
     Recipe("razor", 0.9),
     Recipe("razor", 0.9, int8_forward=True),
@@ -48,8 +48,8 @@ TRIED = (
     Recipe("int2"),
 )
 BATCH = 64  # images of the trial, so that its GEMMs are large enough for int8
-CLOSE = 0.95  # least cosine of that gradient to the exact one
-SAME = 0.999  # and of the gradient of a step to that of the same step; sums may be in other orders
+CLOSE = 0.95  # least cosine of the first recipe's gradient to the exact one
+SAME = 0.999  # least cosine of a replayed step's gradient to that of the step; sums are reordered
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -61,9 +61,10 @@ ROOM = 5 * 2**30  # free bytes below which models and runs may not find room
 
 @dataclass(frozen=True)
 class Check:
-    """What was found about one part of the machine.
+    """The state of one part of the machine.
 
-    state: "note" for what works, but not as well as it could. mend: what would change that.
+    state: "note" if it works, but not as well as it could. found: a description. mend: what would
+    improve it.
     """
 
     group: str
@@ -80,14 +81,14 @@ def diagnose() -> Iterator[Check]:
     yield from _gpus()
     yield from _files()
     yield from _hub()
-    for device in _places():
+    for device in _devices():
         yield _attention(device)
         yield from _kernels(device)
         if device.type == "cuda":
             yield graphs(device)
 
 
-def _places() -> list[torch.device]:
+def _devices() -> list[torch.device]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(count))]
 
@@ -161,7 +162,7 @@ def _cuda(cards: int) -> Check:
 
 
 def _launcher() -> Check:
-    """Whether Triton can compile what launches its kernels: a module of Python, in C."""
+    """Whether Triton can compile its launcher of kernels, a Python module in C."""
     name = "Triton's launcher"
     if find_spec("triton") is None:
         found = "no Triton, so PyTorch operations run, slower"
@@ -170,7 +171,7 @@ def _launcher() -> Check:
     if compiler is None:
         mend = "install gcc or clang, or name a compiler with CC"
         return Check("gpu", name, "problem", "no C compiler, so no kernel can be launched", mend)
-    # As Triton looks for them: Debian has a scheme of its own, where they are not.
+    # Triton looks there; the scheme of Debian's own has no headers.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     headers = sysconfig.get_paths(scheme)["include"]
     command = [compiler, "-x", "c", "-fsyntax-only", f"-I{headers}", "-"]
@@ -229,7 +230,7 @@ def _hub() -> Iterator[Check]:
 
 
 def _attention(device: torch.device) -> Check:
-    """Which of SDPA's kernels run forward and backward on a device."""
+    """Lists SDPA's kernels that run forward and backward on a device."""
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     runs = []
     for name, backend in BACKENDS.items():
@@ -245,7 +246,7 @@ def _attention(device: torch.device) -> Check:
 
 
 def _kernels(device: torch.device) -> Iterator[Check]:
-    """Trains a small ViT by every rule, and says of each op's kernel whether it ran."""
+    """Takes gradients of a small ViT by every rule; a check for each op's kernel that was used."""
     if not kernels.wanted():
         if device.type == "cuda":
             yield _turned_off(f"kernels, {device}")
@@ -253,26 +254,27 @@ def _kernels(device: torch.device) -> Iterator[Check]:
     group = f"kernels, {device}"
     torch.manual_seed(0)
     model, images = _small_vit().to(device), torch.randn(BATCH, 3, 32, 32, device=device)
-    exact, *gradients = (_gradient(model, images, recipe) for recipe in (None, *TRIED))
+    exact, *gradients = (_gradient(model, images, recipe) for recipe in (None, *RECIPES))
     cosine = F.cosine_similarity(exact, gradients[0], 0).item()
-    found = f"cosine {cosine:.4f} to the exact one, {TRIED[0].method} at {TRIED[0].ratio:g}"
+    found = f"cosine {cosine:.4f} to the exact one, {RECIPES[0].method} at {RECIPES[0].ratio:g}"
     mend = f"set {kernels.SETTING}=torch, which runs PyTorch operations in their place"
     if cosine >= CLOSE:
         yield Check(group, "gradient", "ok", found)
     else:
         yield Check(group, "gradient", "problem", found, mend)
     for op, why in kernels.outcomes(device).items():
-        yield (
-            Check(group, op, "problem", _line(why), mend) if why else Check(group, op, "ok", "ran")
-        )
+        if why:
+            yield Check(group, op, "problem", _line(why), mend)
+        else:
+            yield Check(group, op, "ok", "ran")
 
 
 def graphs(device: torch.device) -> Check:
-    """Whether razor's steps run as CUDA graphs on a device, and give the same gradient so."""
+    """Whether razor's steps run as CUDA graphs on a device, and give the same gradient."""
     job = Job("", "", precision="fp16" if _narrow(device) is torch.float16 else "bf16")
     torch.manual_seed(0)
     model, captured = _small_vit().to(device).train(), CapturedPasses()
-    sparsify(model, TRIED[0])
+    sparsify(model, RECIPES[0])
     losses = by_logits(lambda net, images: net(images), job)
     scaler = torch.amp.GradScaler(device.type, enabled=False)
 
@@ -320,7 +322,7 @@ def _gradient(model: nn.Module, images: Tensor, recipe: Recipe | None) -> Tensor
 
 
 def _narrow(device: torch.device) -> torch.dtype:
-    """The dtype of 16 bits that a device computes in."""
+    """The 16-bit dtype that a device computes in."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
 

@@ -1,4 +1,4 @@
-"""What a model makes of labeled rows, in torchmetrics' figures."""
+"""The figures of a model on labeled rows, by torchmetrics."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,12 +26,19 @@ def evaluate(
 ) -> dict[str, float]:
     """Runs the model in eval mode over batches of inputs and labels, on their device. Collective.
 
-    Returns the mean cross-entropy `loss` and the `accuracy`, over all labels that count. Of
+    Returns the mean cross-entropy `loss` and the `accuracy`, over all labels that count. For
     classification also `balanced_accuracy` and `f1`, which are means over classes; `matthews`, the
-    correlation of labels and guesses; and with more than TOP classes `top5_accuracy`. Of
-    segmentation also `mean_iou`, the mean over classes of intersection over union. Of a language
-    model also `perplexity`. `job` says in which precision it runs. Several processes each have
-    their own rows, and return the same figures.
+    correlation of labels and guesses; and with more than TOP classes `top5_accuracy`. For
+    segmentation also `mean_iou`, the mean over classes of intersection over union. For a language
+    model also `perplexity`. Several processes each have their own rows, and return the same
+    figures.
+
+    Args:
+        model: a stock or sparsified model.
+        logits: returns the model's logits for inputs.
+        batches: inputs and labels.
+        classes: the number of classes.
+        job: says the task and the precision.
     """
     from torchmetrics import MeanMetric  # takes seconds
 
@@ -48,15 +55,15 @@ def evaluate(
             count = (labels != NO_LABEL).sum()
             losses.update(loss.float() / count.clamp(min=1), count)
             figures.update(*_guesses(output, labels, job))
-    found = {"loss": losses, **figures}
-    values = {name: metric.compute().item() for name, metric in found.items()}
+    metrics = {"loss": losses, **figures}
+    values = {name: metric.compute().item() for name, metric in metrics.items()}
     if job.task in LANGUAGE:
         values["perplexity"] = torch.tensor(values["loss"]).exp().item()
     return values
 
 
 def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
-    """What `_figures` take of a batch: guesses and labels, or values and weights of a mean."""
+    """Arguments of `_figures` for a batch: guesses and labels, or values and weights of a mean."""
     if job.classifies:
         return output, labels
     if job.task == "segmentation":
@@ -67,16 +74,16 @@ def _guesses(output: Tensor, labels: Tensor, job: Job) -> tuple[Tensor, Tensor]:
 def _in_step(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, bool]]:
     """Batches, and whether they count, until no process has any more: models may be collective.
 
-    A process that has no more runs its last one again.
+    A process without further batches repeats its last one.
     """
-    left, batch = iter(batches), None
+    remaining, batch = iter(batches), None
     while True:
-        found = next(left, None)
-        if not processes.most(found is not None, device):
+        following = next(remaining, None)
+        if not processes.most(following is not None, device):
             return
-        batch = batch if found is None else found
+        batch = batch if following is None else following
         assert batch is not None
-        yield batch, found is not None
+        yield batch, following is not None
 
 
 def _figures(classes: int, job: Job) -> Any:
@@ -97,12 +104,12 @@ def _figures(classes: int, job: Job) -> Any:
                 "mean_iou": MulticlassJaccardIndex(classes, ignore_index=NO_LABEL),
             }
         )
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "accuracy": MulticlassAccuracy(classes, average="micro"),
         "balanced_accuracy": MulticlassAccuracy(classes, average="macro"),
         "f1": MulticlassF1Score(classes, average="macro"),
         "matthews": MulticlassMatthewsCorrCoef(classes),
     }
     if classes > TOP:
-        found["top5_accuracy"] = MulticlassAccuracy(classes, top_k=TOP, average="micro")
-    return MetricCollection(found)
+        figures["top5_accuracy"] = MulticlassAccuracy(classes, top_k=TOP, average="micro")
+    return MetricCollection(figures)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LabeledRows:
     """Rows whose labels are numbers of a run's classes.
 
-    split: what they are called in the data; None if these have no splits. skipped: a line for each
+    split: the name of the split in the data; None if they have no splits. skipped: a line for each
     bad row that is left out.
     """
 
@@ -33,19 +33,19 @@ class LabeledRows:
 def rows_of_run(
     run: Path | str, split: str | None = None, progress: data.Progress = lambda _: None
 ) -> LabeledRows:
-    """The rows of a split of the data that a finished run was trained on, as it used them.
+    """The rows of a split of the data that a finished run was trained on, as the run used them.
 
-    split: train, validation or test; None is the one that its result is of. Raises what
+    split: train, validation or test; None is the split of the run's result. Raises what
     `run_files.finished_run` and loading the data raise, and DataError if other rows would be put
     aside now.
     """
     run = Path(run)
     result, job = run_files.finished_run(run)
     splits = contents.digested(data.of(job).load(progress))
-    known, found = run_files.read_split(run), run_files.split_document(splits) or {}
-    if "digests" not in known:  # of an older razorctl, or of streams
-        found = {name: value for name, value in found.items() if name not in ("digests", "white")}
-    if known != found:
+    before, now = run_files.read_split(run), run_files.split_document(splits) or {}
+    if "digests" not in before:  # of an older razorctl, or of streams
+        now = {name: value for name, value in now.items() if name not in ("digests", "white")}
+    if before != now:
         raise DataError(
             f"{job.dataset} has changed since {run} was trained on it, so that other rows would be "
             "put aside; undo that, or name data to evaluate."
@@ -61,9 +61,15 @@ def rows_of_job(
 ) -> LabeledRows:
     """The rows of any data set that a job names, with labels as a finished run numbers them.
 
-    split: as the data call it; None is the test split, or else the validation split, or else all.
     Raises what `run_files.finished_run` and reading the data raise, and DataError for labels
     without a class.
+
+    Args:
+        run: the run directory.
+        job: names the data set.
+        split: its name in the data; None is the test split, or else the validation split, or else
+            all rows.
+        progress: called with what is being done.
     """
     result, trained = run_files.finished_run(Path(run))
     if job.dataset in data.DATASETS:
@@ -72,11 +78,11 @@ def rows_of_job(
         return LabeledRows(_renumbered(job.dataset, splits, name, result["classes"]), name)
     job = replace(job, split=split)
     if not job.classifies:
-        found = _all(job, trained, result["classes"], progress)
-        if isinstance(found.rows, Stream):
-            return found
+        labeled = _all(job, trained, result["classes"], progress)
+        if isinstance(labeled.rows, Stream):
+            return labeled
         white = run_files.read_split(Path(run)).get("white")
-        return replace(found, rows=whole.whitened(found.rows, white))
+        return replace(labeled, rows=whole.whitened(labeled.rows, white))
     modality = models.named(job.model).modality
     white = run_files.read_split(Path(run)).get("white")
     return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
@@ -91,7 +97,7 @@ def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) ->
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."
         )
-    if splits.record is not None and splits.test is None:  # nothing but what was put aside
+    if splits.record is not None and splits.test is None:  # the validation split was put aside
         rows = concatenate_datasets([splits.train, splits.validation])
         return LabeledRows(rows, None, splits.skipped)
     name, rows = splits.evaluated if splits.test is None else ("test", splits.test)
@@ -104,10 +110,10 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
 
     rows: Any
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    there = [part for part, rows in parts.items() if rows is not None]
     rows = parts.get(split)
     if rows is None:
-        raise UsageError(f"{name} has no split {split}, only {', '.join(there)}; name one of them.")
+        names = ", ".join(part for part, rows in parts.items() if rows is not None)
+        raise UsageError(f"{name} has no split {split}, only {names}; name one of them.")
     if [*splits.classes] == classes:
         return rows
     if isinstance(rows, Stream):

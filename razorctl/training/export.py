@@ -32,7 +32,7 @@ Save = Callable[[nn.Module, Path], object]  # writes a stock model to a folder
 def finish(run: Record, unsharded: nn.Module | None) -> None:
     """Tests and writes the weights, then the result. Collective.
 
-    unsharded: as of `parallel.gathered`. Raises RazorError if the disk does not take them.
+    unsharded: the copy for `parallel.gathered`. Raises RazorError if the disk takes no files.
     """
     best = _undamaged(run, run.best())
     if run.feed.test is not None:
@@ -54,7 +54,7 @@ def _undamaged(run: Record, best: Checkpoint | None) -> Checkpoint | None:
 
 
 def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
-    """Those of the best weights, or for None of the last, on the split of the result."""
+    """The figures of the best weights, or for None of the last, on the split of the result."""
     if best is None:
         return run.tested or run.history[-1].metrics or {}
     if run.feed.test is None:
@@ -68,9 +68,9 @@ def _figures_of(run: Record, best: Checkpoint | None) -> Mapping[str, float]:
 
 
 def write_finished(run: Record) -> None:
-    """Writes the weights of a finished run, then its result, and gives its directory free.
+    """Writes the weights of a finished run, then its result, and unlocks its directory.
 
-    Raises RazorError if the disk does not take them.
+    Raises RazorError if the disk takes no files.
     """
     out, job, best = run.out, run.job, run.best()
     save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
@@ -82,8 +82,8 @@ def write_finished(run: Record) -> None:
             export(deepcopy(run.model), save, (out / LAST).parent)
             state.load_model(best.path, run.model)
         export(run.model, save, out)
-        there = (name for name in (WEIGHTS, LAST) if (out / name).exists())
-        run.checksums = {name: documents.entry(out / name) for name in there}
+        files = (name for name in (WEIGHTS, LAST) if (out / name).exists())
+        run.checksums = {name: documents.entry(out / name) for name in files}
         run.check_own()
         with atomic_file(out / RESULT) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")
@@ -114,27 +114,29 @@ def _save(
 def export(model: nn.Module, save: Save, folder: Path) -> None:
     """Restores a sparsified model and saves it in a folder, its adapters first, if it has some.
 
-    Raises OSError if they cannot be written.
+    Raises OSError if a file cannot be written.
     """
     folder.mkdir(exist_ok=True)
     if adapters.attached(model):
-        _write(lambda made: adapters.save(model, made), (folder / ADAPTER).parent)
+        _write(partial(adapters.save, model), (folder / ADAPTER).parent)
     restore(model)
-    _write(lambda made: save(model, made), folder)
+    _write(partial(save, model), folder)
 
 
 def _write(save: Callable[[Path], object], folder: Path) -> None:
-    """Moves what `save` writes to a folder, file by file; the weights are the last."""
+    """Moves the files that `save` writes into a folder, the weights last."""
     folder.mkdir(exist_ok=True)
-    with TemporaryDirectory(prefix=".saving-", dir=folder) as made:
+    with TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
         try:
-            save(Path(made))
-        except SafetensorError as error:  # that of a full disk, too
+            save(Path(temporary))
+        except SafetensorError as error:  # of a full disk, too
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code)) from error
-        files = sorted(Path(made).iterdir(), key=lambda file: (file.name == WEIGHTS, file.name))
+        files = sorted(
+            Path(temporary).iterdir(), key=lambda file: (file.name == WEIGHTS, file.name)
+        )
         for file in files:
-            with atomic_file(folder / file.name) as partial:
-                file.replace(partial)
+            with atomic_file(folder / file.name) as target:
+                file.replace(target)
     sync(folder)

@@ -1,4 +1,4 @@
-"""The data of a run as its model takes them."""
+"""The rows of a run as batches that its model takes."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,24 +21,25 @@ def sequenced(
     splits: data.Splits, family: models.Model, job: Job, progress: models.Progress
 ) -> data.Splits:
     """The splits of a data set as the model's transform takes them; see `Model.sequences`."""
-    splits = contents.digested(splits)  # of texts, not of their tokens
+    splits = contents.digested(splits)  # digests of texts, not of their tokens
     make = family.sequences
     if make is None:
         return splits
     parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
-    made = {
+    sequences = {
         name: make(rows, job.input_size, progress)
         for name, rows in parts.items()
         if rows is not None
     }
-    return replace(splits, **made)
+    return replace(splits, **sequences)
 
 
 class Feed:
     """The training rows of a resolved job, and those that are evaluated.
 
-    split, evaluated: the name and the micro-batches of what is evaluated during training. test: the
-    test split if it is another one, else None. facts: by which data that have changed are known.
+    split: the name of the split that is evaluated during training. evaluated: its micro-batches.
+    test: those of the test split if that is another one, else None. facts: counts, classes and
+    digests, by which changed data are recognized.
     """
 
     def __init__(
@@ -51,20 +52,20 @@ class Feed:
     ) -> None:
         self.device = device
         self.job = job
-        transform = changed = family.transform(model, job.input_size)
+        transform = training_transform = family.transform(model, job.input_size)
         if family.trained is not None:
-            changed = family.trained(model, job.input_size)
+            training_transform = family.trained(model, job.input_size)
         if job.compile and family.padded is not None:
-            changed = family.padded(model, job.input_size)  # or each length is compiled
+            training_transform = family.padded(model, job.input_size)  # or each length is compiled
         if job.augment != "none":
             assert family.augmented is not None
             assert job.augment is not None
-            changed = family.augmented(model, job.input_size, job.augment)
-        trained = splits.train.with_transform(changed)
+            training_transform = family.augmented(model, job.input_size, job.augment)
+        training_rows = splits.train.with_transform(training_transform)
         drawn = job.augment != "none" or family.trained is not None
         if not drawn:
-            trained = cached(trained, device)
-        self.loading = Loading(trained, job, device, drawn)
+            training_rows = cached(training_rows, device)
+        self.loading = Loading(training_rows, job, device, drawn)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
         counts = {"train": count(splits.train), self.split: count(rows)}
@@ -75,16 +76,16 @@ class Feed:
             self.test = in_order(splits.test.with_transform(transform), job, device)
 
     def total(self, batches: Iterable[Any]) -> Tensor | None:
-        """`step.counted` of the labels of a batch; None for a label of each row. Collective."""
+        """The number of labels in a batch; None if each row has one label. Collective."""
         if self.job.classifies:
             return None
         return counted((batch["labels"] for batch in batches), self.device)
 
     def moved(self, batch: Any) -> tuple[Any, Tensor]:
         """The inputs and the labels of a batch, on the device."""
-        found = moved(batch, self.device)
-        return found["inputs"], found["labels"]
+        batch = moved(batch, self.device)
+        return batch["inputs"], batch["labels"]
 
     def trained(self, batch: Any) -> tuple[Any, Tensor]:
-        """The same of a micro-batch of training rows, mixed if the job says so."""
+        """The inputs and the labels of a micro-batch of training rows, mixed if the job says so."""
         return self.mix(self.moved(batch))

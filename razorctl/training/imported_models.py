@@ -1,4 +1,4 @@
-"""A model of one's own by the name of what builds it, such as `mymodels:build`."""
+"""A model that is imported from the user's code by name, such as `mymodels:build`."""
 
 import importlib
 import inspect
@@ -23,31 +23,30 @@ def load(
 ) -> tuple[Any, Any]:
     """The model and the inputs that `module:function` returns.
 
-    The module is imported as Python does, with the current directory first; its code runs, as its
-    user asked for. The function takes no argument, and returns a model and inputs, or a model
-    alone; it may also be a class, or the model itself. batch_size, input_size: of images or tokens
-    for a model that comes alone; None is as its library says. Raises UsageError for a name that
-    stands for none of this, and RazorError if the code fails.
+    The module is imported as Python does, with the current directory first, so its code runs. The
+    function takes no argument, and returns a model and inputs, or only a model; it may also be a
+    class, or the model itself. batch_size, input_size: of images or tokens if there are no inputs;
+    None is what the model's library says. Raises UsageError for a name of anything else, and
+    RazorError if the code fails.
     """
     place, _, attribute = name.partition(":")
     module = _module(place, name)
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [each for each, value in vars(found).items() if callable(value)]
+        if not hasattr(target, part):
+            names = [each for each, value in vars(target).items() if callable(value)]
             raise unknown(f"function of {place}", part, names)
-        found = getattr(found, part)
-    if not isinstance(found, nn.Module):
-        found = _called(found, name)
-    if isinstance(found, nn.Module):
-        return found, _inputs(found, name, batch_size, input_size)
-    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], nn.Module):
+        target = getattr(target, part)
+    result = target if isinstance(target, nn.Module) else _call(target, name)
+    if isinstance(result, nn.Module):
+        return result, _inputs(result, name, batch_size, input_size)
+    if isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[0], nn.Module):
         if (batch_size or input_size) is not None:
             what = "input size" if batch_size is None else "batch size"
             raise UsageError(f"{name} returns inputs, which have their {what}; leave it out.")
-        return found[0], found[1]
+        return result[0], result[1]
     raise UsageError(
-        f"{name} returned {_kind(found)}, which is no model; return an nn.Module and its inputs."
+        f"{name} returned {_kind(result)}, which is no model; return an nn.Module and its inputs."
     )
 
 
@@ -70,21 +69,21 @@ def _module(place: str, name: str) -> ModuleType:
         raise _failed(place, error) from error
 
 
-def _called(function: Any, name: str) -> Any:
+def _call(function: Any, name: str) -> Any:
     if not callable(function):
         raise UsageError(f"{name} is {_kind(function)}, neither a function nor a model.")
     try:
-        needed = [
+        parameters = [
             each.name
             for each in inspect.signature(function).parameters.values()
             if each.default is each.empty
             and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         ]
-    except ValueError:  # one that is built in
-        needed = []
-    if needed:
+    except ValueError:  # a built-in function
+        parameters = []
+    if parameters:
         raise UsageError(
-            f"{name} needs {', '.join(needed)}; name a function that needs no argument."
+            f"{name} needs {', '.join(parameters)}; name a function that needs no argument."
         )
     try:
         return function()
@@ -93,25 +92,25 @@ def _called(function: Any, name: str) -> Any:
 
 
 def _failed(name: str, error: Exception) -> RazorError:
-    """The error for code of the user's that raised one, with the place of that."""
+    """The error for one that the user's code raised, with its place."""
     if isinstance(error, RazorError):
         return error
     why = (str(error).strip() or "no message").splitlines()[0]
-    if isinstance(error, SyntaxError):  # which says where
+    if isinstance(error, SyntaxError):  # its message says where
         return RazorError(f"{name} failed: {type(error).__name__}: {why}")
     places = traceback.extract_tb(error.__traceback__)
-    own = [at for at in places if at.filename.startswith(str(Path.cwd()))]
-    at = (own or places)[-1]
+    user_places = [at for at in places if at.filename.startswith(str(Path.cwd()))]
+    at = (user_places or places)[-1]
     where = f"{Path(at.filename).name}, line {at.lineno}"
     return RazorError(f"{name} failed in {where}: {type(error).__name__}: {why}")
 
 
-def _kind(found: Any) -> str:
-    return "None" if found is None else f"of type {type(found).__name__}"
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _inputs(model: nn.Module, name: str, batch_size: int | None, input_size: int | None) -> Any:
-    """Inputs without values, of the shape that the model's library says it takes."""
+    """Inputs on the meta device, of the shape that the model's library says."""
     rows = batch_size or ROWS
     shape = _shape(model, input_size)
     if shape is None:
@@ -119,10 +118,10 @@ def _inputs(model: nn.Module, name: str, batch_size: int | None, input_size: int
             f"{name} gives a {type(model).__name__} without inputs; return both, the model and its "
             "inputs, or say with --input-size what its images have."
         )
-    main = getattr(model, "main_input_name", None)  # of transformers
-    words = main == "input_ids"
-    made = torch.zeros(rows, *shape, dtype=torch.long if words else None, device="meta")
-    return made if main is None else {main: made}
+    input_name = getattr(model, "main_input_name", None)  # of transformers
+    dtype = torch.long if input_name == "input_ids" else None
+    inputs = torch.zeros(rows, *shape, dtype=dtype, device="meta")
+    return inputs if input_name is None else {input_name: inputs}
 
 
 def _shape(model: nn.Module, input_size: int | None) -> tuple[int, ...] | None:
@@ -130,10 +129,10 @@ def _shape(model: nn.Module, input_size: int | None) -> tuple[int, ...] | None:
     config = getattr(model, "config", None)
     if getattr(model, "main_input_name", None) == "input_ids":
         return (input_size or min(TOKENS, getattr(config, "max_position_embeddings", TOKENS)),)
-    known = getattr(model, "pretrained_cfg", None)  # of timm
+    pretrained = getattr(model, "pretrained_cfg", None)  # of timm
     channels, size = 3, None
-    if isinstance(known, dict) and known.get("input_size"):
-        channels, size = known["input_size"][:2]
+    if isinstance(pretrained, dict) and pretrained.get("input_size"):
+        channels, size = pretrained["input_size"][:2]
     elif isinstance(getattr(config, "image_size", None), int):
         channels, size = getattr(config, "num_channels", 3), config.image_size  # type: ignore[union-attr]
     side = input_size or size

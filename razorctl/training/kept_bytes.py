@@ -1,4 +1,4 @@
-"""Bytes that modules keep for backward: of any model, by its parts, traced and not run."""
+"""Bytes that each module of a model keeps for backward, traced without running the model."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """What a model keeps for backward of its inputs; model: its class."""
+    """The bytes that a model keeps for backward for some inputs, by module; model: its class."""
 
     model: str
     recipe: Recipe
@@ -75,12 +75,12 @@ def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
 
 
 def make_rows(
-    found: Mapping[str, tuple[str, str]], kept: Mapping[str, int], full: Mapping[str, int]
+    modules: Mapping[str, tuple[str, str]], kept: Mapping[str, int], full: Mapping[str, int]
 ) -> tuple[Row, ...]:
-    """A row for each module that keeps anything; found: as `kinds` returns it."""
+    """A row for each module that keeps anything; modules: returned by `kinds`."""
     return tuple(
-        Row(name, *about, kept.get(name, 0), full.get(name, 0))
-        for name, about in found.items()
+        Row(name, type_, kind, kept.get(name, 0), full.get(name, 0))
+        for name, (type_, kind) in modules.items()
         if name in kept or name in full
     )
 
@@ -93,34 +93,39 @@ def trace_kept_bytes(
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> KeptBytes:
-    """What any model keeps for backward of its inputs, as it is in full and as `sparsify` makes it.
+    """Traces the bytes that any model keeps for backward, stock and sparsified, by module.
 
-    The model is traced as by `saved_bytes`, whose other arguments these are, and stays as it is. A
-    recipe of None is that of a model that is sparsified already, else the default one. Raises what
-    `sparsify` and `saved_bytes` raise, and UsageError for inputs without a tensor. A warning
-    says if a byte budget is exceeded, and by what.
+    The model itself does not change. Raises what `sparsify` and `saved_bytes` raise, and UsageError
+    for inputs without a tensor. A warning says if a byte budget is exceeded, and by what.
+
+    Args:
+        model: a stock or a sparsified model.
+        inputs: a tensor, or a tuple or a mapping with some.
+        recipe: None is that of a sparsified model, else the default one.
+        autocast: as of `saved_bytes`.
+        forward: as of `saved_bytes`.
     """
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
         raise UsageError(
             f"the inputs of {type(model).__name__} hold no tensor; give one, a tuple of them, or a "
             "mapping of names to them."
         )
-    own = recipe_of(model)
-    if own is not None and recipe not in (None, own):
+    present = recipe_of(model)
+    if present is not None and recipe not in (None, present):
         raise UsageError(
             "the model is sparsified by another recipe; leave the recipe out, or call "
             "razorctl.restore(model) first."
         )
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
     _, twin, batch = fake.fake_copies(model, inputs)
-    if own is not None:
+    if present is not None:
         restore(twin)
-    found, full = kinds(twin), saved.saved_by_module(twin, batch, **run)
-    chosen = own or recipe or Recipe()
-    if own is None:
+    modules, full = kinds(twin), saved.saved_by_module(twin, batch, **run)
+    chosen = present or recipe or Recipe()
+    if present is None:
         sparsify(twin, chosen)
-    sparse = twin if own is None else model
+    sparse = twin if present is None else model
     kept = saved.saved_by_module(sparse, inputs, **run)
     if chosen.has_byte_budget:
         note_excess(sparse, chosen, kept, sum(full.values()))
-    return KeptBytes(type(model).__name__, chosen, make_rows(kinds(twin) | found, kept, full))
+    return KeptBytes(type(model).__name__, chosen, make_rows(kinds(twin) | modules, kept, full))

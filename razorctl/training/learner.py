@@ -1,4 +1,4 @@
-"""What training changes, as one thing that takes steps and can be saved between them."""
+"""A model, its optimizer, schedule and loss scaling, which take steps and are saved together."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -18,14 +18,14 @@ from razorctl.training.compiled import Trial
 from razorctl.training.cuda_graphs import CapturedPasses
 from razorctl.training.recovery import parted
 
-PARTS = ("optimizer", "scheduler", "scaler", "trial")  # what has a state of its own
+PARTS = ("optimizer", "scheduler", "scaler", "trial")  # have a state dict each
 
 
 class Learner:
     """The model of a resolved job, its optimizer, schedule, loss scaling and trial of compiling.
 
-    parts: equal parts of each micro-batch, which are taken one after the other. torn: whether a
-    step ended while it changed the weights.
+    parts: the number of equal parts of each micro-batch, which are taken one after the other. torn:
+    whether a step failed while it changed the weights.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Learner:
         self.trial = Trial(together, job)
         self._captured = CapturedPasses() if job.captured else None
         self.parts, self.torn = 1, False
-        self._transient: dict[str, Any] | None = None  # of the checkpoint, to begin with
+        self._transient: dict[str, Any] | None = None  # of a checkpoint, until the first step
 
     @property
     def rate(self) -> float:
@@ -52,7 +52,7 @@ class Learner:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def begin(self) -> None:
-        """Called before the first step; after `load`, torch's generators and others go on here."""
+        """Called before the first step: after `load`, restores states of random generators."""
         if self._transient is not None:
             state.load_transient(self.model, self._transient)
             self._transient = None
@@ -60,10 +60,10 @@ class Learner:
     def step(
         self, micro_batches: Iterable[tuple[Any, Tensor]], total: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Takes a step as `train_step` does, which says what `total` is.
+        """Takes a step; the arguments are those of `train_step`.
 
         Raises DivergedError if the loss or the gradient is not finite, and OutOfMemoryError. After
-        these and all other errors it is as it was before, unless it is `torn`.
+        these and all other errors the state is that before the step, unless `torn`.
         """
         before, job = state.transient(self.model), self.job
         if self.parts > 1:
@@ -71,9 +71,9 @@ class Learner:
             job = replace(job, accumulate=job.accumulate * self.parts)
         try:
             if self.trial.works:
-                micro_batches = list(micro_batches)  # what cannot be compiled is taken again
+                micro_batches = list(micro_batches)  # taken again if compiling fails
             self.model.train()
-            found = self.trial.step(
+            loss_and_norm = self.trial.step(
                 train_step,
                 self._losses,
                 micro_batches,
@@ -87,48 +87,48 @@ class Learner:
             )
         except Exception:
             if self._captured is not None:
-                self._captured.forget()  # what comes next may be a changed model
+                self._captured.forget()  # the model may change before the next step
             self.model.zero_grad()
             state.load_transient(self.model, before)
             raise
         self.torn = False
         self.scheduler.step()
-        return found
+        return loss_and_norm
 
     def _check(self, loss: Tensor, norm: Tensor) -> None:
         refuse_infinite(loss, norm, scaled=self.scaler.is_enabled())
         self.torn = True  # until all weights are changed
 
     def snapshot(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """What a checkpoint holds of the model, and of all else. Collective.
+        """The model's state dict, and the state of all else, for a checkpoint. Collective.
 
-        Its tensors are those that the next step changes, or copies if they were sharded.
+        The tensors are those that the next step changes, or copies if they were sharded.
         """
         states = {name: getattr(self, name).state_dict() for name in PARTS}
-        own = tree_map_only(Tensor, Tensor.cpu, self._transient or state.transient(self.model))
-        transient = processes.every(own)
-        whole: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.full_tensors(
-            (self.model.state_dict(), {**states, "transient": transient})
+        transient = self._transient or state.transient(self.model)
+        transients = processes.every(tree_map_only(Tensor, Tensor.cpu, transient))
+        snapshot: tuple[Mapping[str, Tensor], dict[str, Any]] = parallel.full_tensors(
+            (self.model.state_dict(), {**states, "transient": transients})
         )
-        return whole
+        return snapshot
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Takes back a written snapshot, and returns what else is in its state. Collective.
+        """Restores a snapshot from a checkpoint, and returns the checkpoint's state. Collective.
 
-        A learning rate of the job's replaces the one there.
+        The job's learning rate replaces that of the snapshot.
         """
-        found = state.read(folder)
+        snapshot = state.read(folder)
         state.load_model(folder, self.model)
-        parallel.shard(found["optimizer"], self.optimizer)
+        parallel.shard(snapshot["optimizer"], self.optimizer)
         for name in PARTS:
-            getattr(self, name).load_state_dict(found[name])
-        self._transient = found["transient"][processes.rank()]
+            getattr(self, name).load_state_dict(snapshot[name])
+        self._transient = snapshot["transient"][processes.rank()]
         self.scheduler.base_lrs = list(self._rates)
         share = self.job.decay(self.scheduler.last_epoch)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["initial_lr"] = rate
-            if isinstance(group["lr"], Tensor):  # as torchao's optimizers have it
+            if isinstance(group["lr"], Tensor):  # in torchao's optimizers
                 group["lr"].fill_(rate * share)
             else:
                 group["lr"] = rate * share
-        return found
+        return snapshot

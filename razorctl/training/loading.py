@@ -1,4 +1,4 @@
-"""The order in which a run takes its training rows, from any step on."""
+"""The loading of rows: training rows in an order that can begin at any step, others in order."""
 
 import itertools
 import os
@@ -21,15 +21,15 @@ from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
 ROOM = 256 << 20  # bytes of the rows that a data set keeps in memory
-PRIME = 1_000_003  # of seeds and what is counted under each
-Key = tuple[int, SupportsIndex]  # the epoch and the row, by its number or as it was read
+PRIME = 1_000_003  # factor by which a seed and a number below it become one seed
+Key = tuple[int, SupportsIndex]  # the epoch, and the row by its number or as it was read
 
 
 class KeyedRows(Dataset[Any]):
     """The rows of a data set by `Key`.
 
-    drawn: whether rows are changed at random. What is drawn depends on the seed and the key alone,
-    so a row is the same whichever process loads it, and after a resume.
+    drawn: whether rows are changed at random. The random numbers depend on the seed and the key
+    alone, so a row is the same in every process and after a resume.
     """
 
     def __init__(self, rows: Any, seed: int, drawn: bool) -> None:
@@ -38,15 +38,15 @@ class KeyedRows(Dataset[Any]):
     def __getitems__(self, keys: list[Key]) -> list[Any]:
         if self.drawn:
             return [self._draw(*key) for key in keys]
-        found: list[Any] = self.rows.__getitems__([row for _, row in keys])
-        return found
+        rows: list[Any] = self.rows.__getitems__([row for _, row in keys])
+        return rows
 
     def _draw(self, epoch: int, row: SupportsIndex) -> Any:
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
         seed = (self.seed * PRIME + epoch) * PRIME + index(row)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed % 2**63)  # not CUDA's, which nothing puts back
+        torch.default_generator.manual_seed(seed % 2**63)  # CUDA's state is not restored below
         try:
             return self.rows[row]
         finally:
@@ -58,7 +58,7 @@ class KeyedRows(Dataset[Any]):
 class Order(Sampler[list[Key]]):
     """The rows of each micro-batch of an epoch, in an order that depends on seed and epoch alone.
 
-    Each process takes its own part of a batch, which is one after the other by rank. An epoch ends
+    Each process takes an equal part of a batch; the parts are in the order of ranks. An epoch ends
     with its last whole batch. epoch: the one to iterate over. first: its first step, counted from
     0; rows of earlier steps are not read.
     """
@@ -81,7 +81,7 @@ class Order(Sampler[list[Key]]):
 
 
 class StreamOrder(Sampler[list[Key]]):
-    """As `Order`, of a stream, which this process reads; what loads rows gets them as keys."""
+    """An `Order` of a stream, which this process reads; rows themselves are the keys."""
 
     def __init__(self, stream: Stream, job: Job) -> None:
         assert job.batch_size is not None
@@ -106,30 +106,30 @@ class CachedRows(Dataset[Any]):
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.left = rows, ROOM
-        self._known: dict[int, Any] = {}
+        self._cached: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        new = [number for number in numbers if number not in self._known]
-        made = dict(zip(new, self.rows.__getitems__(new) if new else (), strict=True))
-        for number, row in made.items():
+        new = [number for number in numbers if number not in self._cached]
+        loaded = dict(zip(new, self.rows.__getitems__(new) if new else (), strict=True))
+        for number, row in loaded.items():
             inputs = row["inputs"]
             if isinstance(inputs, Tensor) and inputs.nbytes <= self.left:
-                self._known[number], self.left = row, self.left - inputs.nbytes
-        return [made[number] if number in made else self._known[number] for number in numbers]
+                self._cached[number], self.left = row, self.left - inputs.nbytes
+        return [loaded[number] if number in loaded else self._cached[number] for number in numbers]
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What comes instead of a batch with an image that cannot be read, from any process."""
+    """The error that a process returns instead of a batch with an image that cannot be read."""
 
     error: DataError
 
 
 class CheckedRows(Dataset[Any]):
-    """Rows; an image that was good when it was checked, and cannot be read now, is named."""
+    """Rows; an error names an image that was readable when the data were checked but is not now."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
@@ -140,15 +140,15 @@ class CheckedRows(Dataset[Any]):
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         try:
             several = getattr(self.rows, "__getitems__", None)
-            found: list[Any] = several(keys) if several else [self.rows[key] for key in keys]
-            return found
+            rows: list[Any] = several(keys) if several else [self.rows[key] for key in keys]
+            return rows
         except Exception:  # PIL's decoders raise many kinds
             stored = (self._stored(key) for key in keys)
-            named = next(filter(None, map(unreadable, stored)), None)
-            if named is None:
+            image = next(filter(None, map(unreadable, stored)), None)
+            if image is None:
                 raise
         return [
-            Unreadable(DataError(f"{named} cannot be read any more; restore it, and run again."))
+            Unreadable(DataError(f"{image} cannot be read any more; restore it, and run again."))
         ]
 
     def _stored(self, key: Any) -> Mapping[str, Any]:
@@ -192,28 +192,28 @@ class Loader(DataLoader[Any]):
             finally:
                 torch.set_num_threads(threads)
             if isinstance(batch, Unreadable):
-                del batches  # ends its processes, for which Python would wait later
+                del batches  # ends the processes, for which Python would wait later
                 raise batch.error
             yield batch
 
 
 def cached(rows: Any, device: torch.device) -> Any:
-    """Rows that are not changed at random, as a run reads them again and again.
+    """Rows that are not changed at random, kept in memory for the next epoch if possible.
 
-    Processes that load for CUDA would each keep their own.
+    Streams are not kept, nor rows for CUDA, where each loading process would keep a copy.
     """
     return rows if isinstance(rows, Stream) or workers(device) else CachedRows(rows)
 
 
 class Loading:
-    """Loads the micro-batches of each step; on CUDA by processes of its own, which load ahead.
+    """Loads the micro-batches of each step; on CUDA in processes that load ahead.
 
-    The place in the data is the number of steps taken, so what is loaded ahead does not count.
-    begun: the epoch and the number of steps before it, which only a stream need be told.
+    The place in the data is the number of steps taken, so rows that are loaded ahead do not count.
+    begun: the epoch and the number of steps before it, which matter for streams only.
     """
 
     def __init__(self, rows: Any, job: Job, device: torch.device, drawn: bool = False) -> None:
-        """drawn: as of `KeyedRows`."""
+        """drawn: whether rows are changed at random."""
         self.accumulate = job.accumulate
         self.order: Order | StreamOrder
         if isinstance(rows, Stream):
@@ -221,7 +221,7 @@ class Loading:
         else:
             self.order = Order(len(rows), job)
         self.begun = (0, 0)
-        # Its own generator: the seeds of the processes are not drawn from torch's.
+        # With a generator, the seeds of processes are not drawn from torch's default one.
         self.loader = Loader(
             KeyedRows(rows, job.seed, drawn),
             batch_sampler=self.order,
@@ -231,7 +231,7 @@ class Loading:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole batches in the data; None if that is not known."""
+        """The number of whole batches in the data; None if it is not known."""
         return self.order.steps
 
     def batches(self, taken: int = 0) -> Iterator[Iterator[Any]]:
@@ -257,9 +257,9 @@ class Loading:
 
 
 class StoredOrder(Sampler[list[Read]]):
-    """The rows of each micro-batch of a stream as they are stored, to the last row.
+    """The rows of each micro-batch of a stream in their stored order, to the last row.
 
-    Each process takes its own part of them.
+    Each process takes a part of each micro-batch.
     """
 
     def __init__(self, stream: Stream, job: Job) -> None:
@@ -268,24 +268,25 @@ class StoredOrder(Sampler[list[Read]]):
     def __iter__(self) -> Iterator[list[Read]]:
         rows = self.stream.in_order()
         while batch := list(itertools.islice(rows, self.micro_batch * self.processes)):
-            if own := batch[processes.rank() :: self.processes]:
-                yield own
+            if part := batch[processes.rank() :: self.processes]:
+                yield part
 
 
 def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
-    """Loads all rows in micro-batches, for an evaluation; each process loads its own part.
+    """Loads all rows in micro-batches, for an evaluation; each process loads a part of them.
 
     Raises UsageError if there are fewer rows than processes.
     """
     if isinstance(data, Stream):
         order: Any = StoredOrder(data, job)
         return Loader(data.prepared, batch_sampler=order, **workers(device))
-    own = range(processes.rank(), len(data), job.processes)
     if len(data) < job.processes:
-        there = units.count(job.processes, "process")
-        rows = units.count(len(data), "row")
-        raise UsageError(f"{rows} cannot be evaluated by {there}; start fewer.")
-    return Loader(data, sampler=own, batch_size=job.micro_batch, **workers(device))
+        raise UsageError(
+            f"{units.count(len(data), 'row')} cannot be evaluated by "
+            f"{units.count(job.processes, 'process')}; start fewer."
+        )
+    part = range(processes.rank(), len(data), job.processes)
+    return Loader(data, sampler=part, batch_size=job.micro_batch, **workers(device))
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -22,7 +22,7 @@ class Step:
     """One optimizer step; `accuracy`, `test_loss` and `metrics` are None unless it was evaluated.
 
     The figures are those of the validation split if there is one, else of the test split; `metrics`
-    has all of `evaluation.evaluate`. `epoch` is None if it is not known how many steps one has.
+    has all figures of `evaluation.evaluate`. `epoch` is None if its number of steps is not known.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Step:
     metrics: Mapping[str, float] | None = None
 
     def score(self, metric: str) -> float | None:
-        """A figure of its evaluation, the higher the better; None if there was none."""
+        """A figure of the evaluation, the higher the better; None if there was no evaluation."""
         if self.metrics is None:
             return None
         return -self.metrics[metric] if metric in LEAST else self.metrics[metric]
@@ -50,10 +50,10 @@ def waited(steps: Sequence[Step], metric: str) -> int:
 
 
 class Metrics:
-    """Adds steps to the metrics of a run. What cannot be written is written with a later step."""
+    """Adds steps to the metrics of a run. A line that cannot be written waits for a later step."""
 
     def __init__(self, out: Path, steps: Iterable[Step] = ()) -> None:
-        """Makes the file hold just `steps`; raises OSError if it cannot."""
+        """Writes a file of just `steps`; raises OSError if that fails."""
         self.lines = [documents.text(asdict(step)) for step in steps]
         with atomic_file(out / METRICS) as file:
             file.write_bytes(self.text)
@@ -66,7 +66,7 @@ class Metrics:
         return "".join(f"{line}\n" for line in self.lines).encode()
 
     def add(self, step: Step) -> None:
-        """Writes a step; if that fails it is kept, and the first failure is warned about."""
+        """Writes a step; if that fails the line waits, and the first failure gives a warning."""
         line = documents.text(asdict(step))
         self.lines.append(line)
         lagged, self._rest = bool(self._rest), self._rest + f"{line}\n".encode()
@@ -77,14 +77,14 @@ class Metrics:
                 log.warning("%s lags behind (%s); training goes on.", METRICS, error.strerror)
 
     def close(self) -> None:
-        """Writes what is not written yet; raises OSError if that cannot be."""
+        """Writes all lines that wait; raises OSError if that fails."""
         if not self._file.closed:
             self._flush()
             os.fsync(self._file.fileno())
             self._file.close()
 
     def _flush(self) -> None:
-        """Leaves no part of a line behind that is not followed by the rest."""
+        """Writes all lines that wait, or none."""
         try:
             self._file.seek(self._size)
             done = 0

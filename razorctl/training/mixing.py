@@ -11,9 +11,9 @@ Batch = tuple[Any, Tensor]
 
 
 def mixing(job: Job, classes: int) -> Callable[[Batch], Batch]:
-    """What a resolved job does to a micro-batch of images and labels before the forward pass.
+    """A function that mixes a micro-batch of images and labels as a resolved job says.
 
-    Mixed labels are shares of classes [rows, classes]. The draws are of NumPy's generator.
+    Mixed labels are shares of classes [rows, classes]. Random numbers are from NumPy's generator.
     """
     if not (job.mixup or job.cutmix):
         return lambda batch: batch

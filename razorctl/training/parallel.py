@@ -23,7 +23,7 @@ from razorctl.surgery.blocks import blocks
 class WithLoss(nn.Module):
     """A model whose output is its loss.
 
-    DistributedDataParallel copies outputs, and logits that are not computed yet would have to be.
+    DistributedDataParallel copies outputs, for which lazy logits would have to be computed.
     """
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
@@ -37,9 +37,15 @@ class WithLoss(nn.Module):
 def parallel(
     model: nn.Module, losses: Losses, job: Job, device: torch.device
 ) -> tuple[nn.Module, Losses]:
-    """What training steps call instead of `model` and `losses`. Collective.
+    """The model and the losses that training steps call for several processes. Collective.
 
     FSDP2 changes the model in place.
+
+    Args:
+        model: the model of this process.
+        losses: the losses of that model.
+        job: the number of processes and their strategy.
+        device: the device of this process.
     """
     if job.processes == 1:
         return model, losses
@@ -47,18 +53,18 @@ def parallel(
         return _sharded(model, device), losses
     from torch.nn.parallel import DistributedDataParallel
 
-    # A joint budget leaves other parameters out in each step, and some stock models always do.
+    # Some parameters get no gradient: with a joint budget others in each step.
     together = DistributedDataParallel(
         WithLoss(model, losses),
         device_ids=None if device.type == "cpu" else [device],
         find_unused_parameters=True,
         gradient_as_bucket_view=True,
     )
-    return together, lambda whole, *batch: whole(*batch)
+    return together, lambda wrapped, *batch: wrapped(*batch)
 
 
 def _sharded(model: nn.Module, device: torch.device) -> nn.Module:
-    # accelerate's own FSDP2 has no CPU, so that nothing of it could be tested without GPUs.
+    # Unlike accelerate's FSDP2, it runs on CPUs, so it is tested without GPUs.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -89,21 +95,21 @@ def full_tensors(tree: Any) -> Any:
 
 
 def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Gives a model the full tensors of a state dict; a process keeps its own part of each."""
-    own = model.state_dict()
-    model.load_state_dict({name: like(value, own.get(name)) for name, value in values.items()})
+    """Loads the full tensors of a state dict into a model; a process keeps its part of each."""
+    present = model.state_dict()
+    model.load_state_dict({name: like(value, present.get(name)) for name, value in values.items()})
 
 
-def like(value: Any, own: Any) -> Any:
-    """A full tensor, as a DTensor if `own` is one, laid out like it. Collective if so."""
+def like(value: Any, other: Any) -> Any:
+    """A full tensor, laid out like `other` if that is a DTensor. Collective if so."""
     if processes.count() == 1:
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(own, DTensor):
+    if not isinstance(other, DTensor):
         return value
-    device = own.to_local().device
-    return distribute_tensor(value.to(device), own.device_mesh, own.placements)
+    device = other.to_local().device
+    return distribute_tensor(value.to(device), other.device_mesh, other.placements)
 
 
 def unsharded(model: nn.Module, job: Job) -> nn.Module | None:
@@ -122,10 +128,10 @@ def gathered(model: nn.Module, copy: nn.Module | None) -> nn.Module:
 
 
 def shard(state: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Lays the full tensors in an optimizer's state dict out like its parameters. Collective."""
+    """Lays out the full tensors in an optimizer's state dict like its parameters. Collective."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, values in state["state"].items():
-        own = parameters[number]
+        parameter = parameters[number]
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == own.shape:
-                values[name] = like(value, own)
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                values[name] = like(value, parameter)

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a run before its first step, which would wait for one after the other."""
+"""Compiles the kernels of a run in threads before the first step, which would do it one by one."""
 
 import logging
 import os
@@ -26,15 +26,21 @@ def precompile(
     device: torch.device,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Compiles in threads what a step of a resolved job launches on a CUDA card.
+    """Compiles the kernels that a step of a resolved job launches on a CUDA card.
 
-    The step is traced, as `plan` does, and its launches are recorded. Triton keeps on disk what it
-    compiles, so this is done once for a job on a kind of card; what the trace does not foresee is
-    compiled where it is launched. If that fails, there is one warning, and training goes on; a
-    kernel that does not compile is left to its op, which names it.
-    progress: told how many kernels are compiled, before they are.
+    The step is traced, as `plan` does, and its launches are recorded. Triton keeps compiled kernels
+    on disk, so this is done once for a job on a kind of card; kernels that the trace does not
+    foresee are compiled when launched. If the trace fails, there is one warning, and training goes
+    on; a kernel that does not compile is left to its op, which names it.
 
-    Untried on a card. Without one, a test sees that Triton finds what was compiled.
+    Not yet tried on a card: a test checks that Triton finds the compiled kernels.
+
+    Args:
+        job: the resolved job.
+        recipe: the recipe.
+        classes: the number of classes.
+        device: nothing is done for a device other than CUDA.
+        progress: called with the number of kernels before they are compiled.
     """
     if device.type != "cuda" or not kernels.fused(device) or find_spec("triton") is None:
         return

@@ -79,9 +79,9 @@ class Peak:
 class Profile:
     """The result of `profile`.
 
-    step_s: median seconds of a whole step. device: the name of it. kernels: what ops run as there.
-    compiled: whether the steps were; bytes are those of the eager model either way. dataset: whose
-    rows the batches had; None if they were random.
+    step_s: median seconds of a whole step. device: its name. kernels: how ops run there. compiled:
+    whether steps were compiled; bytes are those of the eager model either way. dataset: None if the
+    batches were random.
     """
 
     model: str
@@ -103,7 +103,7 @@ class Profile:
     def result(self) -> dict[str, Any]:
         """The profile under the stable keys of `profile --json`.
 
-        Keys with `full` in their name are for full fine-tuning.
+        Keys with `full` in their names are for full fine-tuning.
         """
         return {**kept_bytes.sums(self.rows), **asdict(self)}
 
@@ -165,8 +165,8 @@ class Clock:
         return float(start.elapsed_time(end)) / 1000
 
 
-class Training:
-    """Trains a model with the same step as `finetune`, on random batches or on those of a feed."""
+class TimedTraining:
+    """Times the steps of `finetune` for a model, on random batches or those of a feed."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Training:
         return inputs, labels.random_(CLASSES)
 
     def step(self) -> dict[str, float]:
-        """Runs one training step. Returns its seconds by phase, and in all under "step"."""
+        """Runs a training step; returns its seconds by phase, and those of the whole as "step"."""
         return self.compiled.step(self._step)
 
     def _step(self, model: nn.Module) -> dict[str, float]:
@@ -204,21 +204,28 @@ class Training:
 
         def batch() -> Iterator[tuple[Any, Tensor]]:
             with clock.phase("data"):
-                made = self.batch()
-            yield made
+                rows = self.batch()
+            yield rows
 
         @contextmanager
         def phase(name: str) -> Iterator[None]:
             # No clock can be read inside a compiled graph.
-            seen = name == "forward" and not self.compiled.works
-            sampling = watched(clock.sampling) if seen else nullcontext()
+            eager = name == "forward" and not self.compiled.works
+            sampling = watched(clock.sampling) if eager else nullcontext()
             with clock.phase(name), sampling:
                 yield
 
         with clock.phase("step"):
-            losses, run = by_logits(self.family.logits, self.job), self._captured or passes
-            given = model, losses, batch(), self._updates, self.job, self._scaler
-            train_step(*given, phase, run=run)
+            train_step(
+                model,
+                by_logits(self.family.logits, self.job),
+                batch(),
+                self._updates,
+                self.job,
+                self._scaler,
+                phase,
+                run=self._captured or passes,
+            )
         return clock.seconds
 
 
@@ -236,17 +243,20 @@ def profile(
 ) -> Profile:
     """Profiles a training step of a model, by its name, with fresh weights.
 
-    Batches are of the training rows of a data set, as `finetune` takes them, or random if there is
-    none. Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in
-    `finetune`. Times are medians over `steps` steps on `device`; None is CUDA if available, else
-    the CPU.
+    Bytes are traced on fake tensors, as in `saved_bytes`; a byte budget is met as in `finetune`.
+    Times are medians over the steps. Raises UsageError for settings that cannot be used, before any
+    step has run, and what reading the data set raises.
 
-    settings: of a `Job`, such as `batch_size`.
-    trace: file for a Chrome trace of two more steps.
-    snapshot: file for a CUDA memory snapshot of two more steps.
-    progress: called with what is being done.
-    Raises UsageError for settings that cannot be used, before any step has run, and what reading
-    the data set raises.
+    Args:
+        model: the name of a model.
+        recipe: None is the default one.
+        dataset: its training rows are the batches; None is random batches.
+        steps: the number of timed steps.
+        device: None is CUDA if available, else the CPU.
+        trace: file for a Chrome trace of two more steps.
+        snapshot: file for a CUDA memory snapshot of two more steps.
+        progress: called with what is being done.
+        settings: of a `Job`, such as `batch_size`.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
     job = Job(model, dataset or RANDOM, steps=steps, **settings)
@@ -266,7 +276,7 @@ def profile(
     net = family.bare(classes, job.input_size).to(place)
     feed = None if dataset is None else Feed(net, job, family, splits, place)
     rows = _sparsified_rows(net, recipe, OfJob(family, job), place)
-    training = Training(family, net, job, place, feed)  # whose optimizer takes adapters, too
+    training = TimedTraining(family, net, job, place, feed)  # after `sparsify` adds adapters
     traced = tracing.trace(job, recipe, classes, place.type)
     gc.collect()  # the fake copies are in reference cycles
     medians, allocator = _measure(training, steps)
@@ -294,18 +304,17 @@ def _sparsified_rows(
     net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that keeps anything before or after."""
-    found = kept_bytes.kinds(net)
+    modules = kept_bytes.kinds(net)
     inputs = of_job.inputs(net, device)
     full = of_job.saved_by_module(net, inputs)
     of_job.sparsify(net, recipe, inputs, sum(full.values()))
-    own = of_job.saved_by_module(net, inputs)
-    return kept_bytes.make_rows(
-        kept_bytes.kinds(net) | found, own, full
-    )  # adapters are new modules
+    sparsified = of_job.saved_by_module(net, inputs)
+    # Adapters are new modules.
+    return kept_bytes.make_rows(kept_bytes.kinds(net) | modules, sparsified, full)
 
 
 def _measure(
-    training: Training, steps: int
+    training: TimedTraining, steps: int
 ) -> tuple[dict[str, float], tuple[int | None, int | None]]:
     """Runs steps after a warm-up; returns median seconds by phase, and CUDA's peaks if any.
 
@@ -325,13 +334,13 @@ def _measure(
 
 
 def _record(step: Callable[[], Any], trace: Path | str | None, snapshot: Path | str | None) -> None:
-    """Runs steps for a trace and for a snapshot, whichever has a file."""
+    """Runs steps for a snapshot and for a trace, if there is a file for it."""
     if snapshot is not None:
         with measured.snapshot(Path(snapshot)):
             for _ in range(TRACED):
                 step()
     if trace is not None:
-        # Without it, torch logs each trace to stderr, and an error on a machine without a GPU.
+        # Otherwise torch logs each trace to stderr, and an error on a machine without a GPU.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch.profiler.profile() as profiler:  # records all available activities
             for _ in range(TRACED):

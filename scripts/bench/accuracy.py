@@ -45,7 +45,7 @@ from razorctl.job import Precision
 from razorctl.surgery.of_job import OfJob
 from razorctl.tasks import LEAST
 from razorctl.training.comparing.figures import TARGET
-from razorctl.training.profiler import CLASSES, Training
+from razorctl.training.profiler import CLASSES, TimedTraining
 
 RATIO = 0.9
 CORE = {
@@ -140,12 +140,12 @@ def time_steps(
     job = job_of(TASKS[name], precision, cache)
     family, _ = data.pair(job)
     job = job.resolved(family.defaults, sys.maxsize)
-    made: dict[str, Training] = {}
+    made: dict[str, TimedTraining] = {}
     for case, recipe in cases.items():
         model = family.build(CLASSES, job.input_size).to(place)  # for its labels
         of_job = OfJob(family, job)
         of_job.sparsify(model, recipe, of_job.inputs(model, place))
-        made[case] = Training(family, model, job, place)
+        made[case] = TimedTraining(family, model, job, place)
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for _ in range(WARM_UP + TURNS):
         for case, training in made.items():

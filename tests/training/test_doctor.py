@@ -64,7 +64,7 @@ def test_a_kernel_that_fails_is_a_problem(monkeypatch):
 
 
 def test_a_gradient_that_is_wrong_is_a_problem(monkeypatch):
-    gradients = iter([torch.tensor([1.0, 0.0]), *[torch.tensor([0.0, 1.0])] * len(doctor.TRIED)])
+    gradients = iter([torch.tensor([1.0, 0.0]), *[torch.tensor([0.0, 1.0])] * len(doctor.RECIPES)])
     monkeypatch.setattr(doctor, "_gradient", lambda *args: next(gradients))
     assert found("kernels, cpu", "gradient").state == "problem"
 

@@ -1,1 +1,1 @@
-"""Runs side by side: a grid of them is trained, compared, and one is advised."""
+"""Runs side by side: trains a grid of methods and seeds, compares runs, and recommends one."""

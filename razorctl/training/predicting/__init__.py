@@ -1,1 +1,1 @@
-"""What `predict` makes of the rows of files, by task: a file for each kind of answer."""
+"""Predictions of finished runs for the rows of files: a module for each kind of answer."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What follows the text, or the conversation, in a row of a file."""
+    """The text that continues the text, or answers the conversation, in a row of a file."""
 
     file: str
     row: int | None
@@ -30,7 +30,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens of a row of a file; answered: whether it is a conversation."""
+    """The tokens of a row of a file; answered: whether the row is a conversation."""
 
     file: str
     row: int | None
@@ -43,12 +43,19 @@ def continue_texts(
 ) -> Iterator[Continuation]:
     """The continuations of the rows of files, in their order, batch by batch.
 
-    new: the most tokens of each. temperature: of the distribution that tokens are drawn from; at 0
-    the most probable one is taken. What is drawn for a row depends on the seed and the number of
-    rows before it, not on its batch. Raises DataError for a text that is too long for the model,
-    before any is continued, and what `tokens.prompt` raises.
+    Tokens drawn for a row depend on the seed and the number of rows before it, not on its batch.
+    Raises DataError for a text that is too long for the model, before any is continued, and what
+    `tokens.prompt` raises.
+
+    Args:
+        trained: the causal language model of a run.
+        parts: the rows of files.
+        new: the most tokens of each continuation.
+        temperature: of the distribution that tokens are drawn from; at 0 the most probable token
+            is taken.
+        seed: of the draws.
     """
-    # By what the run has saved, as the model it began with may be gone.
+    # From the weights of the run, as the model it began with may be gone.
     make = models.find(str(trained.weights.parent), trained.job.task).writer
     assert make is not None
     writer = make(trained.model)
@@ -94,18 +101,19 @@ def _prompts(writer: "Writer", part: "Part", new: int) -> Iterator[Prompt]:
 
 
 def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Tensor], Tensor]:
-    """A function of the logits [rows, vocabulary] of tokens; the greatest it returns are drawn.
+    """A function of the logits [rows, vocabulary]; the tokens of its greatest values are drawn.
 
-    With noise of Gumbel's distribution, that is a draw from the softmax of what it is added to
-    (Gumbel, 1954), and each row can have a generator of its own.
+    It adds Gumbel noise, so the greatest is a draw from the softmax (Gumbel, 1954), and each row
+    can have a generator of its own.
     """
     if temperature == 0:
         return lambda logits: logits
-    own = [torch.Generator().manual_seed(seed * PRIME + row) for row in rows]
+    generators = [torch.Generator().manual_seed(seed * PRIME + row) for row in rows]
 
     def drawn(logits: Tensor) -> Tensor:
+        size = logits.shape[-1]
         noise = torch.stack(
-            [-torch.empty(logits.shape[-1]).exponential_(generator=each).log() for each in own]
+            [-torch.empty(size).exponential_(generator=each).log() for each in generators]
         )
         return logits / temperature + noise.to(logits.device)
 
@@ -115,7 +123,7 @@ def _drawing(rows: Iterable[int], temperature: float, seed: int) -> Callable[[Te
 def _checked(
     drawn: Callable[[Tensor], Tensor], places: Sequence[tuple[str, int | None]]
 ) -> Callable[[Tensor], Tensor]:
-    """A function of logits that raises DataError if they are not finite; see `check_finite`."""
+    """`drawn`, which also raises DataError for logits that are not finite."""
 
     def checked(logits: Tensor) -> Tensor:
         check_finite(logits, places)

@@ -31,7 +31,7 @@ CHOICES = ("best", "last")
 class Trained:
     """The model of a finished run, with its classes and the way to feed it.
 
-    weights: the file they are from. result: that of the run, under the keys of `finetune --json`.
+    weights: their file. result: that of the run, under the keys of `finetune --json`.
     """
 
     run: Path
@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, in the order of the logits; none of a language model."""
+        """The name of each class, in the order of the logits; empty for a language model."""
         return tuple(self.result["classes"])
 
     def evaluate(
@@ -53,26 +53,26 @@ class Trained:
     ) -> dict[str, float]:
         """The figures of `evaluation.evaluate` for rows with labels, such as `LabeledRows` has.
 
-        done: is told how many rows have been read.
+        done: called with the number of rows so far.
         """
 
-        read = 0
+        count = 0
 
         def logits(model: nn.Module, inputs: Any) -> Tensor:
-            found = self.family.logits(model, inputs)
-            check_finite(found, [("what is evaluated", read + row) for row in range(len(found))])
-            return found
+            values = self.family.logits(model, inputs)
+            check_finite(values, [("what is evaluated", count + row) for row in range(len(values))])
+            return values
 
         def batches() -> Iterator[tuple[Any, Tensor]]:
-            nonlocal read
+            nonlocal count
             for batch in self.batches(rows, self.transform):
                 yield batch["inputs"], batch["labels"]
-                read += len(batch["labels"])
-                done(read)
+                count += len(batch["labels"])
+                done(count)
 
         make = self.family.sequences
         if make is not None:
-            # By what the run has saved, as the model it began with may be gone.
+            # From the weights of the run, as the model it began with may be gone.
             make = models.find(str(self.weights.parent), self.job.task).sequences
             assert make is not None
             rows = make(rows, self.job.input_size, lambda _: None)
@@ -86,7 +86,7 @@ class Trained:
 
     @contextmanager
     def in_memory(self) -> Iterator[None]:
-        """Raises OutOfMemoryError with a mend if the block, which takes batches, raises torch's."""
+        """Raises OutOfMemoryError with a mend if the block, which runs batches, raises torch's."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -103,13 +103,16 @@ def load(
     device: torch.device | str | None = None,
     batch_size: int | None = None,
 ) -> Trained:
-    """The model of a finished run, in eval mode; nothing but its directory is read.
+    """The model of a finished run, in eval mode; only the run directory is read.
 
-    weights: `best` or `last`; None is the best. They are those of the best and of the last
-        evaluation during training, which may be the same.
-    device: None is CUDA if available, else the CPU. batch_size: None is a micro-batch of the run.
     Raises UsageError if the directory holds no finished run, MissingError if its weights are not
     there, and DataError if its files cannot be read.
+
+    Args:
+        run: the run directory.
+        weights: `best` or `last`, of the evaluations during training; None is the best.
+        device: None is CUDA if available, else the CPU.
+        batch_size: None is a micro-batch of the run.
     """
     run = Path(run)
     if weights not in (None, *CHOICES):
@@ -120,8 +123,8 @@ def load(
     if not file.exists():
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     with hub.reading(str(file), file.parent, rundir.AGAIN):
-        known = result.get("checksums", {}).get(file.relative_to(run).as_posix())
-        if known is not None and documents.entry(file) != known:
+        checksum = result.get("checksums", {}).get(file.relative_to(run).as_posix())
+        if checksum is not None and documents.entry(file) != checksum:
             raise DataError(
                 f"{file} cannot be read (its checksum is not that of {rundir.RESULT}); "
                 f"{rundir.AGAIN}."
@@ -134,7 +137,7 @@ def load(
 
 
 def check_finite(logits: Tensor, places: Sequence[tuple[str, int | None]]) -> None:
-    """Raises DataError that names the first row of logits [rows, ...] with one that is not finite.
+    """Raises DataError that names the first row of logits [rows, ...] that is not finite.
 
     places: the file of each row, and its number there unless the file has just one.
     """
@@ -149,7 +152,7 @@ def check_finite(logits: Tensor, places: Sequence[tuple[str, int | None]]) -> No
 
 
 def _check_finite(model: nn.Module, file: Path) -> None:
-    """Raises DataError that names the first weight that is not finite; a mask may be infinite."""
+    """Raises DataError that names the first weight that is not finite; a buffer may be infinite."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise DataError(f"{name} in {file} is not finite; {rundir.AGAIN}.")
@@ -168,7 +171,7 @@ def _file(result: Mapping[str, Any], weights: str) -> str:
 
 
 def _precision(job: Job, device: torch.device) -> Any:
-    """The precision of the run, or fp32 if the device does not have that."""
+    """The precision of the run, or fp32 if the device does not have it."""
     try:
         return precision(job, device)
     except UsageError:
@@ -176,27 +179,31 @@ def _precision(job: Job, device: torch.device) -> Any:
 
 
 def evaluation_document(
-    trained: Trained, found: "LabeledRows", dataset: str, done: Callable[[int], None]
+    trained: Trained, labeled: "LabeledRows", dataset: str, done: Callable[[int], None]
 ) -> dict[str, Any]:
     """The figures of a run's model on rows, under the stable keys of `evaluate --json`.
 
-    dataset: what the rows are of. done: is told how many have been read.
+    Args:
+        trained: the model of the run.
+        labeled: the rows.
+        dataset: the name of their data set.
+        done: called with the number of rows so far.
     """
-    start, read = time.perf_counter(), 0
+    start, count = time.perf_counter(), 0
 
-    def counted(rows: int) -> None:
-        nonlocal read
-        read = rows
+    def note(rows: int) -> None:
+        nonlocal count
+        count = rows
         done(rows)
 
-    figures = trained.evaluate(found.rows, counted)
+    figures = trained.evaluate(labeled.rows, note)
     return {
         "run_dir": str(trained.run),
         "model": trained.job.model,
         "dataset": dataset,
-        "split": found.split,
-        "rows": read,
-        "skipped": len(found.skipped),
+        "split": labeled.split,
+        "rows": count,
+        "skipped": len(labeled.skipped),
         "weights": str(trained.weights),
         "device": devices.name(trained.device),
         "precision": trained.job.precision,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier makes of a row of a file; `row` is None for an image file."""
+    """The probabilities of the classes for a row of a file; `row` is None for an image file."""
 
     file: str
     row: int | None
@@ -34,13 +34,13 @@ class Prediction:
 
 
 def predict_labels(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Prediction]:
-    """What a classifier makes of the rows of files, in their order, batch by batch."""
+    """The predictions of a classifier for the rows of files, in their order, batch by batch."""
     for part in parts:
         places = iter(part.places)
         for batch in probabilities(classifier, part.data):
-            own = [*islice(places, len(batch))]
-            check_finite(batch, own)
-            for place, values in zip(own, batch.tolist(), strict=True):
+            batch_places = [*islice(places, len(batch))]
+            check_finite(batch, batch_places)
+            for place, values in zip(batch_places, batch.tolist(), strict=True):
                 yield Prediction(*place, classifier.classes, tuple(values))
 
 

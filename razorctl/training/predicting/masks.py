@@ -28,7 +28,7 @@ BYTE = 256  # classes that a pixel of 8 bits tells apart
 
 @dataclass(frozen=True)
 class Mask:
-    """The mask of a row of a file; label: its most frequent class; share: that of its pixels."""
+    """The mask of a row of a file; label: its most frequent class; share: of its pixels."""
 
     file: str
     row: int | None
@@ -39,18 +39,18 @@ class Mask:
 
 def places(parts: Sequence["Part"]) -> list[Path]:
     """The path of each row's mask in its folder; raises UsageError if two rows have the same."""
-    found: dict[Path, str] = {}
+    sources: dict[Path, str] = {}
     for part in parts:
         for name, (file, row) in zip(part.names, part.places, strict=True):
-            own = file if row is None else f"row {row} of {file}"
+            source = file if row is None else f"row {row} of {file}"
             path = name.with_name(f"{name.name}.png")
-            if path in found:
+            if path in sources:
                 raise UsageError(
-                    f"the masks of {found[path]} and of {own} would both be {path}; name the "
+                    f"the masks of {sources[path]} and of {source} would both be {path}; name the "
                     "folder above them, or predict them one by one."
                 )
-            found[path] = own
-    return [*found]
+            sources[path] = source
+    return [*sources]
 
 
 def write_masks(
@@ -61,12 +61,17 @@ def write_masks(
 ) -> list[Mask]:
     """Writes the mask of each row of files into a new folder, and the names of the classes.
 
-    The value of a pixel is the number of its class. done: is told how many masks are written.
-    Raises UsageError if the folder exists or cannot be written, and for two masks of the same name;
-    then nothing is left of it.
+    The value of a pixel is the number of its class. Raises UsageError if the folder exists or
+    cannot be written, and for two masks of the same name; then no folder is left.
+
+    Args:
+        trained: the segmentation model of a run.
+        parts: the rows of files.
+        out: the folder.
+        done: called with the number of masks so far.
     """
     names = iter(places(parts))
-    found: list[Mask] = []
+    masks: list[Mask] = []
     with atomic.atomic_folder(out) as folder:
         with atomic.writing(out):
             (folder / NAMES).write_text("\n".join(trained.classes) + "\n", "utf-8")
@@ -78,9 +83,9 @@ def write_masks(
                 counts = mask.flatten().bincount()
                 label = trained.classes[int(counts.argmax())]
                 share = int(counts.max()) / mask.numel()
-                found.append(Mask(*place, str(out / name), label, share))
-                done(len(found))
-    return found
+                masks.append(Mask(*place, str(out / name), label, share))
+                done(len(masks))
+    return masks
 
 
 @torch.no_grad()
@@ -92,8 +97,8 @@ def _masks(trained: "Trained", part: "Part") -> Iterator[Tensor]:
             with autocast(trained.device, trained.job):
                 logits = trained.family.logits(trained.model, batch["inputs"])
             check_finite(logits, [*islice(places, len(logits))])
-            for own, size in zip(logits, batch["size"].tolist(), strict=True):
-                yield _greatest(own.float(), size).cpu()
+            for image_logits, size in zip(logits, batch["size"].tolist(), strict=True):
+                yield _greatest(image_logits.float(), size).cpu()
 
 
 def _sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
@@ -105,19 +110,19 @@ def _sized(transform: Callable[[Rows], Rows], rows: Rows) -> Rows:
 def _greatest(logits: Tensor, size: Sequence[int]) -> Tensor:
     """The class of each pixel of an image, by logits [classes, height, width] that are resized.
 
-    A few classes at a time, since all of them may not fit into memory at the size of a photo.
+    They are resized a few classes at a time, since all may not fit into memory.
     """
     height, width = size
     best = logits.new_full((height, width), -torch.inf)
-    found = torch.zeros(height, width, dtype=torch.long, device=logits.device)
+    classes = torch.zeros(height, width, dtype=torch.long, device=logits.device)
     few = max(1, ROOM // (best.nbytes or 1))
     for first in range(0, len(logits), few):
         part = logits[None, first : first + few]
         resized = F.interpolate(part, (height, width), mode="bilinear", align_corners=False)
         most, number = resized[0].max(0)
-        found = torch.where(most > best, number + first, found)
+        classes = torch.where(most > best, number + first, classes)
         best = torch.maximum(most, best)
-    return found
+    return classes
 
 
 def _save(mask: Tensor, classes: int, file: Path) -> None:
