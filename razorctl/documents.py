@@ -64,7 +64,7 @@ def _parsed(content: bytes | str, **numbers: Any) -> Any:
         raise UnlikeError(str(error)) from None
 
 
-def check(content: bytes | str, kind: Any) -> Any:
+def parse_kind(content: bytes | str, kind: Any) -> Any:
     """The value of a JSON text, as `parse` returns it; raises UnlikeError for another kind.
 
     A document that `sealed` has returned must still be that one.
@@ -90,7 +90,7 @@ def _typed(content: bytes | str, kind: Any) -> Any:
 
 def _whole(content: bytes | str, kind: Any) -> Any:
     """The checked value with the defaults of absent keys, unless it is sealed or they are None."""
-    value = check(content, kind)
+    value = parse_kind(content, kind)
     if isinstance(value, dict) and SEAL in value:
         return value
     filled = _adapter(kind).dump_python(_typed(content, kind))
@@ -105,20 +105,20 @@ def read(file: Path, kind: Any, mend: str) -> Any:
     Raises FileNotFoundError if it is not there, and DataError if it is no such document.
     """
     with _refusing(file, mend):
-        return _whole(contents(file), kind)
+        return _whole(read_bytes(file), kind)
 
 
-def lines(file: Path, kind: Any, mend: str) -> list[Any]:
+def read_lines(file: Path, kind: Any, mend: str) -> list[Any]:
     """The values of a file of lines of a kind; raises as `read` does."""
     with _refusing(file, mend):
-        found = contents(file).splitlines()
+        found = read_bytes(file).splitlines()
         return list(_whole(b"[" + b",".join(found) + b"]", list[kind]))
 
 
-def given(value: Mapping[str, Any], kind: Any, file: Path, mend: str) -> None:
+def check_tables(value: Mapping[str, Any], kind: Any, file: Path, mend: str) -> None:
     """Raises DataError as `read` does if the tables of a TOML file are not of a kind."""
     with _refusing(file, mend):
-        check(json.dumps(value, default=str), kind)
+        parse_kind(json.dumps(value, default=str), kind)
 
 
 @contextmanager
@@ -136,10 +136,10 @@ def _refusing(file: Path, mend: str) -> Iterator[None]:
         ) from None
 
 
-def kept(file: Path, kind: Any) -> Any:
+def read_cached(file: Path, kind: Any) -> Any:
     """The value of a file of what can be made again; None if it is not there or of another kind."""
     with suppress(OSError, UnlikeError):
-        return check(contents(file), kind)
+        return parse_kind(read_bytes(file), kind)
     return None
 
 
@@ -151,33 +151,33 @@ def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, SEAL: sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 
 
-def entry(file: Path) -> dict[str, int]:
+def size_and_checksum(file: Path) -> dict[str, int]:
     """The size and the checksum of a regular file; raises OSError for anything else."""
     size = checksum = 0
-    with regular(file) as stream:
+    with open_regular(file) as stream:
         while chunk := stream.read(CHUNK):
             size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
     return {"bytes": size, "crc32": checksum}
 
 
-def foreign(file: Path) -> dict[str, Any]:
+def read_foreign(file: Path) -> dict[str, Any]:
     """The JSON object in a file of another library, which may have numbers that are not finite.
 
     Raises OSError, and UnlikeError if it is none.
     """
-    value = _parsed(contents(file))
+    value = _parsed(read_bytes(file))
     if not isinstance(value, dict):
         raise UnlikeError("it is no object")
     return value
 
 
-def contents(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """The bytes of a regular file; raises OSError for anything else, which might never end."""
-    with regular(file) as stream:
+    with open_regular(file) as stream:
         return stream.read()
 
 
-def regular(file: Path) -> IO[bytes]:
+def open_regular(file: Path) -> IO[bytes]:
     """A regular file, opened to read; raises OSError for anything else."""
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -108,7 +108,7 @@ def listing(name: str, repo: str) -> list[str]:
             folder.mkdir(parents=True, exist_ok=True)
             known.write_text(documents.text(files))
         return files
-    if (kept := documents.kept(known, list[str])) is not None:
+    if (kept := documents.read_cached(known, list[str])) is not None:
         return list(kept)
     snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
     if not snapshots:

@@ -12,7 +12,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 
 
-def check_library(job: Job) -> None:
+def check_optimizer(job: Job) -> None:
     """Raises UsageError for an optimizer whose library is not installed."""
     if _of_torchao(job) and find_spec("torchao") is None:
         what, other = "adamw8bit", "--optimizer adamw"
@@ -38,7 +38,7 @@ def cast_weights(model: nn.Module, job: Job) -> None:
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """The optimizer of a resolved job, over the trainable parameters of `model`.
 
-    It may be `in_backward`. Raises UsageError as `check_library` does.
+    It may be `in_backward`. Raises UsageError as `check_optimizer` does.
     """
     optimizer = _build(model, job)
     if job.optimizer_in_backward:
@@ -71,7 +71,7 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
     groups = parameter_groups(model, job)
     assert job.learning_rate is not None
     if _of_torchao(job):
-        check_library(job)
+        check_optimizer(job)
         from torchao.optim import AdamW8bit, _AdamW
 
         kind = AdamW8bit if job.optimizer == "adamw8bit" else _AdamW
@@ -84,7 +84,7 @@ def _build(model: nn.Module, job: Job) -> Optimizer:
     return SGD(groups, job.learning_rate, momentum=job.momentum, foreach=True)
 
 
-def traced(model: nn.Module, job: Job) -> Optimizer:
+def traceable_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """`build_optimizer`, but what torchao compiles is replaced by what allocates as much."""
     if not _of_torchao(job):
         return build_optimizer(model, job)

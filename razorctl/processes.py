@@ -73,7 +73,7 @@ def program(count: int) -> list[str]:
     return ["torchrun", "--nproc-per-node", str(count), "-m", "razorctl"]
 
 
-def check(wanted: int) -> None:
+def check_count(wanted: int) -> None:
     """Raises UsageError if a job is for another number of processes."""
     if wanted != count():
         asked, there = (units.count(n, "process") for n in (wanted, count()))

@@ -39,11 +39,11 @@ def precision(job: Job, device: torch.device) -> Precision:
 Losses = Callable[[nn.Module, Any, Tensor, str], Tensor]
 
 
-# (model, losses, batch, job, scaler, phase, check) -> the loss; see `passes`.
-Passes = Callable[..., Tensor]
+# (model, losses, batch, job, scaler, phase, check) -> the loss; see `forward_backward`.
+ForwardBackward = Callable[..., Tensor]
 
 
-def passes(
+def forward_backward(
     model: nn.Module,
     losses: Losses,
     batch: tuple[Any, Tensor, Tensor | None],
@@ -79,7 +79,7 @@ def train_step(
     unsynced: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
     keep_gradients: bool = False,
     total: Tensor | None = None,
-    run: Passes = passes,
+    run: ForwardBackward = forward_backward,
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
@@ -95,9 +95,8 @@ def train_step(
     check: called with what is returned before weights and optimizer change; it may raise.
     unsynced: the context in which a pass of the model leaves gradients to each process.
     keep_gradients: whether gradients stay in memory, as zeros, after the step.
-    total: the number of labels of the whole batch that count, as `counted` says; None gives each
-        micro-batch the same weight.
-    run: `passes`, or another that does the same.
+    total: the `label_count` of the whole batch; None gives each micro-batch the same weight.
+    run: `forward_backward`, or another that does the same.
     """
     found = []
     with shared_by(job.accumulate):
@@ -143,7 +142,7 @@ def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean")
     return F.cross_entropy(output, labels, label_smoothing=job.label_smoothing, reduction=reduction)
 
 
-def counted(labels: Iterable[Tensor], device: torch.device) -> Tensor:
+def label_count(labels: Iterable[Tensor], device: torch.device) -> Tensor:
     """The labels that are not NO_LABEL, a mean over processes, at least 1. Collective."""
     count = sum(int((each != NO_LABEL).sum()) for each in labels)
     return processes.mean(torch.tensor(float(count), device=device)).clamp(min=1)

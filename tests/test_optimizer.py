@@ -86,8 +86,8 @@ def test_a_step_at_the_groups_rates(name):
 def test_8_bits_need_torchao(monkeypatch):
     monkeypatch.setattr(optimizer, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs torchao"):
-        optimizer.check_library(Job("m", "d", optimizer="adamw8bit"))
-    optimizer.check_library(Job("m", "d", optimizer="adamw"))
+        optimizer.check_optimizer(Job("m", "d", optimizer="adamw8bit"))
+    optimizer.check_optimizer(Job("m", "d", optimizer="adamw"))
 
 
 def bytes_of(state):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from razorctl.errors import DivergedError, UsageError
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer, cast_weights
-from razorctl.step import by_logits, counted, refuse_infinite, train_step
+from razorctl.step import by_logits, label_count, refuse_infinite, train_step
 from razorctl.tasks import NO_LABEL
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def stepped(model: nn.Module, job: Job, batches: list[tuple[Tensor, Tensor]]) ->
     """The loss of one step."""
     optimizer = build_optimizer(model, job)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    total = None if job.classifies else counted((labels for _, labels in batches), CPU)
+    total = None if job.classifies else label_count((labels for _, labels in batches), CPU)
     loss, _ = train_step(model, by_logits(call, job), batches, optimizer, job, scaler, total=total)
     return loss
 

@@ -105,7 +105,7 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
 
     check_data(settings.job_to_plan)  # before torch is loaded, which takes seconds
     if not {"gpu", "vram"} & given.keys():
-        found = () if device == "cpu" else detect.detect()
+        found = () if device == "cpu" else detect.cards()
         if settings.orders or not found:
             return _unplanned(settings)
     with views.status("looking for the device"):

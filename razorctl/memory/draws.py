@@ -46,7 +46,7 @@ class Held(Blocks):
         self.drawn = dict.fromkeys(largest[: self.sampler.count], 1.0)
 
 
-def draws(model: nn.Module) -> list[Blocks]:
+def joint_draws(model: nn.Module) -> list[Blocks]:
     """The draws of `model` and its submodules."""
     return [vars(module)[MARK] for module in model.modules() if MARK in vars(module)]
 
@@ -56,7 +56,7 @@ def hold_largest(model: nn.Module, forward: Callable[[Callable[[int], object]], 
 
     `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it keeps.
     """
-    held = [Held.hold(blocks) for blocks in draws(model)]
+    held = [Held.hold(blocks) for blocks in joint_draws(model)]
 
     def note(size: int) -> None:
         for blocks in held:

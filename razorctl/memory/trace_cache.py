@@ -138,7 +138,7 @@ class Cache:
 
     def _kept(self) -> dict[str, Any]:
         """The facts in the file; none if it cannot be read or holds anything else."""
-        return documents.kept(self.file, dict[str, Traced | Refused | int]) or {}
+        return documents.read_cached(self.file, dict[str, Traced | Refused | int]) or {}
 
 
 def dump(trace: Trace) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 WEIGHTS, GRADIENTS, OPTIMIZER, REST = "weights", "gradients", "optimizer", "rest"
 
 
-def trace(
+def trace_step(
     model: nn.Module,
     inputs: Any,
     optimizer: Callable[[nn.Module], Optimizer] | None,
@@ -96,7 +96,7 @@ def peak_bytes(
     autocast: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> int:
-    """Highest bytes of all tensors in a training step; see `trace`.
+    """Highest bytes of all tensors in a training step; see `trace_step`.
 
     optimizer: builds an optimizer from parameters; with None the step ends after the backward pass.
     accumulate: whether `inputs` are one of several micro-batches of the step.
@@ -119,7 +119,7 @@ def peak_bytes(
         _forward(model, inputs, autocast)
 
     micro_batches = 2 if accumulate else 1
-    return trace(
+    return trace_step(
         model, inputs, build if optimizer else None, step, forward, micro_batches=micro_batches
     ).peak
 

@@ -216,7 +216,7 @@ def place(name: str) -> str:
 def _local(name: str, folder: Path) -> Named:
     """What a folder has, as the library that saved it says in its config.json."""
     try:
-        config = documents.foreign(folder / CONFIG)
+        config = documents.read_foreign(folder / CONFIG)
     except FileNotFoundError:
         other = next((what for file, what in OTHERS.items() if any(folder.glob(file))), None)
         if other is not None:

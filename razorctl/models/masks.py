@@ -27,7 +27,7 @@ def values(mask: "Image") -> "np.ndarray[Any, Any]":
     return np.asarray(mask).astype(np.int64)
 
 
-def labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
+def mask_labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
     """The labels [height, width] of a mask, int64: values less `first`, or NO_LABEL.
 
     first: the value of the first class; IGNORED and what is less have no class.
@@ -44,7 +44,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
     config: as in `models.images`; images are not cropped but changed in shape.
     Inputs are [channels, height, width], fp32; labels [height, width], int64, and NO_LABEL where
-    a pixel has no class. Rows may have a `first`, as in `labels`, and may lack masks.
+    a pixel has no class. Rows may have a `first`, as in `mask_labels`, and may lack masks.
     """
     return partial(_prepared, config, _whole, _same)
 
@@ -98,7 +98,7 @@ def _prepared(
         found["labels"] = [
             # Without the shift by half a pixel that the mode `nearest` has.
             _resized(
-                torch.from_numpy(labels(mask, first))[None],
+                torch.from_numpy(mask_labels(mask, first))[None],
                 own,
                 size,
                 InterpolationMode.NEAREST_EXACT,

@@ -34,7 +34,7 @@ LIMIT = 5.0  # seconds that a chat template may take for a conversation
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistant says
 
 
-def packed(
+def token_blocks(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
     """Blocks of exactly so many tokens, `input_ids`, of the texts one after the other.
@@ -130,7 +130,7 @@ def _groups(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
         yield group
 
 
-def conversations(
+def conversation_tokens(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
     """The tokens of conversations, `input_ids`, and `labels`: those that an assistant says.
@@ -316,11 +316,11 @@ def _described(tokenizer: Any) -> str:
 
 
 def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
-    """The tokens of a text that is to be continued, or of a conversation that is to be answered.
+    """The tokens of a text to continue, or of a conversation to answer.
 
-    A text begins as a block of `packed` does. A conversation ends where the chat template begins an
-    answer; a last message of the assistant, which is what is asked for, is left out. Raises
-    UsageError for a tokenizer without a chat template, and DataError if that does not take it.
+    A text begins as a block of `token_blocks` does. A conversation ends where the chat template
+    begins an answer; an answer at its end is left out. Raises UsageError for a tokenizer without a
+    chat template, and DataError for a conversation that the template cannot take.
     """
     if "messages" not in row:
         found = tokenizer(row["text"], add_special_tokens=False, verbose=False)
@@ -335,12 +335,12 @@ def prompt(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
     return ids
 
 
-def causal(tokenizer: Any, rows: Rows, *, tokens: int | None = None) -> Rows:
-    """Inputs and labels of rows of `packed` or `conversations`, for predicting the next token.
+def causal_inputs(tokenizer: Any, rows: Rows, *, tokens: int | None = None) -> Rows:
+    """Inputs and labels for predicting the next token.
 
-    The label of a place is the token after it, or NO_LABEL. Conversations are padded on the right
-    to the longest, rounded up to MULTIPLE, and at most to `tokens`; padded ones have an
-    `attention_mask` too.
+    rows: of `token_blocks` or `conversation_tokens`. The label of a place is the token after it, or
+    NO_LABEL. Conversations are padded on the right to the longest, rounded up to MULTIPLE, and at
+    most to `tokens`; padded ones have an `attention_mask` too.
     """
     import torch
 
@@ -362,8 +362,8 @@ def causal(tokenizer: Any, rows: Rows, *, tokens: int | None = None) -> Rows:
     return found
 
 
-def masked(tokenizer: Any, seeded: bool, rows: Rows) -> Rows:
-    """Inputs and labels of rows of `packed`, for predicting MASKED of the tokens, as BERT does.
+def masked_inputs(tokenizer: Any, seeded: bool, rows: Rows) -> Rows:
+    """Inputs and labels of rows of `token_blocks`, for predicting MASKED of the tokens like BERT.
 
     Of these tokens 80 % are the mask, 10 % random ones and 10 % themselves; all others have the
     label NO_LABEL. seeded: whether the draw depends on the row alone; otherwise it is from torch's

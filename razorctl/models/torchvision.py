@@ -132,7 +132,7 @@ def _load(
     """The model and the transform of a folder that `Model.save` wrote."""
     from safetensors.torch import load_file
 
-    config = documents.foreign(folder / "config.json")
+    config = documents.read_foreign(folder / "config.json")
     task, classes = config["task"], len(config["label_names"])
     model = _bare(config["architecture"], task, classes)
     model.load_state_dict(load_file(folder / "model.safetensors"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import CLOSE, METHODS
 from razorctl.planning.gpus import Gpu
-from razorctl.planning.times import launches, on_card, on_host, seconds
+from razorctl.planning.times import launch_count, on_card, on_host, step_seconds
 from razorctl.recipe import Recipe
 
 # Memory of a process beside its tensors: CONTEXT is bytes of the CUDA context and the libraries'
@@ -66,7 +66,7 @@ class Predicted:
         over how many cards FSDP2 shards weights, gradients and optimizer state. What it gathers is
         an estimate, and the time that cards take to exchange it is not predicted.
         """
-        step = seconds(trace, gpu, graphs)
+        step = step_seconds(trace, gpu, graphs)
         kept = [trace.weights, trace.gradients, trace.optimizer]
         activations = trace.highest - sum(kept)
         transient = activations - min(trace.saved, activations)
@@ -89,8 +89,8 @@ class Predicted:
             step.high,
             on_card(trace, gpu).likely,
             on_host(trace, gpu, graphs).likely,
-            launches(trace, gpu),
-            step.likely / seconds(full, gpu, min(graphs, 1)).likely,
+            launch_count(trace, gpu),
+            step.likely / step_seconds(full, gpu, min(graphs, 1)).likely,
         )
 
 

@@ -15,7 +15,7 @@ except ModuleNotFoundError:  # a GPU machine with torch and little else
 from razorctl import units
 from razorctl.config import presets
 from razorctl.errors import UsageError
-from razorctl.planning.gpus import Gpu, load, memory_size, names, read, usable
+from razorctl.planning.gpus import Gpu, load, memory_size, names, read_preset, usable
 
 # Older drivers report up to 3 % less than newer ones, and ECC takes a sixteenth of a card's memory;
 # cards of one name differ by far more.
@@ -46,7 +46,7 @@ class Detected:
     processes: tuple[Process, ...]
 
 
-def detect() -> tuple[Detected, ...]:
+def cards() -> tuple[Detected, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES allows. Never raises.
 
     Empty without a driver, or without nvidia-ml-py. Indices are those of nvidia-smi, which CUDA
@@ -87,7 +87,7 @@ def driver() -> str:
 def preset_for(detected: Detected) -> Gpu | None:
     """The preset with a detected card's name and memory, the user's own first; None if none has."""
     for file in presets.files("gpus").values():
-        gpu = read(file)
+        gpu = read_preset(file)
         distance = abs(gpu.memory_bytes - detected.memory_bytes)
         if _bare(gpu.name) == _bare(detected.name) and distance < _SAME_MEMORY * gpu.memory_bytes:
             return gpu
@@ -116,22 +116,22 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
     machine's. Raises UsageError if no card is found, or if `vram` is more than the card has.
     """
     budget = None if vram is None else memory_size(vram)
-    found = detect() if name is None else ()
+    detected = cards() if name is None else ()
     if name is not None:
         gpu = load(name)
         free, source = gpu.memory_bytes, "as its preset says"
-    elif found[index:]:
-        known = preset_for(found[index])
-        if known is None:
+    elif index < len(detected):
+        card = detected[index]
+        preset = preset_for(card)
+        if preset is None:
             raise UsageError(
-                f"{found[index].name} has no preset; name one with --gpu, or write a preset file."
+                f"{card.name} has no preset; name one with --gpu, or write a preset file."
             )
-        gpu, free, source = known, found[index].free_bytes, "free now"
-        if found[index].processes:
-            source += f", beside {len(found[index].processes)} other processes"
+        gpu, free, source = preset, card.free_bytes, "free now"
+        if card.processes:
+            source += f", beside {len(card.processes)} other processes"
     elif budget is not None:
-        cards = [load(each) for each in names()]
-        gpu = min(cards, key=lambda card: _unlike(card, budget))
+        gpu = min(map(load, names()), key=lambda card: _unlike(card, budget))
         return Target(gpu, usable(budget, gpu.memory_bytes) or budget, "as asked for", assumed=True)
     else:
         raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")

@@ -191,7 +191,7 @@ def _of_generation(compute_capability: str) -> Achieved:
     asked = (int(match[1]), int(match[2])) if match else (0, 0)
     older = [capability for capability in MEASURED if version[capability] <= asked]
     nearest = older[-1] if older else next(iter(MEASURED))
-    gpu = read(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
+    gpu = read_preset(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
     source = f"borrowed from {gpu.name}, capability {nearest}: {gpu.achieved.source}"
     return replace(gpu.achieved, source=source, borrowed=gpu.name)
 
@@ -234,15 +234,15 @@ def load(name: str) -> Gpu:
     for a file that cannot be read or has a missing, unknown or invalid field.
     """
     if name.endswith(".toml"):
-        return read(Path(name))
+        return read_preset(Path(name))
     known = presets.files("gpus")
     if name in known:
-        return read(known[name])
+        return read_preset(known[name])
     same = [each for each in known if _plain(name) in (_plain(each), _plain(_SIZE.sub("", each)))]
-    same = same or [each for each in known if _plain(name) == _plain(read(known[each]).name)]
+    same = same or [each for each in known if _plain(name) == _plain(read_preset(known[each]).name)]
     if len(same) > 1:
         raise UsageError(f"there is more than one GPU {name!r}; choose {' or '.join(same)}.")
-    return read(find("GPU", same[0] if same else name, known))
+    return read_preset(find("GPU", same[0] if same else name, known))
 
 
 def _plain(name: str) -> str:
@@ -251,7 +251,7 @@ def _plain(name: str) -> str:
     return re.sub(r"^(nvidia)?(geforce|tesla)?(rtx|gtx)?", "", letters)
 
 
-def read(file: Path) -> Gpu:
+def read_preset(file: Path) -> Gpu:
     """The preset in a file; see `load`."""
     table = read_toml(file)
     known = [field.name for field in fields(Gpu)]

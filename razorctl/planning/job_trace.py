@@ -22,7 +22,7 @@ from razorctl.memory import fake, tracker
 from razorctl.memory.saved import _tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
-from razorctl.optimizer import cast_weights, traced
+from razorctl.optimizer import cast_weights, traceable_optimizer
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
@@ -133,7 +133,7 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     recipe that the model cannot take.
     """
     with _uncollected(), _prepared(job, recipe, classes, device, dot) as it:
-        found = tracker.trace(
+        found = tracker.trace_step(
             *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
         )
     sizes = [parameter_bytes(block) for block in blocks(it.model)]
@@ -206,7 +206,7 @@ def _prepared(
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     with mode:
         cast_weights(model, job)
-    optimizer = partial(traced, job=job)
+    optimizer = partial(traceable_optimizer, job=job)
     with torch.random.fork_rng(devices=[]), ExitStack() as card:
         if device != "cpu":
             card.enter_context(assumed(dot))

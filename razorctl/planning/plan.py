@@ -212,7 +212,7 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
         known = document.get("razorctl") if isinstance(document, dict) else None
         if isinstance(known, str) and known != __version__:
             raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
-        documents.check(content, Document)
+        documents.parse_kind(content, Document)
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None
     except documents.UnlikeError as error:

@@ -76,7 +76,7 @@ def depends(job: Job, recipe: Recipe, classes: int) -> list[Any]:
     ]
 
 
-def traced(
+def cached_trace(
     job: Job,
     recipe: Recipe,
     classes: int,
@@ -167,7 +167,9 @@ class Search:
 
     def _trace(self, recipe: Recipe, accumulate: int) -> Trace:
         job = replace(self.job, accumulate=accumulate)
-        return traced(job, recipe, self.classes, self.cache, dot=self.gpu.multiplies_in_triton)
+        return cached_trace(
+            job, recipe, self.classes, self.cache, dot=self.gpu.multiplies_in_triton
+        )
 
     def choose(self, prefer: Prefer) -> Candidate | None:
         """The way that a preference takes; None if nothing fits."""

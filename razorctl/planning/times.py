@@ -56,7 +56,7 @@ class Seconds(NamedTuple):
         return Seconds(*(count * seconds for seconds in self))
 
 
-def seconds(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
+def step_seconds(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     """Predicted seconds of a traced step.
 
     graphs: how many CUDA graphs the host replays for all that comes before the optimizer's update,
@@ -65,27 +65,27 @@ def seconds(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
     return Seconds(*map(max, on_card(trace, gpu), on_host(trace, gpu, graphs)))
 
 
-def split(trace: Trace, gpu: Gpu) -> int:
+def split_products(trace: Trace, gpu: Gpu) -> int:
     """How many int8 products of a step have sums that several programs share on that card."""
     return sum(count for kernel, count in trace.kernels.items() if _parts(kernel, gpu) > 1)
 
 
-def launches(trace: Trace, gpu: Gpu) -> int:
+def launch_count(trace: Trace, gpu: Gpu) -> int:
     """How many kernels a step runs on that card."""
-    return sum(trace.kernels.values()) + SPLITS * split(trace, gpu)
+    return sum(trace.kernels.values()) + SPLITS * split_products(trace, gpu)
 
 
 def on_card(trace: Trace, gpu: Gpu) -> Seconds:
     """The seconds that the kernels of a step take one after the other."""
     each = [_kernel(kernel, gpu).times(count) for kernel, count in trace.kernels.items()]
-    launching = LAUNCH * launches(trace, gpu)
+    launching = LAUNCH * launch_count(trace, gpu)
     return Seconds(*(launching + sum(ends) for ends in zip(*each, strict=True)))
 
 
 def on_host(trace: Trace, gpu: Gpu, graphs: int = 0) -> Seconds:
-    """The seconds that the host takes for the calls and launches of a step; see `seconds`."""
-    (aten, ops), launched = trace.calls, launches(trace, gpu)
-    aten += split(trace, gpu)  # PyTorch sets the sums to zero
+    """The seconds that the host takes for the calls and launches of a step; see `step_seconds`."""
+    (aten, ops), launched = trace.calls, launch_count(trace, gpu)
+    aten += split_products(trace, gpu)  # PyTorch sets the sums to zero
     if graphs:
         (aten, ops), launched = trace.update, trace.update.aten
     likely = GRAPH * graphs + CALL * aten + OP * ops + DRIVER * launched

@@ -57,7 +57,10 @@ class Checkpoint:
             return False
         files: Mapping[str, Any] = self.marker["files"]
         try:
-            return all(documents.entry(self.path / name) == entry for name, entry in files.items())
+            return all(
+                documents.size_and_checksum(self.path / name) == entry
+                for name, entry in files.items()
+            )
         except OSError:
             return False
 
@@ -127,7 +130,9 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             partial.mkdir()
             write(partial)
-            files = {file.name: documents.entry(file) for file in sorted(partial.iterdir())}
+            files = {
+                file.name: documents.size_and_checksum(file) for file in sorted(partial.iterdir())
+            }
             for name in files:
                 sync(partial / name)
             sync(partial)
@@ -217,7 +222,7 @@ def _marker(path: Path) -> dict[str, Any]:
     """
     from razorctl.training.schemas import Marker  # imported here: few commands need it
 
-    content = documents.contents(path / MARKER)
+    content = documents.read_bytes(path / MARKER)
     marker: dict[str, Any] = documents.parse(content)
     number = marker.get("format") if isinstance(marker, dict) else None
     if isinstance(number, int) and number != FORMAT:
@@ -225,7 +230,7 @@ def _marker(path: Path) -> dict[str, Any]:
             f"{path} has format {number}, and this razorctl reads {FORMAT}; resume with razorctl "
             f"{marker.get('razorctl')}, or name another directory with --out."
         )
-    documents.check(content, Marker)
+    documents.parse_kind(content, Marker)
     return marker
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from razorctl.job import Job
 from razorctl.ops import kernels
 from razorctl.ops.weight_copies import shared_by
-from razorctl.step import Losses, passes
+from razorctl.step import Losses, forward_backward
 from razorctl.training import state
 from razorctl.training.compiled import failure_reason
 
@@ -105,7 +105,7 @@ class CapturedPasses:
         phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
         check: Callable[[Tensor, Tensor], object] = lambda *_: None,
     ) -> Tensor:
-        plain = partial(passes, model, losses, batch, job, scaler, phase, check)
+        plain = partial(forward_backward, model, losses, batch, job, scaler, phase, check)
         if self.works and not self._alike(model, batch, job):
             self._end("micro-batches have several shapes")
         if not self.works:
@@ -159,7 +159,7 @@ class CapturedPasses:
         assert self._maker is not None
         if self._batch is None:
             self._batch = tree_map_only(Tensor, torch.clone, batch)
-        run = partial(passes, model, losses, self._batch, job, scaler)
+        run = partial(forward_backward, model, losses, self._batch, job, scaler)
         host = state.random_states(cuda=False)
         try:
             with shared_by(1):  # otherwise a graph would read memory of another one

@@ -31,7 +31,7 @@ from razorctl.ops.cpu import build
 from razorctl.ops.cpu.gemm import makes_products
 from razorctl.planning import detect
 from razorctl.recipe import Recipe
-from razorctl.step import Passes, by_logits, passes
+from razorctl.step import ForwardBackward, by_logits, forward_backward
 from razorctl.surgery.sparsify import sparsify
 from razorctl.training.cuda_graphs import WARM_UPS, CapturedPasses
 from razorctl.version import __version__
@@ -124,7 +124,7 @@ def _turned_off(group: str) -> Check:
 
 
 def _gpus() -> Iterator[Check]:
-    cards = detect.detect()
+    cards = detect.cards()
     if not cards:
         yield Check("gpu", "card", "note", "none that a driver shows: training runs on the CPU")
         return
@@ -278,7 +278,7 @@ def graphs(device: torch.device) -> Check:
     losses = by_logits(lambda net, images: net(images), job)
     scaler = torch.amp.GradScaler(device.type, enabled=False)
 
-    def gradient(run: Passes, images: Tensor) -> Tensor:
+    def gradient(run: ForwardBackward, images: Tensor) -> Tensor:
         model.zero_grad()
         run(model, losses, (images, torch.arange(BATCH, device=device) % 10, None), job, scaler)
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -292,7 +292,9 @@ def graphs(device: torch.device) -> Check:
             return Check(str(device), "CUDA graphs", "note", _line(error), mend)
     if not captured.works:
         return Check(str(device), "CUDA graphs", "note", "a step cannot be captured", mend)
-    cosine = F.cosine_similarity(replayed.double(), gradient(passes, images).double(), 0).item()
+    cosine = F.cosine_similarity(
+        replayed.double(), gradient(forward_backward, images).double(), 0
+    ).item()
     found = f"cosine {cosine:.4f} of a replayed step's gradient to that of the step"
     if cosine >= SAME:
         return Check(str(device), "CUDA graphs", "ok", found)

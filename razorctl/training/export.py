@@ -83,7 +83,7 @@ def write_finished(run: Record) -> None:
             state.load_model(best.path, run.model)
         export(run.model, save, out)
         files = (name for name in (WEIGHTS, LAST) if (out / name).exists())
-        run.checksums = {name: documents.entry(out / name) for name in files}
+        run.checksums = {name: documents.size_and_checksum(out / name) for name in files}
         run.check_own()
         with atomic_file(out / RESULT) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")

@@ -12,7 +12,7 @@ from razorctl import data, models
 from razorctl.data.own import contents
 from razorctl.data.own.stream import count
 from razorctl.job import Job
-from razorctl.step import counted
+from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
 from razorctl.training.mixing import mixing
 
@@ -79,7 +79,7 @@ class Feed:
         """The number of labels in a batch; None if each row has one label. Collective."""
         if self.job.classifies:
             return None
-        return counted((batch["labels"] for batch in batches), self.device)
+        return label_count((batch["labels"] for batch in batches), self.device)
 
     def moved(self, batch: Any) -> tuple[Any, Tensor]:
         """The inputs and the labels of a batch, on the device."""

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl import processes
 from razorctl.job import Job
 from razorctl.optimizer import build_optimizer
-from razorctl.step import by_logits, passes, refuse_infinite, train_step
+from razorctl.step import by_logits, forward_backward, refuse_infinite, train_step
 from razorctl.training import parallel, state
 from razorctl.training.compiled import Trial
 from razorctl.training.cuda_graphs import CapturedPasses
@@ -83,7 +83,7 @@ class Learner:
                 check=self._check,
                 unsynced=parallel.unsynced,
                 total=total,
-                run=self._captured or passes,
+                run=self._captured or forward_backward,
             )
         except Exception:
             if self._captured is not None:

@@ -27,7 +27,7 @@ from razorctl.optimizer import build_optimizer
 from razorctl.planning import job_trace as tracing
 from razorctl.recipe import Recipe
 from razorctl.spans import watched
-from razorctl.step import by_logits, passes, train_step
+from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
 from razorctl.surgery.of_job import OfJob
 from razorctl.training import kept_bytes
@@ -224,7 +224,7 @@ class TimedTraining:
                 self.job,
                 self._scaler,
                 phase,
-                run=self._captured or passes,
+                run=self._captured or forward_backward,
             )
         return clock.seconds
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from razorctl import devices, models, processes
 from razorctl.errors import DivergedError, RazorError, UsageError
 from razorctl.job import Job
-from razorctl.optimizer import check_library
+from razorctl.optimizer import check_optimizer
 from razorctl.recipe import Recipe
 from razorctl.training import atomic, export, parallel, run_files, rundir, state, summary
 from razorctl.training.checkpoints import Checkpoint
@@ -320,8 +320,8 @@ def finetune(
             optimizer is built.
     """
     recipe, place = recipe or Recipe(), devices.find(device)
-    processes.check(job.processes)
-    check_library(job)
+    processes.check_count(job.processes)
+    check_optimizer(job)
     refuse_uncompilable(job, recipe, place)
     if resume and out is None:
         raise UsageError("there is nothing to resume; name the directory of the run.")

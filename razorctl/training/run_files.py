@@ -77,7 +77,7 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
     from razorctl.training.schemas import RunSettings  # imported here: few commands need it
 
     tables = {name: table for name, table in read_toml(out / CONFIG).items() if name != ENVIRONMENT}
-    documents.given(tables, RunSettings, out / CONFIG, ELSEWHERE)
+    documents.check_tables(tables, RunSettings, out / CONFIG, ELSEWHERE)
     return Job(**tables["job"]), Recipe(**tables["recipe"])
 
 

@@ -40,7 +40,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 def read(folder: Path) -> dict[str, Any]:
     """The state that `write` was given; its tensors are on the CPU, and tuples are lists."""
-    tree = documents.parse(documents.contents(folder / REST))
+    tree = documents.parse(documents.read_bytes(folder / REST))
     state: dict[str, Any] = _with_tensors(tree, tensors.read(folder / TENSORS))
     return state
 

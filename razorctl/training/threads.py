@@ -101,7 +101,7 @@ def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
     """
     import torch
 
-    from razorctl.step import by_logits, passes
+    from razorctl.step import by_logits, forward_backward
     from razorctl.training import state
 
     before = state.transient(run.model)
@@ -114,7 +114,7 @@ def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
         for number in numbers:
             torch.set_num_threads(number)
             start = time.perf_counter()
-            passes(run.model, losses, batch, run.job, scaler)
+            forward_backward(run.model, losses, batch, run.job, scaler)
             took[number] += (time.perf_counter() - start) / TIMED if turn else 0
             run.model.zero_grad()
     state.load_transient(run.model, before)

@@ -122,7 +122,7 @@ def test_what_does_not_fit():
     ],
 )
 def test_bad_input_is_one_sentence(args, message, monkeypatch):
-    monkeypatch.setattr(detect, "detect", lambda: ())
+    monkeypatch.setattr(detect, "cards", lambda: ())
     result = razorctl("plan", *PLANNED, *args)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -135,7 +135,7 @@ def test_bad_input_is_one_sentence(args, message, monkeypatch):
 def test_the_card_of_this_machine(monkeypatch):
     others = Process(1, 2**30), Process(2, None)
     card = Detected("NVIDIA GeForce RTX 4090", 24564 * 2**20, 5 * 2**30, "8.9", others)
-    monkeypatch.setattr(detect, "detect", lambda: (card,))
+    monkeypatch.setattr(detect, "cards", lambda: (card,))
     result = razorctl("plan", *PLANNED, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
@@ -143,7 +143,7 @@ def test_the_card_of_this_machine(monkeypatch):
     assert document["budget_bytes"] == 5 * 2**30
     assert detect.target()[2] == "free now, beside 2 other processes"
     assert detect.target(vram="8GB")[1:] == (8 * 2**30, "as asked for", False)
-    monkeypatch.setattr(detect, "detect", lambda: (replace(card, name="Some Card"),))
+    monkeypatch.setattr(detect, "cards", lambda: (replace(card, name="Some Card"),))
     assert "Some Card has no preset; name one with --gpu" in razorctl("plan", *PLANNED).stderr
 
 

@@ -88,7 +88,7 @@ QUICK = JOB | {"max_ratio": 0.5}
 def on_a_card(monkeypatch):
     monkeypatch.setattr(devices, "find", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(devices, "name", lambda device: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(detect, "detect", lambda: (CARD,))
+    monkeypatch.setattr(detect, "cards", lambda: (CARD,))
 
 
 def test_finetune_plans_for_the_card_it_finds(on_a_card, capsys):
@@ -112,7 +112,7 @@ def test_what_is_said_of_planning_where_nothing_is_planned_is_noted(on_a_card, c
 
 
 def test_a_card_without_a_preset_is_not_planned_for(on_a_card, monkeypatch, capsys):
-    monkeypatch.setattr(detect, "detect", lambda: (replace(CARD, name="Some Card"),))
+    monkeypatch.setattr(detect, "cards", lambda: (replace(CARD, name="Some Card"),))
     assert planning.settle(Settings(JOB), None) == (Job(**JOB), Recipe(), None)
     assert "has no preset." in capsys.readouterr().err
 

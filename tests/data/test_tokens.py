@@ -78,7 +78,7 @@ def talks(*conversations):
 
 def test_blocks_are_the_texts_one_after_the_other(bpe):
     told = []
-    found = tokens.packed(rows(TEXTS), bpe, 5, told.append)
+    found = tokens.token_blocks(rows(TEXTS), bpe, 5, told.append)
     stream = [token for text in TEXTS for token in [*bpe.encode(text), bpe.eos_token_id]]
     assert {len(block) for block in found["input_ids"]} == {5}
     assert [*chain.from_iterable(found["input_ids"])] == stream[: len(stream) // 5 * 5]
@@ -88,7 +88,7 @@ def test_blocks_are_the_texts_one_after_the_other(bpe):
 
 
 def test_blocks_of_bert_begin_and_end_as_its_texts(bert):
-    found = tokens.packed(rows(TEXTS), bert, 6)["input_ids"]
+    found = tokens.token_blocks(rows(TEXTS), bert, 6)["input_ids"]
     cls, sep = bert.cls_token_id, bert.sep_token_id
     assert all(block[0] == cls and block[-1] == sep and len(block) == 6 for block in found)
     plain = [token for text in TEXTS for token in [*bert.encode(text)[1:-1], sep]]
@@ -97,42 +97,42 @@ def test_blocks_of_bert_begin_and_end_as_its_texts(bert):
 
 def test_large_texts_make_the_same_blocks_in_a_file(bpe, monkeypatch):
     texts = ["\n".join(TEXTS) + "\n", *TEXTS] * 3
-    whole = tokens.packed(rows(texts), bpe, 7)
+    whole = tokens.token_blocks(rows(texts), bpe, 7)
     for name, size in (("BATCH", 2), ("PIECE", 16), ("GROUP", 30), ("SMALL", 100)):
         monkeypatch.setattr(tokens, name, size)
-    filed = tokens.packed(rows(texts), bpe, 7)
+    filed = tokens.token_blocks(rows(texts), bpe, 7)
     assert filed.cache_files
     assert not whole.cache_files
     assert filed["input_ids"] == whole["input_ids"]
-    again = tokens.packed(rows(texts), bpe, 7)
+    again = tokens.token_blocks(rows(texts), bpe, 7)
     assert again.cache_files == filed.cache_files
-    assert tokens.packed(rows(texts), bpe, 8).cache_files != filed.cache_files
-    assert tokens.packed(rows(texts[1:]), bpe, 7).cache_files != filed.cache_files
+    assert tokens.token_blocks(rows(texts), bpe, 8).cache_files != filed.cache_files
+    assert tokens.token_blocks(rows(texts[1:]), bpe, 7).cache_files != filed.cache_files
 
 
 def test_too_few_tokens_are_counted(bpe):
     count = len(bpe.encode("the cat")) + 1
     with pytest.raises(DataError, match=f"have {count} tokens, too few .* at most {count}"):
-        tokens.packed(rows(["the cat"]), bpe, 99)
-    assert len(tokens.packed(rows(["the cat"]), bpe, count)) == 1
+        tokens.token_blocks(rows(["the cat"]), bpe, 99)
+    assert len(tokens.token_blocks(rows(["the cat"]), bpe, count)) == 1
 
 
 def test_what_a_tokenizer_must_have(bpe, bert):
     inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     nothing = PreTrainedTokenizerFast(tokenizer_object=inner)
     with pytest.raises(UsageError, match="no token that ends a text; choose"):
-        tokens.packed(rows(TEXTS), nothing, 4)
+        tokens.token_blocks(rows(TEXTS), nothing, 4)
     with pytest.raises(UsageError, match="input size 2 leaves no room"):
-        tokens.packed(rows(TEXTS), bert, 2)
+        tokens.token_blocks(rows(TEXTS), bert, 2)
     with pytest.raises(UsageError, match=r"no mask token, .* or --task causal-lm"):
-        tokens.masked(bpe, True, {"input_ids": [[1, 2]]})
+        tokens.masked_inputs(bpe, True, {"input_ids": [[1, 2]]})
     with pytest.raises(UsageError, match=r"no chat template, .* choose a model made for chats"):
-        tokens.conversations(talks(CHAT), bpe, 99)
+        tokens.conversation_tokens(talks(CHAT), bpe, 99)
 
 
 @pytest.mark.parametrize("chatty", [PLAIN, MARKED], indirect=True, ids=["plain", "marked"])
 def test_only_what_an_assistant_says_has_labels(chatty):
-    (row,) = tokens.conversations(talks(CHAT), chatty, 99)
+    (row,) = tokens.conversation_tokens(talks(CHAT), chatty, 99)
     text = (
         "<|system|>on a mat<end><|user|>the cat<end><|assistant|>sat far away<end>"
         "<|user|>the dog<end><|assistant|>ran<end>"
@@ -147,7 +147,7 @@ def test_only_what_an_assistant_says_has_labels(chatty):
 def test_long_conversations_are_cut_and_counted(chatty, caplog):
     late = [{"role": "user", "content": "far away " * 9}, CHAT[2]]
     with caplog.at_level(logging.WARNING):
-        found = tokens.conversations(talks(CHAT, CHAT[1:3], late), chatty, 12)
+        found = tokens.conversation_tokens(talks(CHAT, CHAT[1:3], late), chatty, 12)
     assert [len(ids) for ids in found["input_ids"]] == [12, len(found[1]["input_ids"])]
     assert found[0]["input_ids"] == chatty.apply_chat_template(CHAT, return_dict=False)[:12]
     (record,) = caplog.records
@@ -155,7 +155,7 @@ def test_long_conversations_are_cut_and_counted(chatty, caplog):
         "2 conversations cut after 12 tokens; 1 left out for want of an answer before that."
     )
     with pytest.raises(DataError, match="none of the conversations has an answer within 3 tokens"):
-        tokens.conversations(talks(CHAT), chatty, 3)
+        tokens.conversation_tokens(talks(CHAT), chatty, 3)
 
 
 FORGETFUL = "{% for m in messages[-2:] %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}"
@@ -172,7 +172,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }
 )
 def test_templates_that_cannot_be_used(chatty, error, message):
     with pytest.raises(error, match=message):
-        tokens.conversations(talks(CHAT), chatty, 99)
+        tokens.conversation_tokens(talks(CHAT), chatty, 99)
 
 
 # Loops within the limits of jinja's sandbox, with text in the innermost one.
@@ -187,7 +187,7 @@ def test_templates_that_do_not_end(where, chatty, monkeypatch):
 
     def refused():
         with pytest.raises(DataError, match=r"has not ended after 200 ms with conversation 0"):
-            tokens.conversations(talks(CHAT), chatty, 99)
+            tokens.conversation_tokens(talks(CHAT), chatty, 99)
         with pytest.raises(DataError, match=r"has not ended after 200 ms with a conversation"):
             tokens.prompt(chatty, {"messages": CHAT})
         for _ in range(100):  # the threads that were left have ended
@@ -209,8 +209,8 @@ def test_templates_that_do_not_end(where, chatty, monkeypatch):
 
 
 def test_labels_of_blocks_are_the_next_tokens(bpe):
-    blocks = tokens.packed(rows(TEXTS), bpe, 6)["input_ids"][:2]
-    found = tokens.causal(bpe, {"input_ids": blocks})
+    blocks = tokens.token_blocks(rows(TEXTS), bpe, 6)["input_ids"][:2]
+    found = tokens.causal_inputs(bpe, {"input_ids": blocks})
     for block, inputs, labels in zip(blocks, found["inputs"], found["labels"], strict=True):
         assert inputs.keys() == {"input_ids"}
         assert inputs["input_ids"].tolist() == block
@@ -222,7 +222,7 @@ def test_labels_of_blocks_are_the_next_tokens(bpe):
 def test_conversations_are_padded(bpe, most, length):
     ids = [list(range(10)), list(range(7))]
     labels = [[-100] * 4 + own[4:] for own in ids]
-    found = tokens.causal(bpe, {"input_ids": ids, "labels": labels}, tokens=most)
+    found = tokens.causal_inputs(bpe, {"input_ids": ids, "labels": labels}, tokens=most)
     for own, said, inputs, shifted in zip(
         ids, labels, found["inputs"], found["labels"], strict=True
     ):
@@ -233,31 +233,33 @@ def test_conversations_are_padded(bpe, most, length):
 
 
 def test_masks_of_evaluations_depend_on_the_row_alone(bert):
-    blocks = tokens.packed(rows(TEXTS * 40), bert, 32)["input_ids"]
+    blocks = tokens.token_blocks(rows(TEXTS * 40), bert, 32)["input_ids"]
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    whole = tokens.masked(bert, True, {"input_ids": blocks})
+    whole = tokens.masked_inputs(bert, True, {"input_ids": blocks})
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     for place in (3, 0):
-        one = tokens.masked(bert, True, {"input_ids": [blocks[place]]})
+        one = tokens.masked_inputs(bert, True, {"input_ids": [blocks[place]]})
         assert torch.equal(one["inputs"][0]["input_ids"], whole["inputs"][place]["input_ids"])
         assert torch.equal(one["labels"][0], whole["labels"][place])
 
 
 def test_masks_of_training_are_drawn_and_repeat(bert):
-    blocks = tokens.packed(rows(TEXTS * 40), bert, 32)["input_ids"]
+    blocks = tokens.token_blocks(rows(TEXTS * 40), bert, 32)["input_ids"]
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        drawn.append(torch.stack(tokens.masked(bert, False, {"input_ids": blocks})["labels"]))
+        drawn.append(
+            torch.stack(tokens.masked_inputs(bert, False, {"input_ids": blocks})["labels"])
+        )
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_masks_are_those_of_bert(bert):
-    blocks = torch.tensor(tokens.packed(rows(TEXTS * 400), bert, 64)["input_ids"])
-    found = tokens.masked(bert, False, {"input_ids": blocks.tolist()})
+    blocks = torch.tensor(tokens.token_blocks(rows(TEXTS * 400), bert, 64)["input_ids"])
+    found = tokens.masked_inputs(bert, False, {"input_ids": blocks.tolist()})
     inputs = torch.stack([own["input_ids"] for own in found["inputs"]])
     labels = torch.stack(found["labels"])
     special = (blocks == bert.cls_token_id) | (blocks == bert.sep_token_id)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from razorctl import Recipe, saved_bytes, sparsify
-from razorctl.memory.draws import draws, hold_largest
+from razorctl.memory.draws import hold_largest, joint_draws
 
 
 def test_weights_count_the_elements_that_they_pack_anew():
@@ -20,7 +20,7 @@ def test_weights_count_the_elements_that_they_pack_anew():
     sparsify(model, Recipe("backrazor", joint_budget=0.3))
     x = torch.randn(5, 2)
     hold_largest(model, lambda note: (model(x), note(1000)))  # of no branch
-    (held,) = draws(model)
+    (held,) = joint_draws(model)
     assert held.sizes == [10, 40, 0]
     assert held.drawn == {1: 1.0}
     model(x)
@@ -34,4 +34,4 @@ def test_every_part_with_a_draw_of_its_own_is_held():
     layer, tanh = 8 * (10 * 4 + 8), 10 * 16 * 4
     model = nn.Sequential(*parts)
     assert saved_bytes(model, torch.randn(10, 8)) == 2 * (layer + tanh)
-    assert [draw.step for draw in draws(model)] == [0, 0]
+    assert [draw.step for draw in joint_draws(model)] == [0, 0]

@@ -93,7 +93,7 @@ def nvml(monkeypatch):
 
 def test_detects_what_the_driver_says(nvml):
     fake = nvml(card(ComputeRunningProcesses=[process(7, 3 * MIB)]), card("GPU-b2"))
-    first, second = detect.detect()
+    first, second = detect.cards()
     seven = Process(7, 3 * MIB)
     assert first == Detected("NVIDIA GeForce RTX 4090", 24564 * MIB, 20000 * MIB, "8.9", (seven,))
     assert second.processes == ()
@@ -104,7 +104,7 @@ def test_detects_what_the_driver_says(nvml):
 @pytest.mark.parametrize("error", [LibraryNotFoundError(), NVMLError()])
 def test_no_driver_no_gpus(nvml, error):
     nvml(init=error)
-    assert detect.detect() == ()
+    assert detect.cards() == ()
 
 
 def test_nvml_that_fails_later(nvml, monkeypatch):
@@ -114,7 +114,7 @@ def test_nvml_that_fails_later(nvml, monkeypatch):
         raise NVMLError
 
     monkeypatch.setattr(fake, "nvmlDeviceGetCount", fail)
-    assert detect.detect() == ()
+    assert detect.cards() == ()
     assert fake.open == 0
 
 
@@ -126,19 +126,19 @@ def test_the_real_binding_has_what_detect_calls():
     assert {"nvmlInit", "nvmlDeviceGetName", "NVMLLibraryMismatchError"} <= set(used)
     for name in used:
         assert hasattr(pynvml, name)
-    assert isinstance(detect.detect(), tuple)
+    assert isinstance(detect.cards(), tuple)
 
 
 @pytest.mark.parametrize("field", ["MemoryInfo", "Name", "CudaComputeCapability"])
 def test_a_card_the_driver_cannot_describe_is_left_out(nvml, field):
     nvml(card(**{field: NotSupportedError()}), card("GPU-b2", Name="NVIDIA H200"))
-    assert [gpu.name for gpu in detect.detect()] == ["NVIDIA H200"]
+    assert [gpu.name for gpu in detect.cards()] == ["NVIDIA H200"]
 
 
 def test_names_may_be_bytes(nvml, monkeypatch):
     nvml(card(b"GPU-a1", Name=b"Tesla T4"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1")
-    assert [gpu.name for gpu in detect.detect()] == ["Tesla T4"]
+    assert [gpu.name for gpu in detect.cards()] == ["Tesla T4"]
 
 
 def test_processes(nvml):
@@ -152,7 +152,7 @@ def test_processes(nvml):
             GraphicsRunningProcesses=NotSupportedError(),
         ),
     )
-    both, one, none = detect.detect()
+    both, one, none = detect.cards()
     assert both.processes == (Process(3, None), Process(4, MIB), Process(9, 2 * MIB))
     assert one.processes == (Process(4, MIB), Process(9, None))
     assert none.processes == ()
@@ -182,14 +182,14 @@ def test_cuda_visible_devices(nvml, monkeypatch, visible, found):
     nvml(*(card(f"GPU-{name}{i}000000-0000", Name=name) for i, name in enumerate("abc", 1)))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert "".join(gpu.name for gpu in detect.detect()) == found
+    assert "".join(gpu.name for gpu in detect.cards()) == found
 
 
 def test_a_card_without_uuid_still_counts(nvml, monkeypatch):
     nvml(card(NotSupportedError(), Name="a"), card("GPU-b2", Name="b"))
-    assert [gpu.name for gpu in detect.detect()] == ["a", "b"]
+    assert [gpu.name for gpu in detect.cards()] == ["a", "b"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    assert [gpu.name for gpu in detect.detect()] == ["b"]
+    assert [gpu.name for gpu in detect.cards()] == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from razorctl.planning.times import (
     GRAPH,
     LAUNCH,
     OP,
-    launches,
+    launch_count,
     on_card,
     on_host,
-    seconds,
+    step_seconds,
 )
 
 GPU = gpus.load("rtx-4090")
@@ -30,7 +30,7 @@ def trace(kernels: dict[KernelWork, int], calls: Calls = NONE, update: Calls = N
 def taken(kernel: KernelWork, gpu: gpus.Gpu = GPU) -> times.Seconds:
     """The seconds of a kernel on a card without its launch."""
     one = trace({kernel: 1})
-    return times.Seconds(*(end - LAUNCH * launches(one, gpu) for end in on_card(one, gpu)))
+    return times.Seconds(*(end - LAUNCH * launch_count(one, gpu) for end in on_card(one, gpu)))
 
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
@@ -94,11 +94,11 @@ def test_int8_products_are_slower_with_fewer_terms_and_programs():
 def test_a_step_takes_as_long_as_the_card_or_the_host():
     kernels = {KernelWork("fp32", 0, 10**8, own=True): 100}
     few, many = (trace(kernels, Calls(calls, 10), Calls(5, 0)) for calls in (10, 10**6))
-    assert seconds(few, GPU) == on_card(few, GPU)
-    low, likely, high = seconds(many, GPU)
+    assert step_seconds(few, GPU) == on_card(few, GPU)
+    low, likely, high = step_seconds(many, GPU)
     assert likely == pytest.approx(1e6 * CALL + 10 * OP + 100 * DRIVER)
     assert low < likely < high
-    assert seconds(many, GPU) == on_host(many, GPU)
+    assert step_seconds(many, GPU) == on_host(many, GPU)
 
 
 def test_with_cuda_graphs_the_host_replays_a_graph_for_each_micro_batch():
@@ -111,7 +111,7 @@ def test_a_product_whose_sums_are_split_takes_two_more_launches_and_a_call():
     whole, parted = (KernelWork("int8", 10**9, 1, False, True, terms, 16) for terms in (1024, 8192))
     step = trace({whole: 2, parted: 3}, Calls(10, 5))
     cards = GPU, replace(GPU, multiprocessors=None)  # the other one: as if all were filled
-    assert [launches(step, card) for card in cards] == [11, 5]
+    assert [launch_count(step, card) for card in cards] == [11, 5]
     more, few = (on_host(step, card).likely for card in cards)
     assert more - few == pytest.approx(3 * CALL + 6 * DRIVER)
     assert on_card(trace({parted._replace(operations=0): 1}), GPU).low > 3 * LAUNCH

@@ -33,7 +33,7 @@ from transformers import (
 from razorctl import Recipe, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.registry import branches, branches_of
-from razorctl.memory.draws import draws
+from razorctl.memory.draws import joint_draws
 from razorctl.memory.tracker import peak_bytes
 from razorctl.models import find
 from razorctl.surgery.branches import attached
@@ -160,7 +160,7 @@ def step_like_the_oracle(model: nn.Module, case: Case, unbiased: bool = False) -
     model.zero_grad()
     value = loss(model, case.inputs)
     value.backward()
-    drawn = draws(model)[0].drawn
+    drawn = joint_draws(model)[0].drawn
     stock = oracle(model, case, drawn, unbiased)
     assert torch.equal(value, loss(stock, case.inputs))
     assert_same_gradients(model, stock)
@@ -172,7 +172,7 @@ def step_like_the_oracle(model: nn.Module, case: Case, unbiased: bool = False) -
 def test_gradients_are_those_of_the_stock_model_with_some_branches_detached(case, unbiased):
     model = case.build()
     assert sparsify(model, recipe(unbiased=unbiased)) == ()
-    (blocks,) = draws(model)
+    (blocks,) = joint_draws(model)
     assert (blocks.sampler.size, blocks.sampler.count) == (6, 3)
     drawn = [step_like_the_oracle(model, case, unbiased) for _ in range(4)]
     assert {len(blocks) for blocks in drawn} == {3}
@@ -184,7 +184,7 @@ def test_gradients_are_those_of_the_stock_model_with_some_branches_detached(case
 def test_a_draw_learns_the_norm_of_output_times_gradient(case):
     model, outputs = case.build(), {}
     sparsify(model, recipe(unbiased=True))
-    (blocks,) = draws(model)
+    (blocks,) = joint_draws(model)
     for block, end in enumerate(ends(model, case.ends)):
 
         def note(module, args, output, block=block):
@@ -286,7 +286,7 @@ def test_activation_checkpointing_replays_the_draw(name, method, reentrant):
         for m in (model, twin):
             m.zero_grad()
             loss(m, case.inputs).backward()
-        assert draws(model)[0].drawn == pytest.approx(draws(twin)[0].drawn)
+        assert joint_draws(model)[0].drawn == pytest.approx(joint_draws(twin)[0].drawn)
         assert_same_gradients(model, twin)
     assert saved_bytes(twin, case.inputs) < saved_bytes(model, case.inputs)
 
@@ -297,7 +297,7 @@ def test_over_any_method(method):
     swapped = sparsify(model, recipe(method, budget=0.3))
     assert bool(swapped)
     loss(model, {"x": IMAGE}).backward()
-    drawn = draws(model)[0].drawn
+    drawn = joint_draws(model)[0].drawn
     for i, block in enumerate(model.blocks):
         assert (block.attn.qkv.weight.grad is None) == (2 * i not in drawn)
         assert (block.mlp.fc1.weight.grad is None) == (2 * i + 1 not in drawn)
@@ -314,15 +314,15 @@ def test_copies_draw_for_themselves_and_restore_leaves_no_trace(method):
         sparsify(model, recipe(method))
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         loss(twin, {"x": IMAGE}).backward()
-        assert draws(twin)[0].step == 1
-        assert draws(model)[0].step == 0
+        assert joint_draws(twin)[0].step == 1
+        assert joint_draws(model)[0].step == 0
         assert any(p.grad is None for p in twin.parameters())
         assert all(p.grad is None for p in model.parameters())
         restore(twin)
         assert not any(map(attached, twin.modules()))
     assert any(map(attached, model.modules()))
     restore(model)
-    assert not draws(model)
+    assert not joint_draws(model)
     for module, attributes in zip(model.modules(), before, strict=True):
         assert vars(module).keys() == attributes.keys()
     loss(model, {"x": IMAGE}).backward()
@@ -368,7 +368,7 @@ def test_evaluation_is_stock_and_draws_nothing():
     assert torch.equal(*want, *got)
     with torch.no_grad():
         loss(model.train(), {"x": IMAGE})
-    assert draws(model)[0].step == 0
+    assert joint_draws(model)[0].step == 0
 
 
 def test_dropouts_in_eval_mode_do_not_matter():
@@ -379,7 +379,7 @@ def test_dropouts_in_eval_mode_do_not_matter():
         if isinstance(module, nn.Dropout):
             module.eval()  # among them those that end the branches
     loss(model, case.inputs).backward()
-    (blocks,) = draws(model)
+    (blocks,) = joint_draws(model)
     assert set(blocks.seen) == set(blocks.drawn)
     assert any(p.grad is None for p in model.parameters())
 
@@ -404,7 +404,7 @@ def test_two_passes_in_one_autocast_context():
     # Autocast keeps the low-precision weights that the undrawn branches made without grad.
     model = timm_vit()
     sparsify(model, recipe())
-    (blocks,) = draws(model)
+    (blocks,) = joint_draws(model)
     drawn = set()
     with torch.autocast("cpu", torch.bfloat16):
         total = torch.zeros(())

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.linear import Linear
-from razorctl.memory.draws import draws
+from razorctl.memory.draws import joint_draws
 from razorctl.methods import METHODS
 from razorctl.sampling.reduction import mean_over_processes
 from tests import forked
@@ -123,7 +123,7 @@ def process(rank: int, folder: str) -> None:
             model.zero_grad()
             backward(model, rank)
             gradients = [p.grad for p in model.parameters()]
-            steps.append((gradients, draws(stock)[0].sampler.p.clone()))
+            steps.append((gradients, joint_draws(stock)[0].sampler.p.clone()))
     stepped = {kind: two_steps(kind, rank, together=True) for kind in KINDS}
     norms = {rank: torch.tensor(4.0), 2: torch.tensor(1.0 + rank)}
     means = mean_over_processes(norms, 4, torch.device("cpu"))

@@ -13,7 +13,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.linear import Linear
 from razorctl.layers.registry import LIBRARIES, swaps
-from razorctl.memory.draws import draws
+from razorctl.memory.draws import joint_draws
 from razorctl.methods import METHODS
 
 pruning = pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.prunes])
@@ -215,7 +215,7 @@ class TestJointBudget:
         assert net._forward_pre_hooks
         restore(net)
         assert not net._forward_pre_hooks
-        assert not draws(net)
+        assert not joint_draws(net)
         assert not any({"blocks", "block"} & set(vars(layer)) for layer in net)
 
 

@@ -21,7 +21,7 @@ CARD = Detected("NVIDIA GeForce RTX 2080 Ti", 11 << 30, 10 << 30, "7.5", ())
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch, hub):
     """One without cards, whose kernels have not run, with a cache of its own."""
-    monkeypatch.setattr(detect, "detect", lambda: ())
+    monkeypatch.setattr(detect, "cards", lambda: ())
     monkeypatch.setattr(kernels, "_ran", set())
     monkeypatch.setattr(folders, "cache", lambda: tmp_path / "razorctl")
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_a_gradient_that_is_wrong_is_a_problem(monkeypatch):
     ],
 )
 def test_cards(card, state, words, monkeypatch):
-    monkeypatch.setattr(detect, "detect", lambda: (card,))
+    monkeypatch.setattr(detect, "cards", lambda: (card,))
     check = found("gpu", "card 0")
     assert check.state == state
     for each in words:
@@ -117,7 +117,7 @@ def test_folders_and_switches(monkeypatch, tmp_path):
 def test_what_triton_launches_by_is_compiled(without, state, found, mend, monkeypatch, tmp_path):
     if build.compiler() is None:
         pytest.skip("needs a C compiler")
-    monkeypatch.setattr(detect, "detect", lambda: (CARD,))
+    monkeypatch.setattr(detect, "cards", lambda: (CARD,))
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if without == "triton" else name)
     monkeypatch.setenv("CC", "no-such-cc" if without == "CC" else "")
     if without == "compiler":

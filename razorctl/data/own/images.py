@@ -117,7 +117,7 @@ def seen(
 
 def _kept(file: Path, raw: Raw, known: Faults, kind: Any) -> Said | None:
     """The values that `seen` has kept in a file; None if it is not there, or is anything else."""
-    found = documents.kept(file, dict[str, dict[str, kind]])
+    found = documents.read_cached(file, dict[str, dict[str, kind]])
     wanted = {
         split: {str(row) for row in range(len(of)) if row not in known[split]}
         for split, of in raw.splits.items()

@@ -222,7 +222,7 @@ def refuse_document(ask: Ask, file: Path) -> UsageError:
         found = [{"images": [], "annotations": [], "categories": []}]
     elif file.stat().st_size <= LARGEST:
         with suppress(ValueError):
-            found = documents.parse(documents.contents(file))
+            found = documents.parse(documents.read_bytes(file))
     if isinstance(found, dict) and isinstance(found.get("data"), list):
         found = found["data"]
         if any(isinstance(row, dict) and "paragraphs" in row for row in found):
@@ -242,7 +242,7 @@ def coco(file: Path) -> bool:
     """Whether a JSON file has boxes or outlines of objects as COCO has them."""
     with (
         suppress(OSError, ValueError),  # it may be empty
-        documents.regular(file) as stream,
+        documents.open_regular(file) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
         return all(re.search(sign, content) for sign in COCO)

@@ -25,7 +25,7 @@ YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
 
 def _begins(file: Path) -> bytes:
     """The first bytes of a file; none if it cannot be read."""
-    with suppress(OSError), documents.regular(file) as stream:
+    with suppress(OSError), documents.open_regular(file) as stream:
         return stream.read(1 << 16)
     return b""
 

@@ -143,7 +143,7 @@ class Architecture:
     def config(self) -> dict[str, Any]:
         """The settings that timm has of the pretrained weights; empty if it has none."""
         if self.folder is not None:
-            config = documents.foreign(self.folder / "config.json")
+            config = documents.read_foreign(self.folder / "config.json")
             return dict(config.get("pretrained_cfg", config))  # timm once wrote both as one
         from timm.models import get_pretrained_cfg
 

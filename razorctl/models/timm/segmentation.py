@@ -75,7 +75,7 @@ def load(folder: Path, input_size: int | None = None) -> tuple["nn.Module", Call
 
     from razorctl.models.timm.linear_segmenter import LinearSegmenter
 
-    config = documents.foreign(folder / "config.json")
+    config = documents.read_foreign(folder / "config.json")
     args = config["model_args"]
     backbone = create_model(config["architecture"], features_only=True, out_indices=(-1,), **args)
     model = LinearSegmenter(backbone, len(config["label_names"]), config["data_config"])

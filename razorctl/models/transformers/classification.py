@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import Model, Rows, prepared
-from razorctl.models.transformers.pretrained_files import PretrainedFiles, quiet, takes
+from razorctl.models.transformers.pretrained_files import (
+    PretrainedFiles,
+    has_argument,
+    quiet_transformers,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +35,7 @@ def example(
     mask = torch.ones_like(ids)
     mask[:, -1] = 0
     kinds = {}
-    if takes(model, "token_type_ids") and getattr(config, "type_vocab_size", 0) > 1:
+    if has_argument(model, "token_type_ids") and getattr(config, "type_vocab_size", 0) > 1:
         kinds["token_type_ids"] = torch.zeros_like(ids)
     return {"input_ids": ids, **kinds, "attention_mask": mask}
 
@@ -81,7 +85,7 @@ def save(
         model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {label: number for number, label in enumerate(classes)}
-    with quiet():
+    with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

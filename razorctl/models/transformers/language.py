@@ -53,14 +53,16 @@ def language_model(
     def transform(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
         if task == "causal-lm":
             size = pretrained.length(input_size, TOKENS)
-            return partial(tokens.causal, pretrained.tokenizer, tokens=size)
-        return partial(tokens.masked, pretrained.tokenizer, True)
+            return partial(tokens.causal_inputs, pretrained.tokenizer, tokens=size)
+        return partial(tokens.masked_inputs, pretrained.tokenizer, True)
 
     def trained(_: "nn.Module", input_size: int | None = None) -> Callable[[Rows], Rows]:
-        return partial(tokens.masked, pretrained.tokenizer, False)
+        return partial(tokens.masked_inputs, pretrained.tokenizer, False)
 
     def sequences(rows: Any, input_size: int | None, progress: Progress) -> Any:
-        make = tokens.conversations if "messages" in rows.column_names else tokens.packed
+        make = (
+            tokens.conversation_tokens if "messages" in rows.column_names else tokens.token_blocks
+        )
         return make(rows, pretrained.tokenizer, pretrained.length(input_size, TOKENS), progress)
 
     def writing(model: "nn.Module") -> Writer:

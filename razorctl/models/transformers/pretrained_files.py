@@ -81,7 +81,7 @@ class PretrainedFiles:
                 f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
                 "choose the model that they were made from."
             )
-        with self._reading(folder), quiet():
+        with self._reading(folder), quiet_transformers():
             return AutoConfig.from_pretrained(folder, **NO_CODE)
 
     @contextmanager
@@ -138,7 +138,7 @@ class PretrainedFiles:
         """The settings of its image processor."""
         folder = self.folder(PROCESSOR)
         with hub.reading(self.name, folder, self.mend):
-            found: Mapping[str, Any] = documents.foreign(folder / PROCESSOR)
+            found: Mapping[str, Any] = documents.read_foreign(folder / PROCESSOR)
         return found
 
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
@@ -153,7 +153,7 @@ class PretrainedFiles:
         folder = self.folder(CONFIG, WEIGHTS, more=(INDEX,))
         with self._reading(folder):
             model: nn.Module
-            with quiet():
+            with quiet_transformers():
                 model, found = auto.from_pretrained(
                     folder,
                     dtype=torch.float32,
@@ -251,13 +251,13 @@ class PretrainedFiles:
         return tokens or min(usual, longest)
 
 
-def takes(model: "nn.Module", argument: str) -> bool:
+def has_argument(model: "nn.Module", argument: str) -> bool:
     """Whether the forward of a model has an argument of that name."""
     return argument in inspect.signature(type(model).forward).parameters
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Hides transformers' progress bar and its warning that the classifier is fresh."""
     from transformers.utils import logging
 

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from razorctl import documents
 from razorctl.errors import UsageError
 from razorctl.models import Model, Rows, images, masks
-from razorctl.models.transformers.pretrained_files import PROCESSOR, PretrainedFiles, quiet
+from razorctl.models.transformers.pretrained_files import (
+    PROCESSOR,
+    PretrainedFiles,
+    quiet_transformers,
+)
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
@@ -98,7 +102,7 @@ def vision_model(
         model.config.problem_type = None  # which an earlier head may have had
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {label: number for number, label in enumerate(classes)}
-        with quiet():
+        with quiet_transformers():
             model.save_pretrained(folder)
         pixels = side(pretrained, task, input_size)
         settings = {**pretrained.processor, "size": {"height": pixels, "width": pixels}}

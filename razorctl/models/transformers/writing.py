@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from razorctl.models import tokens
-from razorctl.models.transformers.pretrained_files import quiet
+from razorctl.models.transformers.pretrained_files import quiet_transformers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Writer:
         settings = GenerationConfig(
             max_new_tokens=new, eos_token_id=[*self.ends] or None, pad_token_id=filler
         )
-        with quiet():
+        with quiet_transformers():
             found = model.generate(
                 torch.tensor(ids, device=model.device),
                 attention_mask=torch.tensor(real, device=model.device),

@@ -139,7 +139,7 @@ def _chosen(card: str) -> dict[str, str]:
 
 def _kept() -> dict[str, dict[str, str]]:
     """What is on disk; nothing if that cannot be read or is anything else."""
-    return documents.kept(_file(), dict[str, dict[str, str]]) or {}
+    return documents.read_cached(_file(), dict[str, dict[str, str]]) or {}
 
 
 def _keep(card: str, key: str, way: str) -> None:

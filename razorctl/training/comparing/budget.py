@@ -36,7 +36,7 @@ def probe_cost(probe: Path) -> Cost:
     """What the run in the directory of a probe took."""
     lines = (probe / METRICS).read_text("utf-8").splitlines()
     step = median(float(documents.parse(line)["seconds"]) for line in lines[-TIMED:])
-    payoff = documents.parse(documents.contents(probe / RESULT)).get("payoff")
+    payoff = documents.parse(documents.read_bytes(probe / RESULT)).get("payoff")
     return Cost(step, payoff["compile_seconds"] if payoff else 0.0)
 
 

@@ -94,7 +94,7 @@ class Commands:
         precision = step.precision(self.job, devices.find(self.device))
         job = replace(self.resolved, precision=precision, accumulate=accumulate)
         recipe = recipe_by_name(method, self.ratio)
-        return search.traced(job, recipe, self._facts["classes"], self._cache, self._kind)
+        return search.cached_trace(job, recipe, self._facts["classes"], self._cache, self._kind)
 
     @property
     def _kind(self) -> str:

@@ -174,7 +174,7 @@ def read_run(directory: Path) -> FinishedRun:
     DataError if its files are damaged.
     """
     environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
-    documents.given({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
+    documents.check_tables({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
     known = environment.get("razorctl")
     if known != __version__:
         raise UsageError(
@@ -182,7 +182,7 @@ def read_run(directory: Path) -> FinishedRun:
         )
     try:
         result = documents.read(directory / RESULT, RunResult, LEAVE)
-        lines = documents.lines(directory / METRICS, StepLine, LEAVE)
+        lines = documents.read_lines(directory / METRICS, StepLine, LEAVE)
     except FileNotFoundError:
         raise UsageError(
             f"{directory} holds no finished run; leave it out, or run it again with "
@@ -258,7 +258,7 @@ def repeating(directory: Path) -> str:
 def settings_of(directory: Path) -> dict[str, Any]:
     """The settings of a grid; raises DataError if they are not as `compare` wrote them."""
     settings = read_toml(directory / SETTINGS)
-    documents.given(settings, GridSettings, directory / SETTINGS, "compare again")
+    documents.check_tables(settings, GridSettings, directory / SETTINGS, "compare again")
     return settings
 
 
@@ -267,7 +267,7 @@ def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
     directory = grid / f"{method}-{seed}"
     if (directory / RESULT).exists():
         return read_run(directory)
-    known = documents.kept(directory / FAILURE, Failure)
+    known = documents.read_cached(directory / FAILURE, Failure)
     error = RazorError(f"not finished; go on with --resume --out {grid}.")
     if known is not None:
         error = RazorError(known["error"])

@@ -124,7 +124,7 @@ def load(
         raise MissingError(f"{file} is missing; {rundir.AGAIN}.")
     with hub.reading(str(file), file.parent, rundir.AGAIN):
         checksum = result.get("checksums", {}).get(file.relative_to(run).as_posix())
-        if checksum is not None and documents.entry(file) != checksum:
+        if checksum is not None and documents.size_and_checksum(file) != checksum:
             raise DataError(
                 f"{file} cannot be read (its checksum is not that of {rundir.RESULT}); "
                 f"{rundir.AGAIN}."

@@ -111,7 +111,7 @@ def test_masks_of_every_mode(mode):
     assert splits.classes == tuple(map(str, [v for v in values if v != 255]))
     row = splits.train[0]
     assert row["mask"].mode == mode
-    found = masks.labels(row["mask"])
+    found = masks.mask_labels(row["mask"])
     assert found.shape == (9, 12)
     assert found[0].tolist() == [-100 if v == 255 else v for v in values * (12 // len(values))]
 

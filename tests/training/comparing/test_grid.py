@@ -348,7 +348,7 @@ class TestGrid:
 
             def peak(method: str, accumulate: int) -> int:
                 way = grid.replace(job, accumulate=accumulate)
-                return search.traced(way, Recipe(method, 0.5), 10, cache, "cpu").peak
+                return search.cached_trace(way, Recipe(method, 0.5), 10, cache, "cpu").peak
 
             assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
 
