@@ -21,7 +21,7 @@ from transformers import BertForSequenceClassification
 
 from razorctl.errors import DataError, MissingError, UsageError
 from razorctl.job import OPTIMIZERS, Job
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.models import find, models, named, transformers
 from razorctl.models.timm.micro import VIT_MICRO, WEIGHTS
 from tests import local_hub
@@ -185,7 +185,7 @@ def test_every_entry_can_be_planned_without_a_file(name, hub):
         model.to_empty(device="cpu")
     one, two = (tree_leaves(entry.example(model, size)) for size in (2, 4))
     assert [(2 * len(x), *x.shape[1:]) for x in one] == [x.shape for x in two]
-    assert saved_bytes(model, entry.example(model, 2)) > 0  # some norms need two
+    assert traced_bytes(model, entry.example(model, 2)) > 0  # some norms need two
     rates = [dict(entry.defaults.get(optimizer, {})) for optimizer in OPTIMIZERS]
     own = {field: v for field, v in entry.defaults.items() if field not in OPTIMIZERS}
     assert not {"learning_rate", "weight_decay"} & set(own)  # no rate suits every optimizer

@@ -24,39 +24,27 @@ from razorctl.memory.fake import fake_copies
 Forward = Callable[[nn.Module, Any], Any]  # runs a model on inputs
 
 
-def saved_bytes(
+def traced_bytes(
     model: nn.Module,
     inputs: Any,
     *,
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> int:
-    """As `byte_budget.saved_bytes`, but does not check a byte budget."""
-    return saved_by_copy(*fake_copies(model, inputs), autocast=autocast, forward=forward)
-
-
-def saved_by_copy(
-    mode: FakeTensorMode,
-    model: nn.Module,
-    inputs: Any,
-    *,
-    autocast: torch.dtype | None = None,
-    forward: Forward | None = None,
-) -> int:
-    """As `saved_bytes`, of what `fake_copies` returns: it holds the draws of the model."""
+    """The bytes of `byte_budget.saved_bytes`, which are not compared with a byte budget here."""
     sizes: list[int] = []
-    _trace(mode, model, inputs, autocast, forward, sizes.append)
+    _trace(*fake_copies(model, inputs), autocast, forward, sizes.append)
     return sum(sizes)
 
 
-def saved_by_module(
+def traced_bytes_by_module(
     model: nn.Module,
     inputs: Any,
     *,
     autocast: torch.dtype | None = None,
     forward: Forward | None = None,
 ) -> dict[str, int]:
-    """Module name -> bytes kept in its forward pass, traced as in `saved_bytes`.
+    """Module name -> bytes kept in its forward pass, traced as in `traced_bytes`.
 
     The names are dotted, "" for the model itself; modules that keep nothing are left out. A
     storage counts once, for the innermost module that is running when it is first kept.

@@ -19,14 +19,15 @@ from torch.utils._pytree import tree_map_only
 from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import fake, tracker
-from razorctl.memory.saved import _tracing
+from razorctl.memory.job_forward import JobForward
+from razorctl.memory.saved import _tracing, traced_bytes
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
 from razorctl.recipe import Recipe
 from razorctl.step import autocast, by_logits, train_step
 from razorctl.surgery.blocks import blocks, parameter_bytes
-from razorctl.surgery.of_job import OfJob
+from razorctl.surgery.byte_budget import sparsify_within
 
 if TYPE_CHECKING:
     from razorctl.ops.triton.recorded import Card, Launch
@@ -179,10 +180,10 @@ def _prepared(
     """Inside the block CPU tensors stand for those of the device; see `trace`."""
     family = models.find(job.model, job.task)
     model, mode, full = _blueprint(job.model, job.task, classes, job.input_size)
-    of_job = OfJob(family, job)
+    whole = JobForward(family, job)
     with mode:
         batch = family.batch(model, job.micro_batch, job.input_size)
-        inputs = of_job.inputs(model, torch.device("cpu"))
+        inputs = whole.inputs(model, torch.device("cpu"))
     scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it would read tensor values
 
     def step(model: nn.Module, micro_batches: Iterable[Any], optimizer: Optimizer | None) -> None:
@@ -198,10 +199,10 @@ def _prepared(
 
     def forward(model: nn.Module, batch: tuple[Any, Tensor]) -> None:
         with autocast(batch[1].device, job):
-            if of_job.forward is None:
+            if whole.forward is None:
                 family.logits(model, batch[0])
             else:
-                of_job.forward(model, batch)
+                whole.forward(model, batch)
 
     model = fake.copied(model, mode)  # real adapters could not be merged back into fake weights
     with mode:
@@ -212,6 +213,7 @@ def _prepared(
             card.enter_context(assumed(dot))
             card.enter_context(_AsOnCuda())
         if recipe.has_byte_budget and (job, device, dot) not in full:
-            full[job, device, dot] = of_job.saved_bytes(model, inputs)
-        of_job.sparsify(model, recipe, inputs, full.get((job, device, dot)))
+            full[job, device, dot] = traced_bytes(model, inputs, **whole.options)
+        known = full.get((job, device, dot))
+        sparsify_within(model, recipe, inputs, **whole.options, full=known)
         yield _Prepared(model, batch, optimizer, step, forward)

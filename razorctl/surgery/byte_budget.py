@@ -1,4 +1,4 @@
-"""The byte budget of `razor`, met for a model and the inputs at hand."""
+"""The byte budget of `razor`: met for a model and its inputs, or compared with what it keeps."""
 
 import logging
 import math
@@ -14,8 +14,8 @@ from torch import nn
 from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.memory import fake, saved
-from razorctl.memory.saved import Forward
+from razorctl.memory.fake import fake_copies
+from razorctl.memory.saved import Forward, traced_bytes, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 from razorctl.surgery import freezing
@@ -24,7 +24,7 @@ from razorctl.surgery.sparsify import RECIPE, log_stock, recipe_of, restore, spa
 log = logging.getLogger(__name__)
 
 TIGHTER = 0.97  # of the bytes, from one try to the next
-LEAST = 0.01  # of the bytes of full: the least of a layer kind that a warning names
+LEAST = 0.01  # share of the bytes of full from which on a warning names a part
 CLASSIFIER = "the classifier"
 
 
@@ -37,32 +37,39 @@ def sparsify_within(
     forward: Forward | None = None,
     full: int | None = None,
 ) -> tuple[str, ...]:
-    """`sparsify`, so that a step on `inputs` keeps at most 1 - ratio of what it keeps in full.
+    """Sparsifies a model so that a step on `inputs` keeps at most 1 - ratio of what full keeps.
 
     `sparsify` alone chooses rules that meet the byte budget on the models that they were measured
-    on. This traces the model at hand and takes rules of fewer bits where it keeps more. A method
-    without a byte budget is left to `sparsify`. Activation checkpointing changes no rule: the
-    budget is met without it, and must be met with it too. autocast: the dtype of a mixed-precision
-    step, None for none. forward: as in `saved_bytes`. full: what a step on `inputs` keeps in full,
-    if that is known. Returns the names of the swapped modules. Raises what `sparsify` raises, and
-    UsageError with the largest ratio that can be met if this one cannot; the model is then as it
-    was.
+    on. This function traces the model at hand and takes rules of fewer bits where it keeps more. A
+    method without a byte budget is left to `sparsify`. Activation checkpointing changes no rule:
+    the budget is met without it, and must be met with it too.
+
+    Returns the names of the swapped modules. Raises what `sparsify` raises, and UsageError with the
+    largest ratio that can be met if this one cannot; the model is then as it was.
+
+    Args:
+        model: a stock model.
+        recipe: its ratio is the byte budget.
+        inputs: of a step, as in `saved_bytes`.
+        autocast: the dtype of a mixed-precision step, None for none.
+        forward: as in `saved_bytes`.
+        full: the bytes that a step on `inputs` keeps in full, if they are known.
     """
     if not recipe.has_byte_budget:
         return sparsify(model, recipe)
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    mode, twin, batch = fake.fake_copies(model, inputs)  # one for all tries
+    _, twin, batch = fake_copies(model, inputs)
     if full is None:
-        full = saved.saved_by_copy(mode, twin, batch, **run)
+        full = traced_bytes(twin, batch, **run)
     most = largest("wide" if autocast is None else "narrow")
     plain, ratio = replace(recipe, activation_checkpointing=False), recipe.ratio
     while True:
         swap(twin, replace(plain, ratio=ratio))
-        now = saved.saved_by_copy(mode, twin, batch, **run)
+        now = traced_bytes(twin, batch, **run)
         if now <= (1 - recipe.ratio) * full:
             break
         if ratio >= most:
-            parts = saved.saved_by_module(twin, batch, **run)
+            parts = traced_bytes_by_module(twin, batch, **run)
             stock = uncompressed(twin, parts, full, (1 - recipe.ratio) * full)
             possible = math.floor(1000 * (1 - now / full)) / 1000
             raise UsageError(
@@ -73,7 +80,7 @@ def sparsify_within(
         ratio = min(most, 1 - TIGHTER * (1 - ratio))
     names = swap(model, replace(recipe, ratio=ratio))
     if recipe.activation_checkpointing:
-        _check_checkpointed(model, recipe, saved.saved_bytes(model, inputs, **run), full)
+        _check_checkpointed(model, recipe, traced_bytes(model, inputs, **run), full)
     setattr(model, RECIPE, recipe)
     log_stock(model, recipe)
     return names
@@ -102,22 +109,27 @@ def saved_bytes(
 ) -> int:
     """Bytes that autograd would hold between the forward and backward pass of a training step.
 
-    Counts unique storages, without parameters and buffers, which exist anyway. The pass runs on
-    fake copies in train mode, so it allocates nothing, computes nothing and does not change the
-    model, samplers or random state. `inputs` (a tensor, a tuple of arguments or a mapping of
-    keywords) and the model may be real, fake or on the meta device. `autocast` is the dtype of a
-    mixed-precision step, None for none. `forward` runs a model on inputs, and may compute a loss,
-    whose kept bytes then count too; None calls the model. Under a joint budget the largest blocks
-    count as drawn. A warning says if a model exceeds its byte budget, and by what. Raises
-    UsageError, which names the module, if what the model does depends on values.
+    Unique storages are counted, without parameters and buffers, which exist anyway. The pass runs
+    on fake copies in train mode, so it allocates nothing, computes nothing and does not change the
+    model, samplers or random state. Under a joint budget the largest blocks count as drawn. A
+    warning says if a model exceeds its byte budget, and by how much. Raises UsageError, which names
+    the module, if what the model does depends on values.
+
+    Args:
+        model: real, fake or on the meta device.
+        inputs: a tensor, a tuple of arguments or a mapping of keywords; real, fake or on the meta
+            device.
+        autocast: the dtype of a mixed-precision step, None for none.
+        forward: runs a model on inputs, and may compute a loss, whose kept bytes then count too;
+            None calls the model.
     """
     recipe = recipe_of(model)
     if recipe is None or not recipe.has_byte_budget:
-        return saved.saved_bytes(model, inputs, autocast=autocast, forward=forward)
-    parts = saved.saved_by_module(model, inputs, autocast=autocast, forward=forward)
-    _, stock, batch = fake.fake_copies(model, inputs)
+        return traced_bytes(model, inputs, autocast=autocast, forward=forward)
+    parts = traced_bytes_by_module(model, inputs, autocast=autocast, forward=forward)
+    _, stock, batch = fake_copies(model, inputs)
     restore(stock)
-    full = saved.saved_bytes(stock, batch, autocast=autocast, forward=forward)
+    full = traced_bytes(stock, batch, autocast=autocast, forward=forward)
     note_excess(model, recipe, parts, full)
     return sum(parts.values())
 
@@ -139,10 +151,15 @@ def note_excess(model: nn.Module, recipe: Recipe, parts: Mapping[str, int], full
 
 
 def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: float) -> str:
-    """What stays stock, as a sentence: its parts and their shares of `full`.
+    """A sentence about the modules that stay stock: what they are, and their shares of `full`.
 
-    parts: as `memory.saved.saved_by_module` returns it. It is empty if that keeps at most `most`
-    bytes.
+    It is empty if they keep at most `most` bytes.
+
+    Args:
+        model: a sparsified model.
+        parts: the bytes that its modules keep, as `traced_bytes_by_module` returns them.
+        full: the bytes that the stock model keeps.
+        most: the least that the sentence is about, in bytes.
     """
     counts, sizes = Counter[str](), Counter[str]()
     for name, size in parts.items():
@@ -154,19 +171,20 @@ def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: fl
     if sizes.total() <= most:
         return ""
     largest_first = sizes.most_common()
-    named = [(part, size) for part, size in largest_first if size >= LEAST * full]
-    named = named or largest_first[:1]
-    words, of = list[str](), " of full's activations"
-    for part, size in named:
+    large = [(part, size) for part, size in largest_first if size >= LEAST * full]
+    large = large or largest_first[:1]
+    words = []
+    for part, size in large:
         what = part if part == CLASSIFIER else units.count(counts[part], part)
-        words.append(f"{what} ({units.percent(size / full)}{of * (not words)})")
-    one = len(named) == 1 and counts[named[0][0]] == 1
+        of_full = "" if words else " of full's activations"
+        words.append(f"{what} ({units.percent(size / full)}{of_full})")
+    one = len(large) == 1 and counts[large[0][0]] == 1
     return f"{', '.join(words)} {'is' if one else 'are'} not compressed"
 
 
 def _part(model: nn.Module, module: nn.Module) -> str:
-    """A noun for what a stock module is."""
-    with suppress(UsageError):  # of a model without a last layer
+    """A noun for a stock module."""
+    with suppress(UsageError):  # a model without a last layer
         if freezing.head(model)[1] is module:
             return CLASSIFIER
     kind = type(module).__name__

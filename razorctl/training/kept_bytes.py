@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import razor_of
-from razorctl.memory import fake, saved
-from razorctl.memory.saved import Forward
+from razorctl.memory.fake import fake_copies
+from razorctl.memory.saved import Forward, traced_bytes_by_module
 from razorctl.recipe import Recipe
 from razorctl.surgery.byte_budget import note_excess
 from razorctl.surgery.sparsify import recipe_of, restore, sparsify
@@ -117,15 +117,15 @@ def trace_kept_bytes(
             "razorctl.restore(model) first."
         )
     run: dict[str, Any] = {"autocast": autocast, "forward": forward}
-    _, twin, batch = fake.fake_copies(model, inputs)
+    _, twin, batch = fake_copies(model, inputs)
     if present is not None:
         restore(twin)
-    modules, full = kinds(twin), saved.saved_by_module(twin, batch, **run)
+    modules, full = kinds(twin), traced_bytes_by_module(twin, batch, **run)
     chosen = present or recipe or Recipe()
     if present is None:
         sparsify(twin, chosen)
     sparse = twin if present is None else model
-    kept = saved.saved_by_module(sparse, inputs, **run)
+    kept = traced_bytes_by_module(sparse, inputs, **run)
     if chosen.has_byte_budget:
         note_excess(sparse, chosen, kept, sum(full.values()))
     return KeptBytes(type(model).__name__, chosen, make_rows(kinds(twin) | modules, kept, full))

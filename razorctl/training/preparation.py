@@ -13,11 +13,12 @@ from razorctl.data.own.stream import count
 from razorctl.defaults import ByRows
 from razorctl.errors import UsageError
 from razorctl.job import BY_ROWS, Job
+from razorctl.memory.job_forward import JobForward
+from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.optimizer import cast_weights
 from razorctl.recipe import Recipe
 from razorctl.step import precision
-from razorctl.surgery.byte_budget import LEAST, uncompressed
-from razorctl.surgery.of_job import OfJob
+from razorctl.surgery.byte_budget import LEAST, sparsify_within, uncompressed
 from razorctl.surgery.sparsify import restore
 from razorctl.training import run_files, space, state
 from razorctl.training.checkpoints import Checkpoints
@@ -90,9 +91,9 @@ class PreparedRun(Record):
         self.feed = Feed(self.model, job, family, splits, self.device)
         progress("tracing what a step keeps")
         # The largest micro-batch, so that no step keeps more than is traced by it.
-        self._of_job = OfJob(family, job)
-        inputs = self._of_job.inputs(self.model, self.device)
-        self.full_saved_bytes = self._of_job.saved_bytes(self.model, inputs)
+        self._forward = JobForward(family, job)
+        inputs = self._forward.inputs(self.model, self.device)
+        self.full_saved_bytes = traced_bytes(self.model, inputs, **self._forward.options)
         self.sparsify(self.recovery.recipe)
         if processes.first():  # the others find in Triton's cache what it compiles
             precompile(job, self.recovery.recipe, len(self.classes), self.device, progress)
@@ -103,8 +104,9 @@ class PreparedRun(Record):
     def sparsify(self, recipe: Recipe) -> None:
         """Sparsifies the model, again if a step ran out of memory, and traces what it keeps."""
         restore(self.model)
-        inputs = self._of_job.inputs(self.model, self.device)
-        self.pruned = self._of_job.sparsify(self.model, recipe, inputs, self.full_saved_bytes)
-        parts, full = self._of_job.saved_by_module(self.model, inputs), self.full_saved_bytes
+        inputs, options = self._forward.inputs(self.model, self.device), self._forward.options
+        full = self.full_saved_bytes
+        self.pruned = sparsify_within(self.model, recipe, inputs, **options, full=full)
+        parts = traced_bytes_by_module(self.model, inputs, **options)
         self.saved_bytes = sum(parts.values())
         self.stock = uncompressed(self.model, parts, full, LEAST * full) if recipe.prunes else ""

@@ -21,6 +21,8 @@ from razorctl.data.own.stream import count
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
 from razorctl.memory import measured
+from razorctl.memory.job_forward import JobForward
+from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.models import Model
 from razorctl.ops import kernels
 from razorctl.optimizer import build_optimizer
@@ -29,7 +31,7 @@ from razorctl.recipe import Recipe
 from razorctl.spans import watched
 from razorctl.step import by_logits, forward_backward, train_step
 from razorctl.step import precision as settle
-from razorctl.surgery.of_job import OfJob
+from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.training import kept_bytes
 from razorctl.training.compiled import Compiled, refuse_uncompilable
 from razorctl.training.cuda_graphs import CapturedPasses
@@ -275,7 +277,7 @@ def profile(
     progress(f"profiling {model}")
     net = family.bare(classes, job.input_size).to(place)
     feed = None if dataset is None else Feed(net, job, family, splits, place)
-    rows = _sparsified_rows(net, recipe, OfJob(family, job), place)
+    rows = _sparsified_rows(net, recipe, JobForward(family, job), place)
     training = TimedTraining(family, net, job, place, feed)  # after `sparsify` adds adapters
     traced = tracing.trace(job, recipe, classes, place.type)
     gc.collect()  # the fake copies are in reference cycles
@@ -301,14 +303,14 @@ def profile(
 
 
 def _sparsified_rows(
-    net: nn.Module, recipe: Recipe, of_job: OfJob, device: torch.device
+    net: nn.Module, recipe: Recipe, whole: JobForward, device: torch.device
 ) -> tuple[Row, ...]:
     """Sparsifies `net`; returns a row for each module that keeps anything before or after."""
     modules = kept_bytes.kinds(net)
-    inputs = of_job.inputs(net, device)
-    full = of_job.saved_by_module(net, inputs)
-    of_job.sparsify(net, recipe, inputs, sum(full.values()))
-    sparsified = of_job.saved_by_module(net, inputs)
+    inputs = whole.inputs(net, device)
+    full = traced_bytes_by_module(net, inputs, **whole.options)
+    sparsify_within(net, recipe, inputs, **whole.options, full=sum(full.values()))
+    sparsified = traced_bytes_by_module(net, inputs, **whole.options)
     # Adapters are new modules.
     return kept_bytes.make_rows(kept_bytes.kinds(net) | modules, sparsified, full)
 

@@ -42,7 +42,8 @@ from rich.table import Table
 from razorctl import Job, Recipe, data, finetune
 from razorctl.errors import RazorError
 from razorctl.job import Precision
-from razorctl.surgery.of_job import OfJob
+from razorctl.memory.job_forward import JobForward
+from razorctl.surgery.byte_budget import sparsify_within
 from razorctl.tasks import LEAST
 from razorctl.training.comparing.figures import TARGET
 from razorctl.training.profiler import CLASSES, TimedTraining
@@ -143,8 +144,8 @@ def time_steps(
     made: dict[str, TimedTraining] = {}
     for case, recipe in cases.items():
         model = family.build(CLASSES, job.input_size).to(place)  # for its labels
-        of_job = OfJob(family, job)
-        of_job.sparsify(model, recipe, of_job.inputs(model, place))
+        whole = JobForward(family, job)
+        sparsify_within(model, recipe, whole.inputs(model, place), **whole.options)
         made[case] = TimedTraining(family, model, job, place)
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for _ in range(WARM_UP + TURNS):

@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import razorctl.methods
 from razorctl import Recipe, restore, sparsify
-from razorctl.memory.saved import Forward, saved_bytes
+from razorctl.memory.saved import Forward, traced_bytes
 from razorctl.methods import EXACT
 from razorctl.ops import buckets
 
@@ -101,7 +101,7 @@ def footprint(
     """The saved bytes of a model, traced. forward: as of `saved_bytes`."""
 
     def saved() -> int:
-        return saved_bytes(model, inputs, autocast=autocast, forward=forward)
+        return traced_bytes(model, inputs, autocast=autocast, forward=forward)
 
     base = dict.fromkeys(KINDS, EIGHT)
     eight = with_recipe(model, base, saved)

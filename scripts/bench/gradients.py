@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from razorctl import Recipe, models, restore
 from razorctl.errors import UsageError
 from razorctl.layers.registry import razor_of
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.candidates import label
 from razorctl.surgery.byte_budget import sparsify_within
@@ -146,7 +146,7 @@ class Subject:
 
     def saved(self, autocast: torch.dtype | None) -> int:
         """The bytes that a step on the first batch keeps, traced."""
-        return saved_bytes(self.model, self.batches[0], autocast=autocast, forward=forward)
+        return traced_bytes(self.model, self.batches[0], autocast=autocast, forward=forward)
 
     def sparsify(self, recipe: Recipe, autocast: torch.dtype | None) -> None:
         """Sparsifies the model so that a step meets a byte budget, as the command line does."""

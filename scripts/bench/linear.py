@@ -30,7 +30,7 @@ from record import Attempts
 from torch import Tensor, nn
 
 from razorctl import Recipe, restore, sparsify
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.ops import kernels
 
 TOKENS, WIDTH = 197, 768
@@ -156,7 +156,7 @@ class Bench:
     def measure(self, run: Run) -> None:
         """Notes the bytes kept."""
         with self.running(run) as x:
-            run.saved = saved_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
+            run.saved = traced_bytes(self.layer, x, autocast=PRECISIONS[run.precision])
 
     def time(self, run: Run) -> None:
         """Runs one turn of a run: of each pass a warm-up call, then the timed ones."""

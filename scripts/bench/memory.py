@@ -26,7 +26,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from razorctl import Job, Recipe, data, models, restore
 from razorctl.errors import UsageError
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.planning.job_trace import trace
@@ -104,7 +104,7 @@ def steps(name: str, traced: Traced) -> Iterator[dict[str, Any]]:
             options = {"autocast": PRECISIONS[precision]}
             sparsify_within(model, recipe, part, **options)
             row = {"model": name, "precision": precision, "case": case}
-            row["saved_bytes"] = saved_bytes(model, part, **options)
+            row["saved_bytes"] = traced_bytes(model, part, **options)
             row["peak_bytes"] = peak_bytes(model, part, SGD, accumulate=accumulate, **options)
             yield row
             restore(model)

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from razorctl.cli.views import common as views
 from razorctl.methods import DEFAULT_METHOD
-from razorctl.surgery.of_job import OfJob
 from razorctl.training import run as trainer
 from razorctl.training import run_files
 from tests import local_hub
@@ -184,7 +183,8 @@ class TestSignals:
         assert f"error: {word}: step 1 of 4 is saved; go on with" in result.stderr.splitlines()[-1]
 
     def test_before_training_they_leave_nothing(self, number, code, word, monkeypatch):
-        monkeypatch.setattr(OfJob, "saved_bytes", lambda *_, **__: signal.raise_signal(number))
+        traced = "razorctl.training.preparation.traced_bytes"
+        monkeypatch.setattr(traced, lambda *_, **__: signal.raise_signal(number))
         result = finetune(*FULL, "--out", "new/run")
         assert result.exit_code == code
         sentence = f"error: {word}: before the first step; nothing was written."

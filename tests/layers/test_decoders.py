@@ -37,7 +37,7 @@ from razorctl.layers.base import RazorLayer
 from razorctl.layers.bytecode import same_forward
 from razorctl.layers.head import Head
 from razorctl.layers.registry import razor_of
-from razorctl.memory.saved import saved_by_module, saved_bytes
+from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.recipe import METHODS
 from tests.forked import Forked, program
 
@@ -254,7 +254,7 @@ def test_exact_bytes(name):
         layer += 2 * 4 * width
     if name == "qwen3":  # norms of the heads
         layer += norm(head, config.num_attention_heads * rows) + norm(head, groups * rows)
-    parts = saved_by_module(model, batch())
+    parts = traced_bytes_by_module(model, batch())
     # Cosines and sines count where they are first saved.
     turned = 2 * 4 * TOKENS * head
     sizes = [sum(n for part, n in parts.items() if f"layers.{i}." in part) for i in range(2)]
@@ -343,5 +343,5 @@ def test_saved_bytes_do_not_grow_with_the_vocabulary():
     for vocabulary in (61, 610):
         model = LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": vocabulary}))
         sparsify(model, Recipe("razor"))
-        sizes.append(saved_bytes(model, batch()))
+        sizes.append(traced_bytes(model, batch()))
     assert sizes[0] == sizes[1]

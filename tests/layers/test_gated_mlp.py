@@ -10,7 +10,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from razorctl import Recipe, sparsify
 from razorctl.layers.gated_mlp import GatedMLP
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
 from razorctl.rules.registry import RULES, Wanted
@@ -83,7 +83,7 @@ def test_exact_bytes(joined):
     # norm; the signs of the ReLU and its output, dense.
     want = ROWS * (WIDTH + 2 * INNER) + 4 * (2 * WIDTH + 2 * INNER) + 4 * ROWS
     want += ROWS * WIDTH // 8 + 4 * ROWS * WIDTH
-    assert saved_bytes(holder, torch.randn(ROWS, WIDTH)) == want
+    assert traced_bytes(holder, torch.randn(ROWS, WIDTH)) == want
 
 
 def test_a_copy_is_shared_once_with_the_layer_that_it_feeds():

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings
 from razorctl.layers.head import Head, Logits
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.rules.dense import Dense
 from tests.cases import both
 from tests.layers.functions import Cubed, Doubled
@@ -283,4 +283,4 @@ def test_saved_bytes_are_two_hidden_states():
     x, target = torch.randn(2, 5, WIDTH, requires_grad=True), TARGET.flatten()
     # The input, for whoever takes the logits, and its gradient; the divisor of the mean. The
     # gradient of the weight is one already.
-    assert saved_bytes(Model(), (x, target)) == x.nbytes * 2 + head().bias.nbytes + 8
+    assert traced_bytes(Model(), (x, target)) == x.nbytes * 2 + head().bias.nbytes + 8

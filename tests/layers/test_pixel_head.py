@@ -16,7 +16,7 @@ from razorctl.errors import UsageError
 from razorctl.layers.base import LayerSettings
 from razorctl.layers.lazy_output import lazily
 from razorctl.layers.pixel_head import Enlarged, PixelHead, Pixels, pixel_classifiers
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.models.timm.linear_segmenter import LinearSegmenter
 from razorctl.rules.dense import Dense
 from razorctl.surgery import sparsify as surgery
@@ -287,7 +287,7 @@ def test_saved_bytes_are_the_input_and_a_gradient_of_the_low_resolution():
 
     x = image().requires_grad_()
     low = 2 * CLASSES * 4 * 3 * 4
-    assert saved_bytes(Model(), (x, TARGET)) == x.nbytes + low + 8  # the divisor of the mean
+    assert traced_bytes(Model(), (x, TARGET)) == x.nbytes + low + 8  # the divisor of the mean
 
 
 class Backbone(nn.Module):
@@ -370,11 +370,11 @@ def test_no_loss_of_a_model_enlarges_logits(name, no_values):
         return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
     want = step()
-    full = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
+    full = traced_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
     for module in pixel_classifiers(model):
         PixelHead.attach(module, both(Dense()), LayerSettings())
     torch.testing.assert_close(step(), want, rtol=1e-4, atol=1e-5)
-    now = saved_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
+    now = traced_bytes(model, (x, labels), forward=lambda m, batch: _losses(m, *batch))
     assert full - now > 2 * CLASSES * 64 * 64 * 4 * 0.7  # the gradient is of a low resolution
     restore(model)
     names = sparsify(model, Recipe("bias"))
@@ -400,7 +400,7 @@ def test_a_wrong_guess_changes_nothing(monkeypatch):
         model.zero_grad()
         y = model(x)
         y.square().sum().backward()
-        saved = saved_bytes(model, x)
+        saved = traced_bytes(model, x)
         restore(model)
         return [y.detach(), *(p.grad for p in model.parameters())], saved
 

@@ -12,7 +12,7 @@ from transformers import BatchEncoding
 
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
-from razorctl.memory.saved import saved_by_module, saved_bytes
+from razorctl.memory.saved import traced_bytes, traced_bytes_by_module
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.models import find
@@ -38,7 +38,7 @@ def test_bytes_of_a_linear_layer(autocast, width, ratio):
     x = torch.randn(ROWS, WIDTH)
 
     def measured(method: str) -> int:
-        return saved_bytes(linear(Recipe(method, ratio)), x, autocast=autocast)
+        return traced_bytes(linear(Recipe(method, ratio)), x, autocast=autocast)
 
     n, density = ROWS * WIDTH, 1 - ratio
     columns = round(density * WIDTH)
@@ -52,7 +52,7 @@ def test_ratio_zero_saves_what_full_saves():
     x = torch.randn(ROWS, WIDTH)
     for name, method in METHODS.items():
         if not (method.checkpoints or method.part) and method.ratio != "nothing":
-            assert saved_bytes(linear(Recipe(name, 0)), x) == ROWS * WIDTH * 4
+            assert traced_bytes(linear(Recipe(name, 0)), x) == ROWS * WIDTH * 4
 
 
 def test_equals_what_autograd_holds_in_a_real_step():
@@ -72,7 +72,7 @@ def test_equals_what_autograd_holds_in_a_real_step():
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             loss = model(x)
-        assert saved_bytes(model, x) == sum(held.values())
+        assert traced_bytes(model, x) == sum(held.values())
         del loss
         restore(model)
 
@@ -80,30 +80,30 @@ def test_equals_what_autograd_holds_in_a_real_step():
 def test_pruning_lowers_what_vit_micro_saves():
     model = find("vit-micro").build(10)
     x = torch.randn(64, 1, 28, 28)
-    full = saved_bytes(model, x)
+    full = traced_bytes(model, x)
     for method in ("backrazor", "prebackrazor-", "prebackrazor"):
         sparsify(model, Recipe(method, 0.9))
-        saved = saved_bytes(model, x)
+        saved = traced_bytes(model, x)
         restore(model)
         sparsify(model, Recipe(method, 0.9, joint_budget=0.5))
-        joint = saved_bytes(model, x)
+        joint = traced_bytes(model, x)
         restore(model)
         assert joint < saved < 0.7 * full
-    assert saved_bytes(model, x) == full
+    assert traced_bytes(model, x) == full
 
 
 def test_joint_budget_counts_the_largest_blocks():
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     sparsify(net, Recipe("prebackrazor-", ratio=0.5, joint_budget=0.5))
     relu = 10 * 16 // 8
-    assert saved_bytes(net, torch.randn(10, 8)) == relu + 8 * (10 * 4 + 8)
+    assert traced_bytes(net, torch.randn(10, 8)) == relu + 8 * (10 * 4 + 8)
 
 
 def test_nothing_is_changed_or_computed():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).eval()
     sparsify(model, Recipe("prebackrazor", joint_budget=0.5))
     before, state = copy.deepcopy(model), torch.get_rng_state()
-    saved_bytes(model, torch.randn(4, 8, generator=torch.Generator()))
+    traced_bytes(model, torch.randn(4, 8, generator=torch.Generator()))
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
     for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
@@ -118,10 +118,10 @@ def test_a_batch_too_large_for_any_machine():
     mode = FakeTensorMode()
     with mode:
         x = torch.empty(10**9, WIDTH)
-    assert saved_bytes(linear(), x) == 10**9 * WIDTH * 4
+    assert traced_bytes(linear(), x) == 10**9 * WIDTH * 4
     with mode:
         layer = nn.Linear(WIDTH, OUT)
-    assert saved_bytes(layer, x) == 10**9 * WIDTH * 4
+    assert traced_bytes(layer, x) == 10**9 * WIDTH * 4
 
 
 @pytest.mark.parametrize("places", [("cpu", "meta"), ("meta", "cpu"), ("meta", "meta")])
@@ -131,7 +131,7 @@ def test_the_meta_device_stands_for_the_other(places):
         net[2].weight = net[0].weight
         return net, torch.randn(4, 8, device=inputs)
 
-    for traced in (saved_bytes, peak_bytes):
+    for traced in (traced_bytes, peak_bytes):
         assert traced(*pair(*places)) == traced(*pair("cpu", "cpu"))
 
 
@@ -158,14 +158,14 @@ class Reads(nn.Module):
 def test_a_module_that_depends_on_values_is_named(function, why):
     net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Reads(function)))
     with pytest.raises(UsageError, match=re.escape(f"cannot trace 1.1 (Reads), since it {why}")):
-        saved_bytes(net, torch.randn(4, 8))
+        traced_bytes(net, torch.randn(4, 8))
     with pytest.raises(UsageError, match="cannot trace Reads, since"):
         peak_bytes(net[1][1], torch.randn(4, 8, requires_grad=True))
 
 
 def test_an_error_of_the_model_itself_is_its_own():
     with pytest.raises(RuntimeError, match="invalid"):
-        saved_bytes(Reads(lambda x: x.view(5)), torch.randn(4, 8))
+        traced_bytes(Reads(lambda x: x.view(5)), torch.randn(4, 8))
 
 
 GIB = 2**30
@@ -173,7 +173,7 @@ GIB = 2**30
 
 def pruned(model: nn.Module, inputs, recipe: Recipe) -> int:
     sparsify(model, recipe)
-    saved = saved_bytes(model, inputs)
+    saved = traced_bytes(model, inputs)
     restore(model)
     return saved
 
@@ -245,7 +245,7 @@ def test_the_peak_of_a_step_that_can_be_counted_by_hand():
 def test_bars_of_razor(vit, autocast, saved, peak):
     model, images = vit
     sparsify(model, Recipe("razor"))
-    assert saved_bytes(model, images, autocast=autocast) <= saved * GIB
+    assert traced_bytes(model, images, autocast=autocast) <= saved * GIB
     assert peak_bytes(model, images, SGD, autocast=autocast) <= peak * GIB
     restore(model)
 
@@ -284,13 +284,13 @@ class TwoInputs(nn.Module):
 def test_forms_of_input(form):
     a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     inputs = (a, b) if form is tuple else {"a": a, "b": b}
-    assert saved_bytes(TwoInputs(), inputs) == 40
+    assert traced_bytes(TwoInputs(), inputs) == 40
 
 
 def test_mappings_of_tokenizers():
     model = small_bert()
     inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
-    assert saved_bytes(model, BatchEncoding(inputs)) == saved_bytes(model, inputs)
+    assert traced_bytes(model, BatchEncoding(inputs)) == traced_bytes(model, inputs)
 
 
 def test_a_storage_counts_once():
@@ -301,7 +301,7 @@ def test_a_storage_counts_once():
 
     x = torch.randn(100, requires_grad=True)
     # y for the square and the product, its sigmoid for the product
-    assert saved_bytes(Shares(), x) == 800
+    assert traced_bytes(Shares(), x) == 800
 
 
 SMALL_MODELS = {
@@ -328,8 +328,8 @@ SMALL_MODELS = {
 def test_modules_sum_to_saved_bytes(name, method, autocast):
     model, inputs = SMALL_MODELS[name]()
     sparsify(model, Recipe(method, ratio=0.5))
-    by_module = saved_by_module(model, inputs, autocast=autocast)
-    assert sum(by_module.values()) == saved_bytes(model, inputs, autocast=autocast) > 0
+    by_module = traced_bytes_by_module(model, inputs, autocast=autocast)
+    assert sum(by_module.values()) == traced_bytes(model, inputs, autocast=autocast) > 0
     assert by_module.keys() <= {name for name, _ in model.named_modules()}
     assert all(by_module.values())
 
@@ -338,7 +338,7 @@ def test_modules_sum_to_saved_bytes(name, method, autocast):
 def test_modules_sum_to_saved_bytes_under_a_joint_budget(joint):
     model, inputs = SMALL_MODELS["vit-micro"]()
     sparsify(model, Recipe("backrazor", joint_budget=0.5, joint=joint))
-    assert sum(saved_by_module(model, inputs).values()) == saved_bytes(model, inputs)
+    assert sum(traced_bytes_by_module(model, inputs).values()) == traced_bytes(model, inputs)
 
 
 def test_bytes_of_modules_that_can_be_counted_by_hand():
@@ -353,14 +353,16 @@ def test_bytes_of_modules_that_can_be_counted_by_hand():
 
     net = nn.Sequential(Squares(), nn.Linear(16, 4))
     expected = {"0.inner.0": 8, "0.inner.1": 16, "0": 16}  # the last layer's input is there already
-    assert saved_by_module(net, torch.randn(5, 8)) == {k: 4 * 5 * n for k, n in expected.items()}
-    assert saved_by_module(net[0].inner[0], torch.randn(5, 8)) == {"": 160}
+    assert traced_bytes_by_module(net, torch.randn(5, 8)) == {
+        k: 4 * 5 * n for k, n in expected.items()
+    }
+    assert traced_bytes_by_module(net[0].inner[0], torch.randn(5, 8)) == {"": 160}
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 
 def test_a_checkpointed_block_saves_in_the_module_that_runs_it():
     model, inputs = SMALL_MODELS["vit-micro"]()
     sparsify(model, Recipe("checkpoint"))
-    by_module = saved_by_module(model, inputs)
+    by_module = traced_bytes_by_module(model, inputs)
     assert not any(name.startswith("blocks") for name in by_module)
     assert by_module[""] > by_module["patch_embed.proj"]

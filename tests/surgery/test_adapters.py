@@ -12,7 +12,7 @@ from razorctl import Recipe, models, restore, saved_bytes, sparsify
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.layers.linear import Linear
-from razorctl.memory.saved import saved_by_module
+from razorctl.memory.saved import traced_bytes_by_module
 from razorctl.planning.job_trace import trace
 from razorctl.surgery import adapters
 from razorctl.surgery.byte_budget import sparsify_within
@@ -163,7 +163,7 @@ class TestWithAnyMethod:
     @every_model
     def test_frozen_layers_save_no_input(self, kind):
         net, x = self.adapted(kind, Recipe(ratio=0.5))
-        parts = saved_by_module(net, x)
+        parts = traced_bytes_by_module(net, x)
         saved = {name.rpartition(".")[2] for name in parts}
         layers = {n: m for n, m in net.named_modules() if isinstance(m, Linear)}
         assert {n.rsplit(".", 2)[-2] for n in layers if "lora_" in n} == {"lora_A", "lora_B"}

@@ -14,7 +14,7 @@ from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.layers.registry import swaps
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.rules.allocation import RESERVE, _choices, allocate, largest
 from razorctl.rules.registry import RULES
 from razorctl.surgery.byte_budget import sparsify_within
@@ -77,7 +77,7 @@ def test_a_ratio_beyond_16_bits_is_refused_where_they_come():
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_the_byte_budget_is_met(name, width, request):
     model, inputs = request.getfixturevalue(name)
-    full = saved_bytes(model, inputs, autocast=PRECISIONS[width])
+    full = traced_bytes(model, inputs, autocast=PRECISIONS[width])
 
     @settings(max_examples=2, deadline=None, database=None)
     @given(ratio=st.floats(0.5, 0.95))
@@ -88,7 +88,7 @@ def test_the_byte_budget_is_met(name, width, request):
             return
         sparsify(model, Recipe("razor", ratio))
         try:
-            saved = saved_bytes(model, inputs, autocast=PRECISIONS[width])
+            saved = traced_bytes(model, inputs, autocast=PRECISIONS[width])
         finally:
             restore(model)
         assert saved <= (1 - ratio) * full
@@ -99,13 +99,13 @@ def test_the_byte_budget_is_met(name, width, request):
 class TestWithin:
     def test_spares_more_where_a_model_needs_it(self):
         model, x = small()
-        full = saved_bytes(model, x)
+        full = traced_bytes(model, x)
         sparsify(model, Recipe("razor", 0.85))
-        broken = saved_bytes(model, x)
+        broken = traced_bytes(model, x)
         restore(model)
         assert broken > 0.15 * full
         names = sparsify_within(model, Recipe("razor", 0.85), x)
-        assert saved_bytes(model, x) <= 0.15 * full
+        assert traced_bytes(model, x) <= 0.15 * full
         assert model.razor_recipe == Recipe("razor", 0.85)
         restore(model)
         assert "razor_recipe" not in vars(model)
@@ -114,21 +114,21 @@ class TestWithin:
     def test_leaves_a_budget_that_is_met_alone(self):
         model, x = small(tokens=196)
         sparsify(model, Recipe("razor", 0.6))
-        saved = saved_bytes(model, x)
+        saved = traced_bytes(model, x)
         restore(model)
         sparsify_within(model, Recipe("razor", 0.6), x)
-        assert saved_bytes(model, x) == saved
+        assert traced_bytes(model, x) == saved
 
     def test_refuses_with_the_largest_that_can_be_kept(self):
         model, x = small()
-        full = saved_bytes(model, x)
+        full = traced_bytes(model, x)
         with pytest.raises(UsageError, match="with this batch; the largest that can is") as error:
             sparsify_within(model, Recipe("razor", 0.91), x)
         assert not any(isinstance(module, RazorLayer) for module in model.modules())
         possible = float(str(error.value).split()[-1].rstrip("."))
         assert 0.5 < possible < 0.91
         sparsify_within(model, Recipe("razor", possible), x)
-        assert saved_bytes(model, x) <= (1 - possible) * full
+        assert traced_bytes(model, x) <= (1 - possible) * full
 
     def test_refuses_what_no_rule_keeps_in_16_bits(self):
         model, x = small()
@@ -174,11 +174,11 @@ class TestWarnings:
 
     def test_of_the_bytes_where_inputs_are(self, caplog):
         model, x = normed()
-        full = saved_bytes(model, x)
+        full = traced_bytes(model, x)
         sparsify(model)
         caplog.clear()
         saved = razorctl.saved_bytes(model, x)
-        assert saved == saved_bytes(model, x)
+        assert saved == traced_bytes(model, x)
         norms, pool = 6 * (x.nbytes + 2 * 8 * 4), x.numel() // 4 * 8  # the pool's are indices
         shares = [percent(part / full) for part in (saved, norms, x.nbytes + pool)]
         assert caplog.messages == [

@@ -19,7 +19,7 @@ from transformers import (
 from razorctl import Recipe, restore, sparsify
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.memory.tracker import peak_bytes
 from razorctl.surgery.byte_budget import sparsify_within
 from tests.models import SMALL, TEXT, bert, vit
@@ -141,7 +141,7 @@ def test_pre_norm_blocks_share_as_without():
     twin = copy.deepcopy(net)
     twin.set_grad_checkpointing()
     x = torch.randn(2, 3, 16, 16)
-    assert saved_bytes(twin, x) < saved_bytes(net, x)
+    assert traced_bytes(twin, x) < traced_bytes(net, x)
     for m in (net, twin):
         m(x).square().sum().backward()
     assert_equal([p.grad for p in twin.parameters()], [p.grad for p in net.parameters()])
@@ -187,23 +187,23 @@ class TestWithAnyMethod:
             net, x = vit(depth=3).train(), torch.randn(64, 3, 16, 16)
             sparsify(net, Recipe(method, 0.5, activation_checkpointing=on))
             sgd = partial(torch.optim.SGD, lr=0.1)
-            found.append((saved_bytes(net, x), peak_bytes(net, x, sgd)))
+            found.append((traced_bytes(net, x), peak_bytes(net, x, sgd)))
         assert all(with_it < without for without, with_it in zip(*found, strict=True))
 
     def test_a_byte_budget_is_met_with_and_without_it(self):
         net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)
-        full, rules = saved_bytes(net, x), []
+        full, rules = traced_bytes(net, x), []
         for on in (False, True):
             sparsify_within(net, Recipe(ratio=0.85, activation_checkpointing=on), x)
             rules.append([repr(vars(m.rules.wide)) for m in razor_layers(net)])
-            assert saved_bytes(net, x) <= 0.15 * full
+            assert traced_bytes(net, x) <= 0.15 * full
             restore(net)
         assert rules[0] == rules[1]
 
     def test_a_byte_budget_below_the_inputs_of_blocks_is_refused(self):
         net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)
         bf16 = {"autocast": torch.bfloat16}  # in which the inputs of blocks are twice as wide
-        full = saved_bytes(net, x, **bf16)
+        full = traced_bytes(net, x, **bf16)
         before = step(net, x)
         recipe = Recipe(ratio=0.9, activation_checkpointing=True)
         with pytest.raises(UsageError, match="activation checkpointing keeps") as refused:
@@ -212,7 +212,7 @@ class TestWithAnyMethod:
         assert torch.equal(step(net, x)[0], before[0])
         assert not razor_layers(net)
         sparsify_within(net, replace(recipe, ratio=most), x, **bf16)
-        assert 0.1 * full < saved_bytes(net, x, **bf16) <= (1 - most) * full
+        assert 0.1 * full < traced_bytes(net, x, **bf16) <= (1 - most) * full
 
 
 def razor_layers(net: nn.Module) -> list[RazorLayer]:

@@ -7,7 +7,7 @@ import pytest
 
 from razorctl import data, models
 from razorctl.job import Job
-from razorctl.memory.saved import saved_bytes
+from razorctl.memory.saved import traced_bytes
 from razorctl.recipe import Recipe
 from tests import local_hub
 from tests.training.runs import begin, resume, same
@@ -34,9 +34,9 @@ def test_no_step_saves_more_than_is_traced(size, tmp_path):
     job = replace(JOB, input_size=size)
     run = begin(tmp_path / "run", job, Recipe("razor"))
     largest = models.find("bert-base").example(run.model, 2, size)
-    assert run.saved_bytes == saved_bytes(run.model, largest)
+    assert run.saved_bytes == traced_bytes(run.model, largest)
     for rows in next(run.feed.loading.batches()):
-        assert saved_bytes(run.model, rows["inputs"]) <= run.saved_bytes
+        assert traced_bytes(run.model, rows["inputs"]) <= run.saved_bytes
     found = lengths(run)
     assert max(found) <= size
     assert min(found) < max(found) or size == 24  # where almost all texts are cut

@@ -1,0 +1,47 @@
+"""The forward pass of a job's largest micro-batch, as traces run it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from razorctl.job import Job
+from razorctl.memory.saved import Forward
+from razorctl.models import Model
+from razorctl.step import DTYPES, losses_of
+
+
+@dataclass(frozen=True)
+class JobForward:
+    """The forward pass of a resolved job, with its model's entry.
+
+    The loss is a part of it where that keeps more than a number for each row: the loss of a
+    language model or of segmentation keeps the logits.
+    """
+
+    family: Model
+    job: Job
+
+    def inputs(self, model: nn.Module, device: torch.device) -> Any:
+        """The inputs of `forward`: those of the model, with labels where the loss counts."""
+        size, pixels = self.job.micro_batch, self.job.input_size
+        batch: Any = self.family.example(model, size, pixels)
+        if self.forward is not None:
+            batch = self.family.batch(model, size, pixels)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+
+    @property
+    def forward(self) -> Forward | None:
+        """Computes the loss; None if the model's own forward pass is all."""
+        return None if self.job.classifies else self._loss
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of `saved.traced_bytes` and `byte_budget.sparsify_within`."""
+        return {"autocast": DTYPES[self.job.precision], "forward": self.forward}
+
+    def _loss(self, model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return losses_of(self.family.logits(model, inputs), labels, self.job)
