@@ -208,7 +208,10 @@ def linear(layer: str, inputs: int, outputs: int) -> Iterator[Case]:
     yield Case(linear_operands.linear_operands, f"{layer}, all", operands, launches)
     # Before 8.0 there are no tiles, but cuBLAS and an epilogue.
     for of, args, dtype in (("dX", input_grad, "HALF"), ("dW", weight_grad, "fp32")):
-        launches = rf"gemm: scaled_gemm \d\S+ {dtype}", f"gemm: scaled_gemm epilogue {dtype}"
+        launches = (
+            rf"gemm_tiles: scaled_gemm \d\S+ {dtype}",
+            f"gemm_tiles: scaled_gemm epilogue {dtype}",
+        )
         yield Case(gemm.scaled_gemm, f"{layer}, {of}", args, launches)
 
 
