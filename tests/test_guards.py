@@ -178,8 +178,7 @@ def test_no_two_public_classes_have_one_name():
 # Of lines. The second has what is still longer.
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LONG = {
-    "razorctl/planning/search.py",
-    *("compare", "evaluate", "predict", "profile", "__post_init__", "write"),
+    *("compare", "evaluate", "predict", "profile", "write"),
 }
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
+from razorctl.planning.cached_traces import job_facts
 from razorctl.planning.candidates import label
 from razorctl.planning.gpus import Gpu
-from razorctl.planning.search import Search, facts
+from razorctl.planning.search import Search
 from razorctl.recipe import Recipe
 
 TRIED = (8, 16)  # examples of a process from which the memory of others is guessed
@@ -27,13 +28,13 @@ def largest_batch(
     For each process it is a power of two. It is 1 if nothing fits, and at most the training
     examples. report: called with what is traced. Raises what `plan` raises.
     """
-    cache, known = cache or traces.Cache(), facts(job)
-    most = (known["train_examples"] or 2**62) // job.processes
+    cache, facts = cache or traces.Cache(), job_facts(job)
+    most = (facts["train_examples"] or 2**62) // job.processes
 
     def needed(size: int) -> int:
         whole = replace(job, batch_size=size * job.processes, accumulate=1)
         report(f"{label(recipe, 1)}, batch {whole.batch_size}")
-        search = Search(whole, gpu, budget, recipe, cache, known=known)
+        search = Search(whole, gpu, budget, recipe, cache, facts=facts)
         return search.predict(recipe).predicted.needed_bytes
 
     small, large = TRIED

@@ -11,6 +11,7 @@ from razorctl.config.registry import unknown
 from razorctl.errors import NoFitError, UsageError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
+from razorctl.planning import refusal
 from razorctl.planning.candidates import CONTEXT, Candidate, Predicted
 from razorctl.planning.gpus import Achieved, Gpu
 from razorctl.planning.search import Prefer, Search
@@ -257,7 +258,7 @@ def plan(
     search = Search(job, gpu, budget or gpu.memory_bytes, recipe, cache, report)
     chosen = search.choose(prefer)
     if chosen is None:
-        message, needed = search.refusal(prefer)
+        message, needed = refusal.message(search, prefer), refusal.needed_bytes(search, prefer)
         document = _document(search.job, gpu, search.budget, search.rows)
         raise NoFitError(message, needed, {"fits": False, "needed_bytes": needed, **document})
     names = get_args(Prefer) if recipe is None else ()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from razorctl.job import Job, settle_precision
 from razorctl.memory import trace_cache as traces
 from razorctl.memory.trace_cache import Trace
 from razorctl.methods import DEFAULT_METHOD, METHODS
+from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.planning.candidates import (
     CONTEXT,
     FRAGMENTATION,
@@ -27,11 +27,6 @@ from razorctl.rules.allocation import largest, width
 from razorctl.tasks import LANGUAGE
 
 Prefer = Literal["balanced", "exact", "fast"]
-WIDER: dict[Prefer, tuple[Prefer, ...]] = {  # preferences that allow more ways
-    "exact": ("balanced", "fast"),
-    "balanced": ("fast",),
-    "fast": (),
-}
 # Ratios of razor that are tried beside the largest one that is close, and the largest allowed one.
 RATIOS = (0.5, 0.9)
 # What `fast` may add to razor: in fine-tuning with this ratio it cost no more accuracy than seeds
@@ -42,66 +37,6 @@ ALIKE = 0.75  # a method at one ratio takes at least this share of its time at a
 PAYS = 0.95  # an approximate way is worth it at this share of an exact way's time or less
 SAME = 1.02  # times that differ by no more than this factor count as the same
 ADAPTERS = Recipe("lora")
-SMALLER = (0.75, 0.5, 0.25)  # shares of an input size that are tried where nothing fits
-
-
-def facts(job: Job) -> dict[str, Any]:
-    """What planning needs to know about a job's model and data set.
-
-    Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
-    `train_examples`, and whether an encoder `classifies_texts`. Raises UsageError for unknown names
-    and for a data set the model cannot take, and DataError for a data set that cannot be used.
-    """
-    from razorctl import data, models
-
-    family, source = data.pair(job)
-    encodes = "masked-lm" in models.named(job.model).tasks
-    return {
-        "defaults": dict(family.defaults),
-        "classes": source.classes,
-        "train_examples": source.train_examples,
-        "classifies_texts": encodes and family.task == "classification",
-    }
-
-
-def depends(job: Job, recipe: Recipe, classes: int) -> list[Any]:
-    """What the trace of a step depends on, as a JSON value, so that similar jobs share it."""
-    return [
-        *(job.model, job.task, classes, job.input_size, job.micro_batch),
-        *(job.accumulate, job.buckets),
-        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
-        *(job.weights, job.optimizer_in_backward),
-        job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
-        asdict(replace(recipe, seed=0)),
-    ]
-
-
-def cached_trace(
-    job: Job,
-    recipe: Recipe,
-    classes: int,
-    cache: traces.Cache,
-    device: str = "cuda",
-    dot: bool = True,
-) -> Trace:
-    """The trace of a training step of a resolved job on a kind of device, cached.
-
-    dot: see `ops.kernels.assumed`.
-    Raises UsageError for a recipe that the model cannot take.
-    """
-    step = [*depends(job, recipe, classes), device, dot]
-    document = cache.get("trace", *step)
-    if document is None:
-        from razorctl.planning import job_trace as tracing  # imports torch
-
-        try:
-            document = traces.dump(tracing.trace(job, recipe, classes, device, dot))
-        except UsageError as error:
-            document = {"refused": str(error)}
-        cache.put(document, "trace", *step)
-    if "refused" in document:
-        raise UsageError(document["refused"])
-    return traces.load(document)
 
 
 class Search:
@@ -115,17 +50,17 @@ class Search:
         recipe: Recipe | None,
         cache: traces.Cache | None = None,
         report: Callable[[str], object] = lambda _: None,
-        known: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Settles the job. known: its `facts`; None looks them up."""
+        """Settles the job; `facts` are its `job_facts`, which None looks up."""
         self.cache, self.report = cache or traces.Cache(), report
-        self.known = known = facts(job) if known is None else known
-        self.classes, self.examples = known["classes"], known["train_examples"]
+        self.facts = job_facts(job) if facts is None else facts
+        self.classes, self.examples = self.facts["classes"], self.facts["train_examples"]
         precision = settle_precision(job.precision, gpu.compute_capability)
         job = replace(job, precision=precision)
-        self.job = job.resolved(known["defaults"], self.examples)
+        self.job = job.resolved(self.facts["defaults"], self.examples)
         self.gpu, self.budget, self.recipe = gpu, budget, recipe
-        self.looked_at: dict[tuple[Recipe, int], Candidate] = {}
+        self.candidates: dict[tuple[Recipe, int], Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         self._reasons: list[str] = []
 
@@ -137,9 +72,9 @@ class Search:
         no way fits, those with the most micro-batches. Of ways with equal predictions, only the
         least approximate is shown.
         """
-        ways = list(self.looked_at.values())
+        ways = list(self.candidates.values())
         fitting = [way for way in ways if way.fits(self.budget)]
-        last = [way for way in ways if way.accumulate == self._counts[-1]]
+        last = [way for way in ways if way.accumulate == self.counts[-1]]
         ways = [way for way in ways if way.accumulate == 1 or way in (fitting or last)]
         ways.sort(key=lambda way: (way.approximation, way.recipe.method != "full", way.accumulate))
         unlike = {(way.exact, way.accumulate, way.predicted): way for way in reversed(ways)}
@@ -148,20 +83,20 @@ class Search:
     def predict(self, recipe: Recipe, accumulate: int = 1) -> Candidate:
         """The candidate of a recipe and a number of micro-batches, traced on first use."""
         key = recipe, accumulate
-        if key not in self.looked_at:
+        if key not in self.candidates:
             self.report(label(recipe, accumulate))
             full = self._trace(Recipe("full"), 1)
             predicted = Predicted.of(
                 *(self._trace(recipe, accumulate), self.gpu, full),
-                shards=self._shards,
+                shards=self.shards,
                 graphs=accumulate if self.job.cuda_graphs else 0,
             )
             cosine = recipe.cosine(self.job.precision)
-            self.looked_at[key] = Candidate(recipe, accumulate, predicted, cosine)
-        return self.looked_at[key]
+            self.candidates[key] = Candidate(recipe, accumulate, predicted, cosine)
+        return self.candidates[key]
 
     @property
-    def _shards(self) -> int:
+    def shards(self) -> int:
         """Over how many processes weights, gradients and optimizer state are sharded."""
         return self.job.processes if self.job.strategy == "fsdp" else 1
 
@@ -177,7 +112,7 @@ class Search:
         if prefer == "balanced" and self.recipe is None:
             chosen = self._balanced()
         else:
-            chosen = self._fastest(self._allowed(prefer))
+            chosen = self.fastest(self.allowed(prefer))
         if chosen is not None:
             self._reasons.append(f"{chosen.label}: taken.")
         return chosen
@@ -185,7 +120,7 @@ class Search:
     def look_beside(self) -> None:
         """Looks at LoRA of a language model, which is shown and never chosen."""
         if self.recipe is None and self.job.task in LANGUAGE:
-            self._fastest([ADAPTERS])
+            self.fastest([ADAPTERS])
 
     def _balanced(self) -> Candidate | None:
         """The fastest exact way, or the fastest close way if that is faster and any close way pays.
@@ -193,9 +128,9 @@ class Search:
         Of a close way, the slow end of its range counts. It is enough that a close way pays in the
         memory that it needs. Otherwise a larger budget could make what counts slower.
         """
-        exact = self._fastest(self._exact)
+        exact = self.fastest(self._exact)
         limit = math.inf if exact is None else exact.seconds
-        close = self._fastest(self._close, limit=limit, end="slow")
+        close = self.fastest(self._close, limit=limit, end="slow")
         if close is None or limit <= close.slow:
             return exact
         ways = (way for recipe in self._close for way in self._fitting(recipe, self.budget))
@@ -206,7 +141,7 @@ class Search:
 
         Those are the ones that fit its memory.
         """
-        rival = self._fastest(self._exact, way.predicted.needed_bytes)
+        rival = self.fastest(self._exact, way.predicted.needed_bytes)
         if rival is None or way.slow <= PAYS * rival.seconds:
             return True
         self._note(
@@ -240,17 +175,17 @@ class Search:
     @property
     def _fast(self) -> list[Recipe]:
         """All recipes of razor, and those with what cost no accuracy in fine-tuning."""
-        added = [INT8, BRANCHES] if self.known["classifies_texts"] else [INT8]
+        added = [INT8, BRANCHES] if self.facts["classifies_texts"] else [INT8]
         return [*self._razor, *(recipe for recipe in added if recipe.ratio <= self.job.max_ratio)]
 
-    def _allowed(self, prefer: Prefer) -> list[Recipe]:
+    def allowed(self, prefer: Prefer) -> list[Recipe]:
         """The recipes that a preference may take."""
         if self.recipe is not None:
             return [self.recipe]
         approximate = {"exact": [], "balanced": self._close, "fast": self._fast}
         return [*self._exact, *approximate[prefer]]
 
-    def _possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
+    def possible(self, recipe: Recipe, accumulate: int = 1) -> bool:
         """Whether the model can take a recipe; if not, adds the reason to the explanation.
 
         Raises UsageError instead if the user chose the recipe.
@@ -264,7 +199,7 @@ class Search:
             return False
         return True
 
-    def _fastest(
+    def fastest(
         self,
         recipes: list[Recipe],
         budget: int | None = None,
@@ -280,7 +215,7 @@ class Search:
         taken: Callable[[Candidate], float] = attrgetter(end)
         found: list[Candidate] = []
         for recipe in recipes:
-            if self._least(recipe) > limit or not self._possible(recipe):
+            if self._least(recipe) > limit or not self.possible(recipe):
                 continue
             whole = self.predict(recipe)
             if taken(whole) > limit:  # micro-batches would be slower still
@@ -298,7 +233,7 @@ class Search:
 
     def _least(self, recipe: Recipe) -> float:
         """A lower bound of the seconds of a step, from the ways that are already traced."""
-        whole = {known: way.seconds for (known, n), way in self.looked_at.items() if n == 1}
+        whole = {known: way.seconds for (known, n), way in self.candidates.items() if n == 1}
         if recipe in whole:
             return whole[recipe]  # with micro-batches a step is slower
         others = whole.items()
@@ -307,10 +242,10 @@ class Search:
 
     def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:
         """The ways of a recipe that fit, from few micro-batches to many; each is slower."""
-        for accumulate in self._counts:
+        for accumulate in self.counts:
             if self._hopeless(recipe, accumulate, budget):
                 continue
-            if self._possible(recipe, accumulate):
+            if self.possible(recipe, accumulate):
                 way = self.predict(recipe, accumulate)
                 over = way.predicted.needed_bytes - budget
                 if over <= 0:
@@ -328,7 +263,7 @@ class Search:
             self._reasons.append(reason)
 
     @property
-    def _counts(self) -> list[int]:
+    def counts(self) -> list[int]:
         """The numbers of equal micro-batches that the batch can be split into."""
         batch = replace(self.job, accumulate=1).micro_batch
         return [count for count in range(1, batch + 1) if batch % count == 0]
@@ -342,90 +277,6 @@ class Search:
         fixed = whole.weights_bytes + whole.optimizer_bytes
         least = fixed + (whole.peak_bytes - fixed - whole.gradients_bytes) / accumulate
         return accumulate > 1 and CONTEXT + (1 + FRAGMENTATION) * least > budget
-
-    def refusal(self, prefer: Prefer) -> tuple[str, int]:
-        """The error message if nothing fits, which says what to change; and `needed`."""
-        needed = self.needed(prefer)
-        return (
-            f"{self.job.model} on {self.job.dataset} does not fit in "
-            f"{units.size(self.budget, math.floor)}; it needs at least "
-            f"{units.size(needed, math.ceil)}, {self._closest(prefer)}.",
-            needed,
-        )
-
-    def needed(self, prefer: Prefer) -> int:
-        """The smallest budget in bytes in which a preference finds a way.
-
-        Raises UsageError if no way can be traced.
-        """
-        sizes = list(self._sizes(prefer))
-        if not sizes:
-            raise UsageError(
-                f"no way to train {self.job.model} can be traced; change its settings."
-            )
-        return min(sizes)
-
-    def _sizes(self, prefer: Prefer) -> Iterator[int]:
-        """Bytes needed by the ways of a preference that may need least, likely ones first."""
-        for counts in (reversed(self._counts), (1,)):  # all counts between need more
-            tried = list(counts)
-            for recipe in self._allowed(prefer):
-                count = next((n for n in tried if self._possible(recipe, n)), None)
-                if count is not None:
-                    yield self.predict(recipe, count).predicted.needed_bytes
-
-    def _finds(self, prefer: Prefer) -> bool:
-        """Whether a preference finds a way."""
-        return any(size <= self.budget for size in self._sizes(prefer))
-
-    def _closest(self, prefer: Prefer) -> str:
-        """The smallest change of recipe, preference or job that fits, as the end of a sentence."""
-        if self.recipe is not None:
-            if self._like(self.job, None)._finds("balanced"):
-                return "and fits with another recipe; leave the settings of this one out"
-        else:
-            for other in WIDER[prefer]:
-                if self._finds(other):
-                    return f"and fits with --prefer {other}"
-        flags: dict[str, str] = {}
-        so_far: dict[str, Any] = {}
-        for flag, change in self._changes():
-            so_far |= change
-            flags |= dict.fromkeys(change, flag)
-            if "input_size" not in so_far and self._floor > self.budget:
-                continue  # the weights alone do not fit, so no trace is needed
-            search = self._like(replace(self.job, **so_far), self.recipe)
-            with suppress(UsageError):  # a size that the model cannot take
-                if search._finds(prefer):
-                    return f"and fits with {' and '.join(flags.values())}"
-        if self.recipe is None and self._fastest([ADAPTERS]):
-            return f"and only --method {ADAPTERS.method} fits, which trains only adapters"
-        return "so choose a smaller model, or a card with as much memory"
-
-    def _like(self, job: Job, recipe: Recipe | None) -> "Search":
-        """The search on the same card for a job that has the same data set and model."""
-        rest = self.cache, self.report, self.known
-        return Search(job, self.gpu, self.budget, recipe, *rest)
-
-    @property
-    def _floor(self) -> int:
-        """Bytes that a card needs for the weights alone; some weights depend on the input size."""
-        weights = min(way.predicted.weights_bytes for way in self.looked_at.values())
-        return CONTEXT + math.ceil((1 + FRAGMENTATION) * weights)
-
-    def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Flags and settings that make the job smaller; each is tried with those before it."""
-        half = settle_precision("auto", self.gpu.compute_capability)
-        if self.job.precision == "fp32" != half:
-            yield f"--precision {half}", {"precision": half}
-        # Its state is below SGD's, and it trains as AdamW does, at the same learning rate.
-        if self.job.optimizer == "adamw" and self._shards == 1:
-            yield "--optimizer adamw8bit", {"optimizer": "adamw8bit"}
-        if self.job.input_size is not None:  # smaller sizes, then the model's own
-            for size in (round(self.job.input_size * share / 32) * 32 for share in SMALLER):
-                if 0 < size < self.job.input_size:
-                    yield f"--input-size {size}", {"input_size": size}
-            yield "the model's own input size", {"input_size": None}
 
 
 def _takes(way: Candidate) -> str:

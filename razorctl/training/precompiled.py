@@ -13,7 +13,7 @@ from razorctl.job import Job
 from razorctl.memory.trace_cache import Cache
 from razorctl.ops import kernels
 from razorctl.planning import job_trace
-from razorctl.planning.search import depends
+from razorctl.planning.cached_traces import trace_key
 from razorctl.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def _precompile(
     from razorctl.ops.triton.recorded import Card, distinct
 
     card, cache = Card.of(device), Cache()
-    name: list[Any] = ["compiled", triton.__version__, *card, *depends(job, recipe, classes)]
+    name: list[Any] = ["compiled", triton.__version__, *card, *trace_key(job, recipe, classes)]
     if cache.get(*name):
         return
     launches = job_trace.launches(job, recipe, classes, card, device=device)[card]

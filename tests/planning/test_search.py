@@ -13,10 +13,10 @@ from razorctl import units
 from razorctl.errors import NoFitError
 from razorctl.job import Job
 from razorctl.methods import METHODS
-from razorctl.planning import gpus, search
+from razorctl.planning import gpus, refusal
 from razorctl.planning.candidates import CONTEXT, FRAGMENTATION, Candidate, Predicted
 from razorctl.planning.plan import Plan, plan
-from razorctl.planning.search import ALIKE, PAYS, SAME, Prefer, Search
+from razorctl.planning.search import ALIKE, BRANCHES, INT8, PAYS, SAME, Prefer, Search
 from razorctl.recipe import Recipe
 from razorctl.rules.allocation import largest
 
@@ -28,11 +28,11 @@ RATIOS = (0.5, CLOSE, 0.9, largest("narrow"))
 WAYS = (
     *(Recipe("full"), Recipe("checkpoint")),
     *(Recipe(ratio=ratio) for ratio in RATIOS),
-    *(search.INT8, search.BRANCHES),
+    *(INT8, BRANCHES),
 )
 
 
-class Made(Search):
+class MadeUpSearch(Search):
     """A search among made-up ways: of each recipe the bytes and the seconds of a step in one pass.
 
     spread: the time of approximate ways at their slow end, over the likely one. overhead: what a
@@ -48,8 +48,8 @@ class Made(Search):
     ):
         self.job = Job("made", "up", batch_size=16, steps=1, precision="bf16")
         self.budget, self.ways, self.overhead, self.spread = budget, ways, overhead, spread
-        self.recipe, self.known = None, {"classifies_texts": True}
-        self.looked_at, self.reasons, self._reasons = {}, {}, []
+        self.recipe, self.facts = None, {"classifies_texts": True}
+        self.candidates, self.reasons, self._reasons = {}, {}, []
 
     _exact = WAYS[:2]
 
@@ -60,13 +60,13 @@ class Made(Search):
         slow = seconds * (self.spread if recipe.approximates else 1)
         times = seconds, seconds, slow, seconds, 0.0
         predicted = Predicted(round(peak), 0, GIB, 0, 0, 0, reserve, *times, 1, 1.0)
-        return self.looked_at.setdefault(
+        return self.candidates.setdefault(
             (recipe, accumulate),
             Candidate(recipe, accumulate, predicted, recipe.cosine(self.job.precision)),
         )
 
     def all_that_fit(self, recipes) -> list[Candidate]:
-        ways = [self.predict(recipe, count) for recipe in recipes for count in self._counts]
+        ways = [self.predict(recipe, count) for recipe in recipes for count in self.counts]
         return [way for way in ways if way.fits(self.budget)]
 
 
@@ -95,7 +95,7 @@ def assert_undominated(chosen: Candidate, ways: Iterable[Candidate]) -> None:
 def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets):
     before = math.inf
     for budget in budgets:
-        found = Made(budget, *made)
+        found = MadeUpSearch(budget, *made)
         chosen = found.choose(prefer)
         if chosen is None:
             assert before == math.inf
@@ -131,8 +131,8 @@ def test_a_choice_is_the_best_and_more_memory_never_worse(prefer, made, budgets)
 def test_balanced_takes_a_close_way_only_if_it_is_faster_at_its_slow_end():
     ways = dict.fromkeys(WAYS[:2], (GIB, 1.0)) | dict.fromkeys(WAYS[2:], (GIB, 0.7))
     for spread, taken in ((1.2, "razor"), (1.355, "razor"), (1.36, "full")):
-        assert Made(40 * GIB, ways, spread, 0.1).choose("balanced").recipe.method == taken
-        assert Made(40 * GIB, ways, spread, 0.1).choose("fast").recipe.method == "razor"
+        assert MadeUpSearch(40 * GIB, ways, spread, 0.1).choose("balanced").recipe.method == taken
+        assert MadeUpSearch(40 * GIB, ways, spread, 0.1).choose("fast").recipe.method == "razor"
 
 
 @pytest.mark.parametrize("prefer", ["balanced", "fast"])
@@ -142,7 +142,7 @@ def test_of_ways_that_are_as_fast_the_closest_is_taken(prefer):
     ways |= dict.fromkeys(WAYS[2:], (GIB, 0.7)) | {Recipe(ratio=CLOSE): (GIB, 0.6)}
     for seconds, ratio in ((0.600, 0.5), (0.611, 0.5), (0.613, CLOSE)):
         own = {Recipe(ratio=0.5): (GIB, seconds)}
-        chosen = Made(40 * GIB, ways | own, 1.1, 0.1).choose(prefer)
+        chosen = MadeUpSearch(40 * GIB, ways | own, 1.1, 0.1).choose(prefer)
         assert chosen.recipe == Recipe(ratio=ratio)
 
 
@@ -158,7 +158,7 @@ def searched(cache, job: Job = JOB, budget: int = 1, recipe: Recipe | None = Non
 def test_the_ratios_of_razor_differ_as_little_as_the_search_relies_on(cache, precision):
     job = replace(JOB, batch_size=32768, precision=precision)
     trying = Search(job, gpus.load("rtx-4090"), GIB, None, cache)
-    possible = filter(trying._possible, trying._razor)
+    possible = filter(trying.possible, trying._razor)
     times = [trying.predict(recipe).seconds for recipe in possible]
     assert len(times) >= 2
     assert min(times) >= ALIKE * max(times)
@@ -175,9 +175,9 @@ def test_the_largest_close_ratio_of_a_precision_is_tried(precision, close, cache
 @pytest.mark.parametrize(
     ("model", "dataset", "added"),
     [
-        ("vit", "cifar100", [search.INT8]),
-        ("bert", "rte", [search.INT8, search.BRANCHES]),
-        ("gpt2", "rte", [search.INT8]),
+        ("vit", "cifar100", [INT8]),
+        ("bert", "rte", [INT8, BRANCHES]),
+        ("gpt2", "rte", [INT8]),
     ],
 )
 def test_fast_adds_what_cost_no_accuracy(model, dataset, added, cache):
@@ -185,7 +185,7 @@ def test_fast_adds_what_cost_no_accuracy(model, dataset, added, cache):
         trying = Search(
             Job(model, dataset, max_ratio=max_ratio), gpus.load("h200"), GIB, None, cache
         )
-        return [way for way in trying._allowed("fast") if way not in trying._allowed("balanced")]
+        return [way for way in trying.allowed("fast") if way not in trying.allowed("balanced")]
 
     assert [way for way in extra(0.95) if way.ratio == 0.9 and way != Recipe()] == added
     assert extra(0.5) == []
@@ -237,19 +237,21 @@ def test_what_does_not_fit_says_what_would(prefer, cache):
 
 def test_no_other_job_is_traced_where_the_weights_alone_do_not_fit(cache, monkeypatch):
     refused = searched(cache, ONE, budget=CONTEXT)
-    monkeypatch.setattr(search, "Search", None)
-    assert "so choose a smaller model" in refused.refusal("exact")[0]
+    monkeypatch.setattr(refusal, "Search", None)
+    assert "so choose a smaller model" in refusal.message(refused, "exact")
 
 
 def test_the_closest_job_that_fits(cache):
     """Settings are tried one after the other, each with those before it."""
     single = searched(cache, ONE)
     half = searched(cache, replace(single.job, precision="bf16"))
-    single.budget, half.budget = (trying.needed("balanced") - 1 for trying in (single, half))
+    single.budget, half.budget = (
+        refusal.needed_bytes(trying, "balanced") - 1 for trying in (single, half)
+    )
     enough = half.budget < single.budget
     flags = "--precision bf16" + " and --optimizer adamw8bit" * (not enough)
-    assert single.refusal("balanced")[0].endswith(f"and fits with {flags}.")
-    assert half.refusal("balanced")[0].endswith("and fits with --optimizer adamw8bit.")
+    assert refusal.message(single, "balanced").endswith(f"and fits with {flags}.")
+    assert refusal.message(half, "balanced").endswith("and fits with --optimizer adamw8bit.")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,7 @@ def test_the_closest_job_that_fits(cache):
 )
 def test_an_optimizer_that_is_proposed_trains_as_the_own_one(cache, job, proposed):
     trying = searched(cache, job)
-    changes = [*trying._changes()]
+    changes = [*refusal.changes(trying)]
     assert [flag for flag, _ in changes] == proposed
     assert all(replace(trying.job, **change) for _, change in changes)
 
@@ -271,29 +273,29 @@ def test_an_optimizer_that_is_proposed_trains_as_the_own_one(cache, job, propose
 def test_the_closest_job_may_be_of_smaller_inputs(cache):
     job = Job("vit", "cifar100", batch_size=1, input_size=1024, precision="bf16")
 
-    def refusal(budget: int) -> tuple[str, int]:
-        return searched(cache, job, budget).refusal("fast")
+    def message(budget: int) -> str:
+        return refusal.message(searched(cache, job, budget), "fast")
 
-    message, needed = refusal(searched(cache, job).needed("fast") - 1)
+    needed = refusal.needed_bytes(searched(cache, job), "fast")
     enough = units.size(needed, math.ceil)  # so that it is enough
-    assert message.endswith(f"needs at least {enough}, and fits with --input-size 768.")
-    assert "and fits with --input-size " in refusal(needed - 2**22)[0]
+    assert message(needed - 1).endswith(f"needs at least {enough}, and fits with --input-size 768.")
+    assert "and fits with --input-size " in message(needed - 2**22)
 
 
 def test_the_closest_may_be_another_way(cache):
-    def refusal(job: Job, budget: int, recipe: Recipe | None = None) -> str:
-        return searched(cache, job, budget, recipe).refusal("exact")[0]
+    def message(job: Job, budget: int, recipe: Recipe | None = None) -> str:
+        return refusal.message(searched(cache, job, budget, recipe), "exact")
 
     job = replace(JOB, batch_size=8)
-    needed = {prefer: searched(cache, job).needed(prefer) for prefer in PREFERENCES}
+    needed = {prefer: refusal.needed_bytes(searched(cache, job), prefer) for prefer in PREFERENCES}
     assert needed["fast"] <= needed["balanced"] < needed["exact"]
-    assert "and fits with --prefer balanced" in refusal(job, needed["balanced"])
-    other = refusal(job, needed["balanced"], Recipe("full"))
+    assert "and fits with --prefer balanced" in message(job, needed["balanced"])
+    other = message(job, needed["balanced"], Recipe("full"))
     assert "and fits with another recipe; leave the settings" in other
 
     # Of small inputs, so that the optimizer's state is most of what it needs.
     job = Job("vit", "cifar100", batch_size=1, input_size=96, precision="fp32", optimizer="adamw")
-    adapters = searched(cache, job, recipe=Recipe("lora")).needed("exact")
-    assert adapters < searched(cache, job).needed("fast")
+    adapters = refusal.needed_bytes(searched(cache, job, recipe=Recipe("lora")), "exact")
+    assert adapters < refusal.needed_bytes(searched(cache, job), "fast")
     said = "and only --method lora fits, which trains only adapters"
-    assert said in refusal(job, adapters)
+    assert said in message(job, adapters)

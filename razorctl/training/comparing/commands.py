@@ -10,7 +10,7 @@ from razorctl import units
 from razorctl.errors import UsageError
 from razorctl.job import BY_ROWS, Job
 from razorctl.memory.trace_cache import Cache, Trace
-from razorctl.planning import search
+from razorctl.planning.cached_traces import cached_trace, job_facts
 from razorctl.training.comparing.comparison import BASELINES, recipe_by_name
 
 
@@ -22,7 +22,7 @@ class Commands:
 
     def __init__(self, job: Job, methods: Sequence[str], ratio: float, device: str | None) -> None:
         self.job, self.ratio, self.device = job, ratio, device
-        self._facts = search.facts(job)
+        self._facts = job_facts(job)
         self.resolved = job.resolved(self._facts["defaults"], self._facts["train_examples"])
         self.recipes = {name: recipe_by_name(name, ratio) for name in methods}
         self._cache = Cache()
@@ -94,7 +94,7 @@ class Commands:
         precision = step.precision(self.job, devices.find(self.device))
         job = replace(self.resolved, precision=precision, accumulate=accumulate)
         recipe = recipe_by_name(method, self.ratio)
-        return search.cached_trace(job, recipe, self._facts["classes"], self._cache, self._kind)
+        return cached_trace(job, recipe, self._facts["classes"], self._cache, self._kind)
 
     @property
     def _kind(self) -> str:

@@ -16,7 +16,7 @@ from razorctl.errors import RazorError
 from razorctl.job import Job
 from razorctl.memory import trace_cache as traces
 from razorctl.methods import METHODS
-from razorctl.planning import search
+from razorctl.planning.cached_traces import cached_trace
 from razorctl.recipe import Recipe
 from razorctl.training.comparing import figures, grid
 from razorctl.training.comparing.comparison import repeating
@@ -348,7 +348,7 @@ class TestGrid:
 
             def peak(method: str, accumulate: int) -> int:
                 way = grid.replace(job, accumulate=accumulate)
-                return search.cached_trace(way, Recipe(method, 0.5), 10, cache, "cpu").peak
+                return cached_trace(way, Recipe(method, 0.5), 10, cache, "cpu").peak
 
             assert peak("full", count) <= peak("razor", 1) < peak("full", count // 2)
 

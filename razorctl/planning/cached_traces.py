@@ -1,0 +1,76 @@
+"""Cached traces of a job's training steps."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from razorctl.errors import UsageError
+from razorctl.job import Job
+from razorctl.memory import trace_cache as traces
+from razorctl.memory.trace_cache import Trace
+from razorctl.recipe import Recipe
+
+
+def job_facts(job: Job) -> dict[str, Any]:
+    """The facts of a job's model and data set that planning needs.
+
+    Returns `defaults`, the model's settings of a Job, the numbers of `classes` and
+    `train_examples`, and whether an encoder `classifies_texts`. Raises UsageError for unknown names
+    and for a data set the model cannot take, and DataError for a data set that cannot be used.
+    """
+    from razorctl import data, models
+
+    family, source = data.pair(job)
+    encodes = "masked-lm" in models.named(job.model).tasks
+    return {
+        "defaults": dict(family.defaults),
+        "classes": source.classes,
+        "train_examples": source.train_examples,
+        "classifies_texts": encodes and family.task == "classification",
+    }
+
+
+def trace_key(job: Job, recipe: Recipe, classes: int) -> list[Any]:
+    """The key of the trace of a step, as a JSON value; similar jobs share it."""
+    return [
+        *(job.model, job.task, classes, job.input_size, job.micro_batch),
+        *(job.accumulate, job.buckets),
+        *(job.precision, job.optimizer, bool(job.momentum), bool(job.weight_decay)),
+        *(job.weights, job.optimizer_in_backward),
+        job.cuda_graphs and job.compile and job.accumulate > 1,  # they keep gradients in memory
+        asdict(replace(recipe, seed=0)),
+    ]
+
+
+def cached_trace(
+    job: Job,
+    recipe: Recipe,
+    classes: int,
+    cache: traces.Cache,
+    device: str = "cuda",
+    dot: bool = True,
+) -> Trace:
+    """The trace of a training step, from the cache if it is there.
+
+    Raises UsageError for a recipe that the model cannot take.
+
+    Args:
+        job: a resolved job.
+        recipe: its recipe.
+        classes: number of classes of its data set.
+        cache: the cache, which also gets a new trace.
+        device: the kind of device.
+        dot: see `ops.kernels.assumed`.
+    """
+    step = [*trace_key(job, recipe, classes), device, dot]
+    document = cache.get("trace", *step)
+    if document is None:
+        from razorctl.planning import job_trace as tracing  # imports torch
+
+        try:
+            document = traces.dump(tracing.trace(job, recipe, classes, device, dot))
+        except UsageError as error:
+            document = {"refused": str(error)}
+        cache.put(document, "trace", *step)
+    if "refused" in document:
+        raise UsageError(document["refused"])
+    return traces.load(document)
