@@ -173,7 +173,7 @@ def uncompressed(model: nn.Module, parts: Mapping[str, int], full: int, most: fl
     largest_first = sizes.most_common()
     large = [(part, size) for part, size in largest_first if size >= LEAST * full]
     large = large or largest_first[:1]
-    words = []
+    words: list[str] = []
     for part, size in large:
         what = part if part == CLASSIFIER else units.count(counts[part], part)
         of_full = "" if words else " of full's activations"
