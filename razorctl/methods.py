@@ -22,21 +22,25 @@ class Method:
     logits in memory, and that of a segmentation model without enlarged logits; it is exact. A
     language model's output embeddings are exact too.
 
-    rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
-    attention: the backend that `Recipe.attention="auto"` means; "auto" leaves the model's own.
-    unbiased: what `Recipe.unbiased=None` means.
-    int8: what `Recipe.int8_weight_grad=None` and `Recipe.int8_input_grad=None` mean.
-    checkpoints: whether the model's own activation checkpointing is switched on.
-    part: what is trained instead of all weights: LoRA `adapters` and the head, every `bias` and the
-        head, or the `head` alone; empty if all are.
-    torchao: whether linear layers are torchao's, whose GEMMs run in int8 in both passes.
-    ratio: what `Recipe.ratio` means: the share that is `pruned`; a byte budget (`bytes`), for
-        which `rules.allocation` chooses the other rules; or `nothing`.
-    skip_last_linear: whether the last linear layer, a classifier, stays stock.
-    cosines: width of activations, as `rules.allocation.width` names it -> ratio -> the cosine of
-        the whole gradient to the exact one in single precision, over that of `full` at this width:
-        the least of five tasks, by scripts/bench/gradients.py. A method that ignores the ratio has
-        it at 1; one that is close at no ratio has none.
+    Args:
+        name: as in `METHODS`.
+        summary: of what it does, for `razorctl list`.
+        source: the paper or library that it is from.
+        rules: layer kind -> name in `rules.registry.RULES`; a kind that is not named stays stock.
+        attention: the backend for `Recipe.attention="auto"`; "auto" leaves the model's own.
+        unbiased: the default of `Recipe.unbiased`.
+        int8: the default of `Recipe.int8_weight_grad` and `Recipe.int8_input_grad`.
+        checkpoints: whether the model's own activation checkpointing is switched on.
+        part: the part that is trained: LoRA `adapters` and the head, every `bias` and the head, or
+            the `head` alone; empty if all weights are trained.
+        torchao: whether linear layers are torchao's, whose GEMMs run in int8 in both passes.
+        ratio: the meaning of `Recipe.ratio`: the share that is `pruned`; a byte budget (`bytes`),
+            for which `rules.allocation` chooses the other rules; or `nothing`.
+        skip_last_linear: whether the last linear layer, a classifier, stays stock.
+        cosines: width of activations, as `rules.allocation.width` names it -> ratio -> the cosine
+            of the whole gradient to the exact one in single precision, over that of `full` at this
+            width: the least of five tasks, by scripts/bench/gradients.py. A method that ignores
+            the ratio has it at 1; one that is close at no ratio has none.
     """
 
     name: str

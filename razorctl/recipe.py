@@ -13,7 +13,7 @@ from razorctl.rules.allocation import Names, allocate, width
 Joint = Literal["weights", "branches"]
 
 
-def _named(rules: Mapping[str, str]) -> dict[str, Names]:
+def _same_for_all_widths(rules: Mapping[str, str]) -> dict[str, Names]:
     """The rules of a method, for activations of every width."""
     return {kind: Names(name, name) for kind, name in rules.items()}
 
@@ -24,27 +24,31 @@ class Recipe:
 
     Raises UsageError for invalid values.
 
-    ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget: at
-        most 1 - ratio of the bytes that `full` keeps. `sparsify` meets the budget on models like
-        the measured ones, `byte_budget.sparsify_within` on any model.
-    joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
-    joint: what a block is. `weights`: a weight tensor of a pruned layer. `branches`: a residual
-        branch, with any method; its whole backward pass is skipped in steps that do not draw it.
-        Half of the branches cost no accuracy in encoders of texts, and much on images.
-    attention: `stored` keeps q, k, v and the probabilities by the method's rule; `flash` keeps
-        q, k, v dense; `sparse-flash` keeps them by the method's rule and runs attention again in
-        the backward pass; `auto` is the method's backend, or the model's if the method has none.
-    unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
-        measured default.
-    mean_correction: keep the mean of each column exactly and prune only the rest.
-    int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
-        layers in int8; None is the method's default.
-    int8_forward: also run the forward pass of linear layers in int8 in training steps, which makes
-        it approximate. It cost no more accuracy than seeds differ by.
-    activation_checkpointing: run the model's own activation checkpointing with the method. The byte
-        budget of `razor` is met without it too.
-    lora: train LoRA adapters and the classifier alone, with a method that trains all weights.
-    seed: seed of the draws of parameter blocks. Draws of columns use torch's generator.
+    Args:
+        method: a name in `methods.METHODS`.
+        ratio: share of an activation that is pruned, in [0, 1). For `razor` it sets a byte budget:
+            at most 1 - ratio of the bytes that `full` keeps. `sparsify` meets the budget on models
+            like the measured ones, `byte_budget.sparsify_within` on any model.
+        joint_budget: share of parameter blocks that get a gradient in a step, in (0, 1].
+        joint: the kind of blocks. `weights`: a weight tensor of a pruned layer. `branches`: a
+            residual branch, with any method; its whole backward pass is skipped in steps that do
+            not draw it. Half of the branches cost no accuracy in encoders of texts, and much on
+            images.
+        attention: `stored` keeps q, k, v and the probabilities by the method's rule; `flash` keeps
+            q, k, v dense; `sparse-flash` keeps them by the method's rule and runs attention again
+            in the backward pass; `auto` is the method's backend, or the model's if the method has
+            none.
+        unbiased: scale the gradients of drawn columns and blocks by 1 / p; None is the method's
+            measured default.
+        mean_correction: keep the mean of each column exactly and prune only the rest.
+        int8_weight_grad, int8_input_grad: run the weight gradient and the input gradient of linear
+            layers in int8; None is the method's default.
+        int8_forward: also run the forward pass of linear layers in int8 in training steps, which
+            makes it approximate. It cost no more accuracy than seeds differ by.
+        activation_checkpointing: run the model's own activation checkpointing with the method. The
+            byte budget of `razor` is met without it too.
+        lora: train only LoRA adapters and the classifier, with a method that trains all weights.
+        seed: of the draws of parameter blocks. Draws of columns use torch's generator.
     """
 
     method: str = DEFAULT_METHOD
@@ -97,7 +101,7 @@ class Recipe:
 
     @property
     def part(self) -> Part:
-        """What is trained instead of all weights, as `Method.part`."""
+        """The part of the model that is trained instead of all weights, as `Method.part`."""
         return "adapters" if self.lora else METHODS[self.method].part
 
     @property
@@ -145,14 +149,14 @@ class Recipe:
     def rules(self) -> Mapping[str, Names]:
         """Layer kind -> names of its rules, without the kinds that stay stock."""
         method = METHODS[self.method]
-        rules = _named(HEAD if self.lora or self.activation_checkpointing else {})
+        rules = _same_for_all_widths(HEAD if self.lora or self.activation_checkpointing else {})
         if self.has_effect:
             if method.ratio == "bytes":
-                rules |= allocate(self.ratio) | _named(EXACT)
-            rules |= _named(method.rules)
+                rules |= allocate(self.ratio) | _same_for_all_widths(EXACT)
+            rules |= _same_for_all_widths(method.rules)
         drawn = self.joint_budget < 1 and self.joint == "weights"
         if drawn and not set(WEIGHTS) <= set(rules):
-            rules = _named(dict.fromkeys(WEIGHTS, "dense")) | rules
+            rules = _same_for_all_widths(dict.fromkeys(WEIGHTS, "dense")) | rules
         return rules
 
     @property
@@ -195,8 +199,8 @@ class Recipe:
             values: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"the recipe is not valid TOML ({error}); correct it.") from None
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in values:
-            if name not in known:
-                raise unknown("recipe field", name, known)
+            if name not in names:
+                raise unknown("recipe field", name, names)
         return cls(**values)

@@ -118,7 +118,7 @@ def _heads_adjoin(t: Tensor) -> bool:
 
 
 def _saved(ctx: Any) -> list[Any]:
-    """What `_save` saved: `others`, then the unpacked tensors."""
+    """The arguments of `_save`: `others`, then the unpacked tensors."""
     parts = saved(ctx)
     others = len(parts) - len(ctx.shapes)
     for i, (shape, joined) in enumerate(zip(ctx.shapes, ctx.joined, strict=True)):
@@ -209,8 +209,8 @@ def _parts(joint: Tensor, heads: torch.Size) -> tuple[Tensor, ...]:
 def _joint(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
     """The output [batch, tokens, 3 * columns of all heads] of one layer that q, k, v view, if any.
 
-    Its gradient is then made at once, and not that of three views, which autograd would put
-    together in two passes.
+    Its gradient is then made at once. Autograd would put the gradients of three views together in
+    two passes.
     """
     joint = q._base
     if joint is None or q.dim() != 4 or not joint.is_contiguous():
@@ -221,8 +221,8 @@ def _joint(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         return None
     stride, start = (3 * width * tokens, columns, 3 * width, 1), joint.storage_offset()
     for number, t in enumerate((q, k, v)):
-        alike = t.shape == shape and t.stride() == stride  # as those of `_parts`
-        if t._base is not joint or not alike or t.storage_offset() != start + number * width:
+        part = t.shape == shape and t.stride() == stride  # as `_parts` returns it
+        if t._base is not joint or not part or t.storage_offset() != start + number * width:
             return None
     return joint
 

@@ -15,18 +15,20 @@ from torch import Tensor, nn
 
 from razorctl.layers.sharing import Memo
 from razorctl.rules.base import Rule, Rules
-from razorctl.rules.packed import Packed, Product
+from razorctl.rules.packed import Packed
 from razorctl.sampling.joint import Blocks
 from razorctl.spans import packing
 
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What the razor layers of a model have in common.
+    """The settings that the razor layers of a model share.
 
-    memo: where layers find the copies of others; None if each packs for itself. blocks: the draw of
-    weights under a joint budget, else None. attention: the backend, as `Recipe.backend`.
-    int8_weight_grad, int8_input_grad, int8_forward: as `Recipe.int8`.
+    Args:
+        memo: where layers find the copies of others; None if each packs for itself.
+        blocks: the draw of weights under a joint budget, else None.
+        attention: the backend, as `Recipe.backend`.
+        int8_weight_grad, int8_input_grad, int8_forward: as `Recipe.int8`.
     """
 
     memo: Memo | None = None
@@ -103,8 +105,8 @@ _JOINED: dict[tuple[type, type], type[RazorLayer]] = {}
 def _joined(razor: type[RazorLayer], stock: type[nn.Module]) -> type[RazorLayer]:
     """The class of the modules of a stock type that a razor class takes over."""
     if (razor, stock) not in _JOINED:
-        own = {"__module__": razor.__module__, "__doc__": razor.__doc__}
-        _JOINED[razor, stock] = type(f"Razor{stock.__name__}", (razor, stock), own)
+        attributes = {"__module__": razor.__module__, "__doc__": razor.__doc__}
+        _JOINED[razor, stock] = type(f"Razor{stock.__name__}", (razor, stock), attributes)
     return _JOINED[razor, stock]
 
 
@@ -124,7 +126,7 @@ def stock_type(module: nn.Module) -> type[nn.Module]:
 class WeightLayer(RazorLayer):
     """A layer whose weight gradient is computed from what a rule packs of its input.
 
-    blocks: the draw of weights under a joint budget, in which this layer's weight has the number
+    blocks: the draw of weights under a joint budget, in which this layer's weight is number
     `block`; None if every weight gets a gradient.
     """
 
@@ -165,30 +167,33 @@ class WeightLayer(RazorLayer):
         if not (p and weight.requires_grad):
             return weight.detach(), p, None
 
-        def made() -> Packed:
+        def make_timed() -> Packed:
             with packing(), torch.no_grad():
                 return make()
 
         if self.memo is None:
-            copy, shared = made(), False
+            copy, shared = make_timed(), False
         else:
-            copy, shared = self.memo.pack(input, layout, made, self)
+            copy, shared = self.memo.pack(input, layout, make_timed, self)
         if self.blocks is not None:
             self.blocks.packed(self.block, 0 if shared else input.numel())
         return weight, p, copy
 
-    def weight_grad(self, product: Product, packed: Packed, p: float) -> Tensor:
-        """The gradient of the weight, [..., columns]; the draw of blocks learns its norm."""
+    def weight_grad(self, packed: Packed, products: Sequence[Tensor], p: float) -> Tensor:
+        """The gradient of the weight, [..., columns], from the products of the copy's operands.
+
+        The draw of blocks learns its norm; p: the probability with which it drew the weight.
+        """
         if self.memo is not None:
             self.memo.clear()  # a later forward pass packs again, even the same tensor
-        grad = packed.spread(product(packed.operand()), product)
-        return grad if self.blocks is None else self.blocks.observe(self.block, p, grad)
+        dw = packed.spread(*products)
+        return dw if self.blocks is None else self.blocks.observe(self.block, p, dw)
 
 
 def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
-    """Keeps `parts` for backward; `saved` returns them.
+    """Keeps `parts` for backward, where `saved` returns them.
 
-    Every tensor goes through `save_for_backward`, because the hooks of autograd see no others.
+    Every tensor goes through `save_for_backward`, since autograd's hooks see no other.
     """
     tensors: list[Tensor | None] = []
     forms: list[Packed | None] = []
@@ -205,12 +210,12 @@ def save(ctx: Any, *parts: Tensor | Packed | None) -> None:
 
 
 def saved(ctx: Any) -> list[Any]:
-    """The parts that `save` was given, in the same order."""
+    """The arguments of `save`, in the same order."""
     tensors, parts = list(ctx.saved_tensors), []
     for form in ctx.forms:
         count = 1 if form is None else len(form.tensors)
-        own, tensors = tensors[:count], tensors[count:]
-        parts.append(own[0] if form is None else form.holding(own))
+        first, tensors = tensors[:count], tensors[count:]
+        parts.append(first[0] if form is None else form.holding(first))
     return parts
 
 
@@ -225,5 +230,5 @@ def flat_shape(x: Tensor) -> torch.Size:
 
 
 def shaped(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """`x` in another shape; a view only if it has another, since a view takes the host a while."""
+    """`x` in a shape; without a view if it has that shape, since a view takes the host a while."""
     return x if x.shape == shape else x.view(shape)

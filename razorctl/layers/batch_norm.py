@@ -42,11 +42,11 @@ class BatchNorm(ChannelNorm):
 
     @property
     def saving(self) -> bool:
-        """As of any layer; with fixed statistics, also in eval mode."""
+        """Whether anything is kept: with fixed statistics, also in eval mode."""
         return torch.is_grad_enabled() and (self.training or self.fixed)
 
     def takes(self, x: Tensor) -> bool:
-        # Of one value a channel, stock raises an error.
+        # Stock raises an error for one value a channel.
         return super().takes(x) and (self.fixed or x.numel() > x.shape[1])
 
     def normalized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,10 +57,17 @@ class BatchNorm(ChannelNorm):
             by = 1.0 / float(self.num_batches_tracked) if by is None else by
         if self.training and not self.track_running_stats:
             mean = var = None
-        # What F.batch_norm calls; it returns the statistics of the batch, too.
+        # F.batch_norm calls it; it returns the statistics of the batch, too.
         y, of_batch, rstd, *_ = torch._batch_norm_impl_index(
-            *(x, self.weight, self.bias, mean, var, not self.fixed, by or 0.0, self.eps),
-            torch.backends.cudnn.enabled,
+            x,
+            self.weight,
+            self.bias,
+            mean,
+            var,
+            training=not self.fixed,
+            momentum=by or 0.0,
+            eps=self.eps,
+            cudnn_enabled=torch.backends.cudnn.enabled,
         )
         if self.fixed:
             dtype = torch.promote_types(x.dtype, torch.float32)
@@ -71,14 +78,23 @@ class BatchNorm(ChannelNorm):
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        # Of x_hat the mean is 0 and the deviation 1; 1 / std of x goes with the weight.
+        # x_hat has mean 0 and deviation 1; 1 / std of x goes with the weight.
         rstd = rstd.view(-1)
         scale = rstd if weight is None else rstd * weight
         zeros = torch.zeros_like(rstd)
-        found: tuple[Tensor | None, Tensor | None, Tensor | None] = aten.native_batch_norm_backward(
-            *(dy, x_hat, scale, None, None, zeros, zeros + 1, True, 0.0, mask)
+        dx, dw, db = aten.native_batch_norm_backward(
+            dy,
+            x_hat,
+            scale,
+            running_mean=None,
+            running_var=None,
+            save_mean=zeros,
+            save_invstd=zeros + 1,
+            train=True,
+            eps=0.0,
+            output_mask=mask,
         )
-        return found
+        return dx, dw, db
 
     def gradients(
         self,

@@ -1,7 +1,7 @@
-"""Classes that are known by the code of their forward.
+"""Stock classes compared by the bytecode of their forward.
 
 transformers copies code between models: `LlamaRMSNorm.forward` and `Qwen2RMSNorm.forward` are the
-same instructions. What is known of one such class holds for all.
+same instructions. A razor class for one such class serves all of them.
 """
 
 import inspect
@@ -13,8 +13,12 @@ from torch import nn
 
 
 def same_forward(stock: type[nn.Module], reference: type[nn.Module]) -> bool:
-    """Whether the forward of `stock` is that of `reference`, and what it calls of its class too."""
-    helpers = [n for n in forward_names(reference) if n.startswith("_") and n in vars(reference)]
+    """Whether two classes have the same forward, and the same private methods that it calls."""
+    helpers = [
+        name
+        for name in forward_names(reference)
+        if name.startswith("_") and name in vars(reference)
+    ]
     return all(
         _instructions(_code(stock, name)) == _instructions(_code(reference, name))
         for name in ("forward", *helpers)
@@ -27,21 +31,23 @@ def forward_names(stock: type[nn.Module]) -> frozenset[str]:
     return frozenset() if code is None else frozenset(code.co_names)
 
 
-def texts_near(stock: type[nn.Module], name: str) -> frozenset[str]:
-    """The texts in those functions of a class that name `name`, also those in tuples."""
-    functions = [f for f in map(inspect.unwrap, vars(stock).values()) if inspect.isfunction(f)]
-    found = [f.__code__.co_consts for f in functions if name in f.__code__.co_names]
-    parts = [part for each in found for c in each for part in (c if isinstance(c, tuple) else [c])]
-    return frozenset(part for part in parts if isinstance(part, str))
+def strings_near(stock: type[nn.Module], name: str) -> frozenset[str]:
+    """The strings in the methods of a class that use `name`, also those in tuples."""
+    strings = set[object]()
+    for method in map(inspect.unwrap, vars(stock).values()):
+        if inspect.isfunction(method) and name in method.__code__.co_names:
+            for constant in method.__code__.co_consts:
+                strings.update(constant if isinstance(constant, tuple) else (constant,))
+    return frozenset(string for string in strings if isinstance(string, str))
 
 
 def _code(stock: type[nn.Module], name: str) -> CodeType | None:
-    function: Any = getattr(stock, name, None)
-    return getattr(inspect.unwrap(function), "__code__", None)
+    method: Any = getattr(stock, name, None)
+    return getattr(inspect.unwrap(method), "__code__", None)
 
 
 def _instructions(code: CodeType | None) -> Hashable:
-    """What a function does, without the names of its variables and its docstring."""
+    """The instructions of a function, without the names of its variables and its docstring."""
     if code is None:
         return None
     constants = [c for c in code.co_consts if not isinstance(c, (str, CodeType))]

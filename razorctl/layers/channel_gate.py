@@ -1,8 +1,8 @@
-"""Factors of channels: y = x g, with a g for each channel of a batch or of each of its images.
+"""Gates of channels: y = x g, with a value of g for each channel of a batch or of each image.
 
-A batch has a learned layer scale, an image the gate that squeeze-and-excitation computes. The
-gradient of g alone needs x, which is kept by a rule; a copy that a norm or an activation function
-offers serves it. g is small, and kept as it is.
+For a batch g is a learned layer scale, for an image the gate that squeeze-and-excitation computes.
+Only the gradient of g needs x, which is kept by a rule, or shared with a norm or an activation
+function that offers a copy. g is small, and kept as it is.
 """
 
 from typing import Any, ClassVar
@@ -61,10 +61,10 @@ class Gate(RazorLayer):
         return y
 
     def _copy(self, x: Tensor) -> Packed:
-        """A copy of `x` that is known already, or one by this layer's rule."""
-        known = None if self.memo is None else self.memo.find(x, layouts.of_channels(x), self)
-        if known is not None and known.elementwise:
-            return known
+        """A copy of `x` that another layer made, or one by this layer's rule."""
+        copy = None if self.memo is None else self.memo.find(x, layouts.of_channels(x), self)
+        if copy is not None and copy.elementwise:
+            return copy
         return copy_of_images(x.detach(), self.rules)
 
 

@@ -39,7 +39,7 @@ class ChannelNormFunction(torch.autograd.Function):
         save(ctx, weight, rstd, packed)
         if torch.compiler.is_compiling():  # torch 2.11 lets ReLU change no y that was given
             return y.clone()
-        ctx.mark_dirty(y)  # it becomes the output itself
+        ctx.mark_dirty(y)  # y becomes the output itself
         return y
 
     @staticmethod
@@ -50,19 +50,17 @@ class ChannelNormFunction(torch.autograd.Function):
         with no_autocast(dy.device):
             if ctx.fixed:
                 x_hat = None if packed is None else images_as(packed, dy)
-                found = _fixed_gradients(dy, x_hat, weight, rstd, mask)
+                gradients = _fixed_gradients(dy, x_hat, weight, rstd, mask)
             elif packed is None:
-                found = None, None, _per_channel(dy) if mask[2] else None
+                gradients = None, None, _per_channel(dy) if mask[2] else None
             else:
                 dy = dy.contiguous(memory_format=memory_format(dy))
-                found = ctx.layer.gradients(dy, packed, weight, rstd, mask)
-        dx, dw, db = (t if wanted else None for t, wanted in zip(found, mask, strict=True))
+                gradients = ctx.layer.gradients(dy, packed, weight, rstd, mask)
+        dx, dw, db = (t if wanted else None for t, wanted in zip(gradients, mask, strict=True))
         dtype = None if weight is None else weight.dtype
-        return (
-            None if dx is None else dx.to(ctx.dtype),
-            *(None if t is None else t.to(dtype) for t in (dw, db)),
-            *[None] * 4,
-        )
+        dx = None if dx is None else dx.to(ctx.dtype)
+        dw, db = (None if t is None else t.to(dtype) for t in (dw, db))
+        return dx, dw, db, None, None, None, None
 
 
 def images_as(packed: Packed, dy: Tensor) -> Tensor:
@@ -120,14 +118,19 @@ class ChannelNorm(RazorLayer):
     def gradients_at(
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of x, weight and bias, as many as `mask` names, at some x_hat.
+        """The gradients of x, weight and bias at some x_hat, from statistics that are not `fixed`.
 
-        rstd: as `normalized` returns it. Statistics that are `fixed` never come here.
+        Args:
+            dy: the gradient of y.
+            x_hat: the normalized x, in the shape of dy.
+            weight: a value for each channel, or None.
+            rstd: as `normalized` returns it.
+            mask: which of the three gradients are wanted.
         """
         raise NotImplementedError
 
     def after(self, y: Tensor) -> Tensor:
-        """What the stock class does with the norm of x."""
+        """The output of the stock class, from the norm of x."""
         return y
 
     def takes(self, x: Tensor) -> bool:
@@ -173,5 +176,4 @@ class WithActivation(ChannelNorm):
     act: Callable[[Tensor], Tensor]
 
     def after(self, y: Tensor) -> Tensor:
-        """See `ChannelNorm.after`."""
         return self.act(self.drop(y))

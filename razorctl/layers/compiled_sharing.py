@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Tracer:
-    """What `_look` found last. One thread traces at a time."""
+    """The result of the last `_look`. One thread traces at a time."""
 
     unchanged = False
 
@@ -35,8 +35,8 @@ def find(x: Tensor, layout: Hashable) -> "Packed | None":
     comptime(_look)
     if not _unchanged():
         return None
-    known, copy = x.razor_copy  # type: ignore[attr-defined]
-    return copy if known == layout else None
+    layout_of_copy, copy = x.razor_copy  # type: ignore[attr-defined]
+    return copy if layout_of_copy == layout else None
 
 
 def _note(context: Any) -> None:

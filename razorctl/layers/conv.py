@@ -56,7 +56,7 @@ class ConvFunction(torch.autograd.Function):
             if layer.rows_of_patches(dy, shape, form):
                 rows = x.values() if isinstance(x, Packed) else x
                 return flat(dy.movedim(1, -1)).T @ rows
-            if not isinstance(x, Packed):  # some channels, which tell the gradient of no other
+            if not isinstance(x, Packed):  # some channels, without the gradient of the others
                 images = unrolled(x, shape).contiguous(memory_format=form)
                 return layer.gradients(dy, images)[1].flatten(0, -2)
             # On a CPU one call for all gradients is faster; a GPU would hold more at once.
@@ -69,13 +69,14 @@ class ConvFunction(torch.autograd.Function):
             if weight is not None:
                 weight = cast_weight(weight, dy.dtype)
             if ctx.needs_input_grad[1]:
-                dw = layer.fold(layer.weight_grad(product, packed, ctx.p))
+                products = [product(x) for x in packed.operands()]
+                dw = layer.fold(layer.weight_grad(packed, products, ctx.p))
             if not ctx.needs_input_grad[2]:
                 db = None
             elif db is None:
                 db = dy.sum((0, *range(2, dy.dim())))
             if ctx.needs_input_grad[0] and dx is None:
-                like = dy.new_empty(1).expand(shape)  # its shape alone is asked for
+                like = dy.new_empty(1).expand(shape)  # only its shape is read
                 mask = [True, False, False]
                 dx, *_ = convolution_backward(dy, like, weight, None, *layer.geometry, mask)
         return dx, dw, db, None, None, None
@@ -141,7 +142,7 @@ class Conv(WeightLayer):
         return y
 
     def convolved(self, weight: Tensor) -> Tensor:
-        """What images are convolved with, from the parameter `weight`."""
+        """The kernel that images are convolved with, from the parameter `weight`."""
         return weight
 
     @property
@@ -160,9 +161,13 @@ class Conv(WeightLayer):
     def gradients(
         self, dy: Tensor, images: Tensor, weight: Tensor | None = None, bias: bool = False
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The gradients of images, of the weight as `unfold` has it, and of the bias.
+        """The gradients of images, of the weight as `unfold` returns it, and of the bias.
 
-        weight: None for no gradient of images, which may then be of some channels alone.
+        Args:
+            dy: the gradient of the output.
+            images: the input, or some of its channels.
+            weight: None for no gradient of images.
+            bias: whether the gradient of the bias is wanted.
         """
         # The view sets new strides: those of a single channel would always mean channels-last.
         images, mask = images.view(images.shape), [weight is not None, True, bias]
@@ -188,7 +193,7 @@ class Conv(WeightLayer):
 
     @property
     def geometry(self) -> tuple[Any, ...]:
-        """What aten::convolution_backward wants to know, from the stride to the groups."""
+        """The arguments of aten::convolution_backward from the stride to the groups."""
         if isinstance(self.padding, str):
             same = self.padding == "same"
             sizes = zip(self.dilation, self.kernel_size, strict=True)
@@ -256,7 +261,7 @@ class ConvTranspose(Conv):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if output_size is None:
             return super().forward(input)
-        # The padding of the output then depends on the shape of the input.
+        # The padding of the output depends on the shape of the input then.
         return self.stock(input, output_size)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

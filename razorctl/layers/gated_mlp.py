@@ -1,7 +1,7 @@
-"""Gated MLPs, down(f(gate) * up): gate and up are packed once, for all that needs them.
+"""Gated MLPs, down(f(gate) * up): gate and up are packed once, for their gradients and for down.
 
 x -- gate_proj -- gate -- f --+
- +-- up_proj ---- up -------- * -- y -- down_proj      y = f(gate) * up is what the copies tell
+ +-- up_proj ---- up -------- * -- y -- down_proj      y = f(gate) * up, from the copies
 
 Stock keeps gate, f(gate), up and y.
 """
@@ -68,7 +68,7 @@ class GatedMLP(RazorLayer):
 
     @classmethod
     def fits(cls, module: nn.Module, rule: Rule) -> bool:
-        # Intervals tell f'(gate) alone.
+        # Intervals stand for f'(gate) alone.
         values = rule.elementwise and not isinstance(rule, Buckets)
         return values and cls.function_of(module) is not None
 
@@ -97,8 +97,8 @@ class GatedMLP(RazorLayer):
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """f(gate) * up; its copy is offered to the linear layer that it feeds."""
-        alike = gate.dtype == up.dtype and gate.shape == up.shape
-        if not (alike and (gate.requires_grad or up.requires_grad)):
+        same_kind = gate.dtype == up.dtype and gate.shape == up.shape
+        if not (same_kind and (gate.requires_grad or up.requires_grad)):
             return self.activation(gate) * up
         rule, function = self.rules.of(gate.dtype), self.function
         with packing(), torch.no_grad():

@@ -22,7 +22,7 @@ class GroupNorm(ChannelNorm):
         return channels
 
     def takes(self, x: Tensor) -> bool:
-        # timm's setting may ask for APEX. Of one value, stock raises an error.
+        # timm's setting may ask for APEX. Stock raises an error for one value a group.
         plain = not getattr(self, "_fast_norm", False)
         return plain and super().takes(x) and x[0].numel() > self.num_groups
 
@@ -42,12 +42,20 @@ class GroupNorm(ChannelNorm):
         self, dy: Tensor, x_hat: Tensor, weight: Tensor | None, rstd: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         batch, channels, *image = x_hat.shape
-        # Of x_hat the mean is 0 and the deviation 1.
+        # x_hat has mean 0 and deviation 1.
         zeros = dy.new_zeros(batch, self.num_groups)
         weight = None if weight is None else weight.to(dy.dtype)
         dx, dw, db = aten.native_group_norm_backward(
-            *(dy, x_hat, zeros, zeros + 1, weight, batch, channels, torch.Size(image).numel()),
-            *(self.num_groups, mask),
+            dy,
+            x_hat,
+            mean=zeros,
+            rstd=zeros + 1,
+            weight=weight,
+            N=batch,
+            C=channels,
+            HxW=torch.Size(image).numel(),
+            group=self.num_groups,
+            output_mask=mask,
         )
         return dx * rstd if mask[0] else None, dw, db
 

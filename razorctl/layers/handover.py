@@ -1,13 +1,14 @@
-"""What layers hand on to each other: gradients in int8, and statistics of a residual stream.
+"""The handover between layers: gradients in int8, and statistics of a residual stream.
 
-The int8 GEMMs of a linear layer want the gradient of its output in int8. The backward pass of what
-comes after the layer makes that in the operation that makes the gradient itself:
+The int8 GEMMs of a linear layer want the gradient of its output in int8. The next layer's backward
+pass makes that copy in the operation that makes the gradient itself:
 
-linear -- y -- GELU            GELU's backward pass makes the gradient of y in int8
-linear -- y -- q, k, v         so does that of attention
-linear -- f -- x + f -- norm   the norm's makes the gradient of x + f, and its int8 copy for f
+linear -- y -- GELU            GELU makes the gradient of y in int8
+linear -- y -- q, k, v         attention makes the gradient of y in int8
+linear -- f -- x + f -- norm   the norm makes the gradient of x + f, and its int8 copy for f
 
-In the forward pass the operation that adds x + f finds what the norm after it needs of its rows.
+In the forward pass the operation that adds x + f computes the row statistics that the next norm
+needs.
 """
 
 import weakref
@@ -23,7 +24,7 @@ from razorctl.ops.norm import residual_add
 
 
 class Int8(NamedTuple):
-    """What `ops.int8.int8_rows` makes of a gradient."""
+    """An int8 copy of the rows of a tensor, as `ops.int8.int8_rows` returns it."""
 
     codes: Tensor
     scale: Tensor
@@ -31,12 +32,12 @@ class Int8(NamedTuple):
 
 
 class Int8Gradient(Tensor):
-    """A gradient [..., columns] of which there is only the int8 copy.
+    """A gradient [..., columns] that exists only as its int8 copy.
 
-    Autograd hands it from the layer that makes it to the linear layer that wants it. Any other
-    operation, as in a hook or where autograd adds gradients, finds scale * code in its place.
+    Autograd passes it from the layer that makes it to the linear layer that wants it. Any other
+    operation, as in a hook or where autograd adds gradients, gets scale * code.
 
-    int8: None once it was changed in place; `changed` has its values then.
+    int8: None after a change in place; `changed` has the values then.
     """
 
     int8: Int8 | None
@@ -46,9 +47,11 @@ class Int8Gradient(Tensor):
     @staticmethod
     def __new__(cls, shape: torch.Size, dtype: torch.dtype, int8: Int8) -> "Int8Gradient":
         device = int8.codes.device
-        made: Int8Gradient = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.int8, made.changed = int8, None
-        return made
+        gradient: Int8Gradient = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=device
+        )
+        gradient.int8, gradient.changed = int8, None
+        return gradient
 
     def values(self) -> Tensor:
         if self.int8 is None:
@@ -61,8 +64,8 @@ class Int8Gradient(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func._schema.is_mutable:
-            for own in (t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)):
-                own.changed, own.int8 = own.values(), None
+            for gradient in (t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)):
+                gradient.changed, gradient.int8 = gradient.values(), None
         args, kwargs = tree_map_only(cls, cls.values, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -70,8 +73,10 @@ class Int8Gradient(Tensor):
 class Statistics(NamedTuple):
     """The mean and 1 / std of the rows of x + f, as `ops.norm.residual_add` returns them.
 
-    eps, centers: the settings of the norm that they are for. int8: whether an int8 copy of the
-    gradient of x + f is wanted.
+    Args:
+        eps, centers: the settings of the norm that they are for.
+        mean, rstd: as `residual_add` returns them.
+        int8: whether an int8 copy of the gradient of x + f is wanted.
     """
 
     eps: float
@@ -82,60 +87,61 @@ class Statistics(NamedTuple):
 
 
 class Handover:
-    """Which gradient is wanted in int8, the last int8 copy that was made, and the last statistics.
+    """A request for a gradient in int8, the last int8 copy of a gradient, and the last statistics.
 
-    Each is asked for at once, in the forward pass by the layer after, in the backward pass by the
-    layer before. They are known by the identity of a tensor, so a tensor that autograd or a hook
-    has put in its place has none.
+    The next layer to run, in the forward or the backward pass, takes each at once. Each belongs to
+    one tensor, found by identity, so a tensor that autograd or a hook has put in its place has
+    none.
     """
 
     def __init__(self) -> None:
-        self._known: tuple[weakref.ref[Tensor], int, Statistics] | None = None
+        self._statistics: tuple[weakref.ref[Tensor], int, Statistics] | None = None
         self._wanted: weakref.ref[Tensor] | None = None
-        self._made: tuple[weakref.ref[Tensor], int, Int8] | None = None
+        self._int8: tuple[weakref.ref[Tensor], int, Int8] | None = None
 
     def want(self, x: Tensor) -> None:
-        """Asks for the gradient of `x` in int8.
+        """Asks for the gradient of `x` in int8, where one kernel makes both.
 
-        Only where one kernel makes it; a compiler arranges that itself.
+        A compiler fuses the two itself.
         """
         if fused(x.device) and not torch.compiler.is_compiling():
             self._wanted = weakref.ref(x)
 
     def wanted(self, x: Tensor) -> bool:
-        """Whether the last `want` was of `x`."""
+        """Whether the last call of `want` was for `x`."""
         compiling = torch.compiler.is_compiling()
         return not compiling and self._wanted is not None and self._wanted() is x
 
-    def note(self, x: Tensor, found: Statistics) -> None:
-        """Makes statistics of the rows of `x` known."""
-        self._known = weakref.ref(x), x._version, found
+    def note(self, x: Tensor, statistics: Statistics) -> None:
+        """Hands on the statistics of the rows of `x`."""
+        self._statistics = weakref.ref(x), x._version, statistics
 
     def statistics(self, x: Tensor, eps: float, centers: bool) -> Statistics | None:
-        """Those that were noted last, if they are of `x` and of these settings."""
-        if torch.compiler.is_compiling() or self._known is None:
+        """The statistics that were noted last, if they are of `x` and for these settings."""
+        if torch.compiler.is_compiling() or self._statistics is None:
             return None
-        known, version, found = self._known
-        same = known() is x and version == x._version and found[:2] == (eps, centers)
-        return found if same else None
+        tensor, version, statistics = self._statistics
+        same = tensor() is x and version == x._version
+        return statistics if same and statistics[:2] == (eps, centers) else None
 
     def offer(self, dx: Tensor, int8: Int8) -> None:
         """Hands on the int8 copy of a gradient."""
-        self._made = weakref.ref(dx), dx._version, int8
+        self._int8 = weakref.ref(dx), dx._version, int8
 
     def take(self, dx: Tensor) -> Int8 | None:
-        """The copy that was offered last, if it was of `dx`."""
-        made, self._made = self._made, None
-        if made is None or made[0]() is not dx or made[1] != dx._version:
+        """The copy that was offered last, if it is of `dx`."""
+        last, self._int8 = self._int8, None
+        if last is None:
             return None
-        return made[2]
+        tensor, version, int8 = last
+        return int8 if tensor() is dx and version == dx._version else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Handover, ()  # copies and pickles start empty
 
 
 class AddFunction(torch.autograd.Function):
-    """x + f for a residual connection, and the statistics of its rows."""
+    """x + f of a residual connection, and the statistics of its rows."""
 
     @staticmethod
     def forward(
@@ -158,7 +164,7 @@ class AddFunction(torch.autograd.Function):
 
 
 def add(x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool) -> Tensor:
-    """x + f, where the norm that follows has that `eps` and `centers`."""
+    """x + f, before a norm with that `eps` and `centers`."""
     like = x.shape == f.shape and x.dtype == torch.promote_types(x.dtype, f.dtype)
     if not (like and fused(x.device)) or torch.compiler.is_compiling():
         return x + f

@@ -1,8 +1,10 @@
 """The output embeddings of a language model, whose logits are computed where something needs them.
 
-Logits are [tokens, vocabulary], often the largest activation of a step, and most steps take nothing
-but their cross-entropy. So the layer returns `Logits`, which knows its input and weight and is
-cut, reshaped and cast as they are (see `lazy`). `F.cross_entropy` of it is computed from these.
+Logits are [tokens, vocabulary], often the largest activation of a step, and most steps need nothing
+but their cross-entropy. So the layer returns `Logits`, a lazy tensor (`lazy_output`) that holds the
+layer's input and weight. Slices, reshapes and casts of it change its input alone, and
+`F.cross_entropy` computes the loss from input and weight. Its type is nn.Linear, so `heads` finds
+it.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from razorctl.layers.autocast import cast_weight, no_autocast, to_compute_dtype
 from razorctl.layers.base import flat, save, saved
-from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, unchanged
+from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.ops.linear_cross_entropy import linear_cross_entropy, part_tokens
 from razorctl.rules.base import Rule
 from razorctl.rules.dense import Dense
@@ -25,8 +27,8 @@ from razorctl.rules.dense import Dense
 class TokenCrossEntropyFunction(torch.autograd.Function):
     """The losses of tokens, or their sum, whose gradients the same pass computes.
 
-    The gradient of the weight, which the backward pass would make first, is then there already. It
-    is as large with or without this function, so it is not an activation that is kept.
+    The gradient of the weight is then there before the backward pass. It is as large without this
+    function, so it does not count as kept for backward.
     """
 
     @staticmethod
@@ -116,7 +118,7 @@ class Logits(Lazy):
         check: Callable[[], None],
         make: Callable[[], Tensor],
     ) -> "Logits":
-        """Those of `x` [..., columns] in `dtype`; see the attributes."""
+        """The logits of `x` [..., columns] in `dtype`; the other arguments are attributes."""
         logits: Logits = LogitsFunction.apply(x, weight, bias, dtype)
         logits.parts, logits.check, logits.make = (x, weight, bias), check, make
         logits.origin = logits.grad_fn
@@ -128,15 +130,19 @@ class Logits(Lazy):
 
 
 def _rows(func: Any, logits: Logits, x: Tensor, *args: Any, **kwargs: Any) -> Logits:
-    """The logits of `x`, which are what `func` makes of those of `logits`."""
+    """The logits of `x`, whose values are `func` of the values of `logits`."""
     _, weight, bias = logits.parts
-    make = lambda: func(logits.first_values(), *args, **kwargs)  # noqa: E731
+
+    def make() -> Tensor:
+        values: Tensor = func(logits.first_values(), *args, **kwargs)
+        return values
+
     return logits.child((x, weight, bias), logits.dtype, make)
 
 
 def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | None:
-    """What keeps the order of elements, if it keeps the last dimension too."""
-    # A view of one element, so that whoever counts bytes sees none.
+    """The logits in another shape; None if the last dimension changes."""
+    # A view of one element, so that a count of bytes sees none.
     like = torch.empty((), device="meta").expand(logits.shape)
     same = func is Tensor.contiguous
     shape = logits.shape if same else func(like, *args, **kwargs).shape
@@ -147,7 +153,7 @@ def _reshaped(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Logits | 
 
 
 def _indexed(func: Any, logits: Logits, index: Any) -> Logits | None:
-    """What lies at an index of leading dimensions."""
+    """The logits at an index of leading dimensions."""
     parts = index if isinstance(index, tuple) else (index,)
     simple = all(part is ... or isinstance(part, (int, slice)) for part in parts)
     whole = parts[-1:] == (slice(None),)  # of the vocabulary, if the index goes so far
@@ -183,7 +189,7 @@ def _cross_entropy(
     )
     if reduction == "mean":
         loss = loss / (target != ignore_index).sum()
-    autocast = torch.is_autocast_enabled(logits.device.type)  # which takes losses as they are
+    autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
     return loss if autocast else loss.to(logits.dtype)
 
 
@@ -233,7 +239,7 @@ class Head(LazyLayer):
         if not (self.defers and (self.lazy or gradient)):
             return self.stock(input)
         x = to_compute_dtype(input)
-        check = partial(unchanged, (x, x._version), (self.weight, self.weight._version))
+        check = partial(check_versions, (x, x._version), (self.weight, self.weight._version))
         return Logits.of(x, self.weight, self.bias, x.dtype, check, partial(self._stock, x))
 
     def _stock(self, x: Tensor) -> Tensor:
@@ -242,11 +248,13 @@ class Head(LazyLayer):
 
 def heads(model: nn.Module) -> frozenset[nn.Module]:
     """The linear layers that the language models in `model` name as their output embeddings."""
-    found = set()
+    embeddings = set()
     for module in model.modules():
-        if callable(name := getattr(type(module), "get_output_embeddings", None)):
+        if callable(get := getattr(type(module), "get_output_embeddings", None)):
             try:
-                found.add(name(module))
+                embeddings.add(get(module))
             except (AttributeError, NotImplementedError):
                 continue
-    return frozenset(head for head in found if type(head) is nn.Linear or isinstance(head, Head))
+    return frozenset(
+        head for head in embeddings if type(head) is nn.Linear or isinstance(head, Head)
+    )

@@ -1,7 +1,7 @@
 """Outputs of a layer that are computed where something needs them, and the layers that return them.
 
-A lazy tensor knows what it is of, and which functions need less than its values: `LAZY` of its
-class. Anything else finds the stock values, computed once.
+A lazy tensor holds what its values are computed from. `LAZY` of its class lists the functions that
+need less than its values; all others get the stock values, which are computed once.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 
-# What is known without the values.
+# Functions that need no values.
 FACTS = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),
@@ -24,19 +24,19 @@ FACTS = frozenset(
         *(getattr(Tensor, name).__get__ for name in ("is_sparse", "is_nested", "is_quantized")),
         *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, torch.numel),
         *(Tensor.is_floating_point, torch.is_floating_point, Tensor.element_size, Tensor.__len__),
-        Tensor.untyped_storage,  # of no bytes, for whoever counts what modules return
+        Tensor.untyped_storage,  # of no bytes, for a count of what modules return
         *(Tensor.is_complex, torch.is_complex, Tensor.is_contiguous, Tensor.__hash__),
     }
 )
 
 
 class ValuesFunction(torch.autograd.Function):
-    """The values of a lazy tensor that are known, as a tensor of its own."""
+    """The computed values of a lazy tensor, as a tensor of its own in the graph."""
 
     @staticmethod
     def forward(ctx: Any, lazy: "Lazy") -> Tensor:
-        assert lazy.known is not None
-        return lazy.known.detach()
+        assert lazy.computed is not None
+        return lazy.computed.detach()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
@@ -46,14 +46,18 @@ class ValuesFunction(torch.autograd.Function):
 class Lazy(Tensor):
     """A tensor that is not computed yet.
 
-    parts: what it is of. check: raises UsageError if these have changed. make: computes the values.
-    known: what it returned. Once the values are known they are what every operation gets, as they
-    may have been changed in place. origin: the node of the graph that it was made by. reached: the
-    one that the graph of `known` goes on to, which an autograd function in place replaces. version:
-    that of `known` when it was made.
-
-    LAZY: a function -> what it does with lazy arguments, None where it needs the values. FACTS:
-    functions that need no values, ever.
+    Attributes:
+        LAZY: a function -> its form for lazy arguments, which returns None where it needs values.
+        FACTS: functions that never need values.
+        parts: what the values are computed from.
+        check: raises UsageError if the parts have changed.
+        make: computes the values.
+        computed: the values; once they are computed every operation gets them, since they may have
+            been changed in place.
+        origin: the node of the graph that made this tensor.
+        reached: the node that the graph of `computed` continues from; an autograd function in
+            place replaces it.
+        version: of `computed` when it was made.
     """
 
     LAZY: ClassVar[dict[Any, Callable[..., Tensor | None]]]
@@ -61,52 +65,52 @@ class Lazy(Tensor):
     parts: tuple[Tensor | None, ...]
     check: Callable[[], None]
     make: Callable[[], Tensor]
-    known: Tensor | None
+    computed: Tensor | None
     origin: Any = None
     reached: Any = None
     version: int
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device) -> Self:
-        made: Self = Tensor._make_wrapper_subclass(
+        lazy: Self = Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=device, storage_size=0
         )
-        made.known = None
-        return made
+        lazy.computed = None
+        return lazy
 
     def child(
         self, parts: tuple[Tensor | None, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Self:
-        """What is of `parts` as this is of its own."""
+        """A lazy tensor of other parts."""
         raise NotImplementedError
 
     @property
     def pending(self) -> bool:
-        """Whether `LAZY` still holds; an autograd function that returns this takes its place."""
-        return self.known is None and self.node is self.origin
+        """Whether `LAZY` still holds: without values, and not returned by an autograd function."""
+        return self.computed is None and self.node is self.origin
 
     @property
     def node(self) -> Any:
-        """Its own `grad_fn`, where a subclass gives that of its values."""
+        """The `grad_fn` of this tensor itself, and not of its values."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.grad_fn
 
     def values(self) -> Tensor:
-        """The stock values, as part of the graph where that is recorded."""
-        if self.known is None:
+        """The stock values; a part of the graph where one is recorded."""
+        if self.computed is None:
             self.check()
             with torch.no_grad():
-                self.known = self.make()
-            self.version = self.known._version
+                self.computed = self.make()
+            self.version = self.computed._version
         if torch.is_grad_enabled() and self.requires_grad and self.reached is not self.node:
-            self.known, self.reached = ValuesFunction.apply(self), self.node
-        assert self.known is not None
-        return self.known
+            self.computed, self.reached = ValuesFunction.apply(self), self.node
+        assert self.computed is not None
+        return self.computed
 
     def first_values(self) -> Tensor:
         """The values, for another lazy tensor; raises UsageError if they were changed since."""
         values = self.values()
-        unchanged((values, self.version))
+        check_versions((values, self.version))
         return values
 
     @classmethod
@@ -118,13 +122,14 @@ class Lazy(Tensor):
                 return func(*args, **kwargs)
             lazy = None if first is None else first.LAZY.get(func)
             if lazy is not None and args[0] is first and first.pending:
-                found = lazy(func, *args, **kwargs)
-                if found is not None:
-                    return found
+                output = lazy(func, *args, **kwargs)
+                if output is not None:
+                    return output
             first = args[0] if args and isinstance(args[0], Lazy) else None
             args, kwargs = tree_map_only(Lazy, _values, (args, kwargs))
-        found = func(*args, **kwargs)
-        return first if first is not None and found is args[0] else found  # in place
+        output = func(*args, **kwargs)
+        in_place = first is not None and output is args[0]
+        return first if in_place else output
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -142,14 +147,13 @@ _FLOATS = {Tensor.float: torch.float32, Tensor.double: torch.float64}
 
 
 def _cast(func: Any, lazy: Lazy, *args: Any, **kwargs: Any) -> Lazy | None:
-    """The same values in a dtype that holds them exactly, on the same device."""
+    """The lazy tensor in a dtype that holds its values exactly, on the same device."""
     options = (*args, *kwargs.values())
     dtypes = [option for option in options if isinstance(option, torch.dtype)]
     if func in _FLOATS:
         dtypes.append(_FLOATS[func])
-    known = (torch.dtype, torch.device, bool, type(None))
     places = [option for option in options if isinstance(option, torch.device)]
-    if not all(isinstance(option, known) for option in options):
+    if not all(isinstance(o, (torch.dtype, torch.device, bool, type(None))) for o in options):
         return None
     if any(torch.empty(0, device=place).device != lazy.device for place in places):
         return None
@@ -166,16 +170,16 @@ def _detached(func: Any, lazy: Lazy) -> Lazy:
     return lazy.child(parts, lazy.dtype, lambda: lazy.first_values().detach())
 
 
-# What any lazy tensor may have in `LAZY`.
+# For `LAZY` of any lazy tensor.
 COMMON: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys((*_FLOATS, Tensor.to, Tensor.type), _cast),
     Tensor.detach: _detached,
 }
 
 
-def unchanged(*known: tuple[Tensor, int]) -> None:
-    """Raises UsageError if a tensor has another version than it had."""
-    if any(tensor._version != version for tensor, version in known):
+def check_versions(*versions: tuple[Tensor, int]) -> None:
+    """Raises UsageError if a tensor has another version than the one given with it."""
+    if any(tensor._version != version for tensor, version in versions):
         raise UsageError(
             "logits were first read after an optimizer step or an operation in place changed what "
             "they are of; read them before it."
@@ -183,7 +187,7 @@ def unchanged(*known: tuple[Tensor, int]) -> None:
 
 
 class LazyLayer(RazorLayer):
-    """The head of a model, which may return a lazy tensor.
+    """Base of razor heads, which may return a lazy tensor.
 
     lazy: whether passes that keep nothing return one too; see `lazily`.
     """
@@ -200,11 +204,11 @@ class LazyLayer(RazorLayer):
 @contextmanager
 def lazily(model: nn.Module) -> Iterator[None]:
     """Inside it, heads compute nothing before it is needed, even in evaluation."""
-    found = [module for module in model.modules() if isinstance(module, LazyLayer)]
-    for head in found:
+    heads = [module for module in model.modules() if isinstance(module, LazyLayer)]
+    for head in heads:
         head.lazy = True
     try:
         yield
     finally:
-        for head in found:
+        for head in heads:
             del head.lazy

@@ -32,11 +32,14 @@ from razorctl.rules.quantized import TILE
 
 
 class Gemms:
-    """The GEMMs of a linear layer's backward pass, for dy [rows, out]; as a product, x -> dy^T x.
+    """The GEMMs of a linear layer's backward pass.
 
-    weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8. Both use one int8 copy
-    of dy, which is `int8` if that is known. With both, dy itself is not needed. weight: [out, in],
-    None if dX is not wanted. columns: its int8 copy, None until there is one.
+    Args:
+        dy: [rows, out]; only its int8 copy is needed if both GEMMs run in int8.
+        weight_int8, input_int8: whether the GEMMs of dW and of dX run in int8.
+        int8: the int8 copy of dy, which both use, if it is known.
+        weight: [out, in]; None if dX is not wanted.
+        columns: the int8 copy of the weight; None until there is one.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Gemms:
     ) -> None:
         self.dy, self.weight_int8, self.input_int8 = dy, weight_int8, input_int8
         self.weight, self.columns = weight, columns
-        # Made when asked for; torch.compile cannot trace functools.cached_property.
+        # Not functools.cached_property, which torch.compile cannot trace.
         self._int8 = int8
 
     @property
@@ -65,17 +68,18 @@ class Gemms:
             self._int8 = Int8(*int8_rows(self.dy))
         return self._int8
 
-    def __call__(self, x: Tensor | Packed) -> Tensor:
+    def product(self, x: Tensor | Packed) -> Tensor:
+        """dy^T x, [out, columns of x]."""
         if isinstance(x, PackedCodes):
-            return self.of_codes(x)
+            return self.product_of_codes(x)
         x = x.values() if isinstance(x, Packed) else x
         if not self.weight_int8 or x.shape[1] == 1:  # the int8 copies of a column do not pay
             return self.dy.T @ x
         copy = FewBitCopy(*quantize(x, 8, TILE), 8, TILE)
-        return self.of_codes(PackedCodes(x.shape, x.dtype, copy))
+        return self.product_of_codes(PackedCodes(x.shape, x.dtype, copy))
 
-    def of_codes(self, packed: PackedCodes) -> Tensor:
-        """The product of what codes stand for."""
+    def product_of_codes(self, packed: PackedCodes) -> Tensor:
+        """`product` of the values of codes."""
         operand = packed.copy, packed.function
         if not self.weight_int8:
             return linear_weight_grad(self.dy, *operand)
@@ -84,11 +88,12 @@ class Gemms:
             weight = self.weight if self.input_int8 and self.columns is None else None
             if weight is not None and not weight.is_contiguous():
                 weight = None  # the kernels take no other
-            made = linear_operands(rows, row_scale, *operand, weight)
-            balanced, x, scale, center, *columns = made
+            balanced, x, scale, center, *columns = linear_operands(
+                rows, row_scale, *operand, weight
+            )
             if weight is not None:
                 self.columns = columns[0], columns[1]
-        else:  # where no launch is kept, nothing waits in memory for the other GEMM
+        else:  # one operand at a time, so that none waits in memory for the other GEMM
             balanced, row_scale = balance(rows, row_scale)
             x, scale, center = int8_operand(packed.copy, row_scale, packed.function)
         return scaled_gemm(balanced, x, None, scale, scale.dtype, total, center)
@@ -148,22 +153,23 @@ class LinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, packed = saved(ctx)
         weight_int8, input_int8 = ctx.int8
-        known = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
+        int8 = dy.int8 if isinstance(dy, Int8Gradient) and all(ctx.int8) else None
         matrix = None if weight is None else ctx.layer.matrix(weight)
-        rows = flat(dy) if known is None else dy
+        rows = flat(dy) if int8 is None else dy
         columns = weight_copies.find(weight) if input_int8 else None
-        product = Gemms(rows, weight_int8, input_int8, known, matrix, columns)
+        gemms = Gemms(rows, weight_int8, input_int8, int8, weight=matrix, columns=columns)
         dx = dw = db = None
         # Gradients in dy's dtype are cast to their parameter's by the engine, as in stock.
         with no_autocast(dy.device):
             # dW first, so that an unpacked input is gone before dX, which is as large, is made.
             if ctx.needs_input_grad[1]:
-                dw = ctx.layer.matrix(ctx.layer.weight_grad(product, packed, ctx.p))
+                products = [gemms.product(x) for x in packed.operands()]
+                dw = ctx.layer.matrix(ctx.layer.weight_grad(packed, products, ctx.p))
             if ctx.needs_input_grad[2]:
-                db = product.total
+                db = gemms.total
             if ctx.needs_input_grad[0]:
-                dx = shaped(product.input_grad(), ctx.shape)
-                weight_copies.keep(weight, product.columns)
+                dx = shaped(gemms.input_grad(), ctx.shape)
+                weight_copies.keep(weight, gemms.columns)
         return dx, dw, db, None, None, None, None
 
 

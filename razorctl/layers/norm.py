@@ -47,7 +47,7 @@ class NormFunction(torch.autograd.Function):
 
 
 class FusedNormFunction(torch.autograd.Function):
-    """`NormFunction` where one operation computes y and makes the copy of x_hat.
+    """`NormFunction` with one operation that computes y and makes the copy of x_hat.
 
     Returns y, x, and the tensors of the copy. The gradient of the x that it returns, which a
     residual connection takes, is added to that of its input in the same operation.
@@ -63,15 +63,16 @@ class FusedNormFunction(torch.autograd.Function):
         rule: Rule,
         dtype: torch.dtype,
         through: bool,
-        known: Statistics | None,
+        statistics: Statistics | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.layer, ctx.shape = layer, x.shape
-        ctx.wanted = known is not None and known.int8
-        given = (known.mean, known.rstd) if known else (None, None)
-        options = layer.epsilon(x), layer.centers, dtype, *given
+        ctx.wanted, mean, rstd = False, None, None
+        if statistics is not None:
+            ctx.wanted, mean, rstd = statistics.int8, statistics.mean, statistics.rstd
+        options = layer.epsilon(x), layer.centers, dtype
         with packing():
-            y, rstd, *tensors = rule.pack_norm(x, weight, bias, *options)
-        rstd = rstd if known is None else known.rstd
+            y, computed, *tensors = rule.pack_norm(x, weight, bias, *options, mean, rstd)
+        rstd = computed if rstd is None else rstd
         save(ctx, weight, rstd, rule.packed(flat_shape(x), rstd.dtype, *tensors))
         ctx.mark_non_differentiable(*tensors)
         ctx.set_materialize_grads(False)
@@ -83,8 +84,10 @@ class FusedNormFunction(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, through: Tensor | None, *nothing: Any
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return through, *[None] * 7
-        return *_gradients(ctx, dy, through, ctx.wanted), *[None] * 5
+            dx, dw, db = through, None, None
+        else:
+            dx, dw, db = _gradients(ctx, dy, through, ctx.wanted)
+        return dx, dw, db, None, None, None, None, None
 
 
 def _gradients(
@@ -172,9 +175,9 @@ class Norm(RazorLayer):
         """The norm of x in `dtype`, and x if it is to be passed through."""
         rule = self._rule(x)
         parameters = self.weight, getattr(self, "bias", None)
-        known = self.handover.statistics(x, self.epsilon(x), self.centers)
+        statistics = self.handover.statistics(x, self.epsilon(x), self.centers)
         y, out, *tensors = FusedNormFunction.apply(
-            x, *parameters, self, rule, dtype, through, known
+            x, *parameters, self, rule, dtype, through, statistics
         )
         if torch.compiler.is_compiling():  # torch 2.11 gives no attribute to a result of an op's
             y = y.view_as(y)
@@ -183,11 +186,11 @@ class Norm(RazorLayer):
 
     @property
     def handover(self) -> Handover:
-        """What layers hand on to each other in the backward pass; nothing without a memo."""
+        """The handover between layers; an empty one without a memo."""
         return Handover() if self.memo is None else self.memo.handover
 
     def scale(self, weight: Tensor) -> Tensor:
-        """What x_hat is multiplied by, of the shape of the weight."""
+        """The factor of x_hat, in the shape of the weight."""
         return weight
 
     def _rule(self, x: Tensor) -> Rule:
@@ -208,7 +211,7 @@ class Norm(RazorLayer):
         rows = x.detach().reshape(-1, self.columns(self))
         mean, rstd = statistics(rows, self.epsilon(x), self.centers)
         x_hat = (rows if mean is None else rows - mean) * rstd
-        # The dense rule packs what stock autocast saves: norms run in single precision.
+        # The dense rule packs what stock autocast keeps: norms run in single precision.
         x_hat = x_hat if isinstance(rule, Dense) else to_compute_dtype(x_hat)
         return rstd, rule.pack(x_hat)
 

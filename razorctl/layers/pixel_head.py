@@ -1,10 +1,10 @@
 """The classifier of pixels of a segmentation model, whose logits are enlarged in parts.
 
 Such a model ends in a 1x1 convolution, whose logits are enlarged bilinearly to the size of the
-labels. Enlarged logits are often the largest activations of a step, and most steps take nothing but
-their cross-entropy. So the convolution returns `Pixels`, a tensor like any other but for
-`F.interpolate`. This returns `Enlarged`, which knows the low resolution. `F.cross_entropy` of it is
-computed from that, for a part of the images at a time.
+labels. Enlarged logits are often the largest activations of a step, and most steps need nothing but
+their cross-entropy. So the convolution returns `Pixels`, a tensor like any other except that
+`F.interpolate` of it returns `Enlarged`, a lazy tensor (`lazy_output`) that holds the logits before
+they are enlarged. `F.cross_entropy` of it enlarges a part of the images at a time.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from razorctl.layers.autocast import no_autocast
 from razorctl.layers.base import save, saved
 from razorctl.layers.conv import Conv2d
-from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, unchanged
+from razorctl.layers.lazy_output import COMMON, Lazy, LazyLayer, check_versions
 from razorctl.ops.pixel_cross_entropy import (
     part_images,
     pixel_cross_entropy,
@@ -29,7 +29,7 @@ from razorctl.ops.pixel_cross_entropy import (
 
 
 class Enlargement(NamedTuple):
-    """How logits are enlarged: to `size`, in `dtype`, and as aten::upsample_bilinear2d takes it."""
+    """The arguments of aten::upsample_bilinear2d for logits, and the dtype of the result."""
 
     size: torch.Size
     dtype: torch.dtype
@@ -55,10 +55,7 @@ class PixelCrossEntropyFunction(torch.autograd.Function):
         needed = total and ctx.needs_input_grad[0]
         losses: Tensor
         with no_autocast(x.device):
-            losses, dx = pixel_cross_entropy(
-                *(x, target, way.align_corners, way.scale_h, way.scale_w),
-                *(ignore_index, smoothing, None, needed),
-            )
+            losses, dx = _losses(x, target, ctx.options, None, needed)
         if not total:
             save(ctx, x, target)
             return losses
@@ -71,13 +68,23 @@ class PixelCrossEntropyFunction(torch.autograd.Function):
         if ctx.total:
             (dx,) = saved(ctx)
             return dx * dy, None, None, None, None, None
-        (x, target), (way, ignore_index, smoothing) = saved(ctx), ctx.options
+        x, target = saved(ctx)
         with no_autocast(dy.device):
-            _, dx = pixel_cross_entropy(
-                *(x, target, way.align_corners, way.scale_h, way.scale_w),
-                *(ignore_index, smoothing, dy, True),
-            )
+            _, dx = _losses(x, target, ctx.options, dy, True)
         return dx, None, None, None, None, None
+
+
+def _losses(
+    x: Tensor,
+    target: Tensor,
+    options: tuple[Enlargement, int, float],
+    dy: Tensor | None,
+    gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """The losses of enlarged logits, and the gradient of x if it is wanted."""
+    way, ignore_index, smoothing = options
+    scales = way.align_corners, way.scale_h, way.scale_w
+    return pixel_cross_entropy(x, target, *scales, ignore_index, smoothing, dy, gradient)
 
 
 class EnlargedFunction(torch.autograd.Function):
@@ -110,7 +117,7 @@ class PixelsFunction(torch.autograd.Function):
 
 
 class Enlarged(Lazy):
-    """Logits [batch, classes, height, width]; their part is x [batch, classes, h, w]."""
+    """Enlarged logits [batch, classes, height, width]; the part is x [batch, classes, h, w]."""
 
     parts: tuple[Tensor]
     way: Enlargement
@@ -124,7 +131,7 @@ class Enlarged(Lazy):
         check: Callable[[], None],
         make: Callable[[], Tensor],
     ) -> "Enlarged":
-        """Those of `x` in `dtype`; see the attributes."""
+        """The enlarged logits of `x` in `dtype`; the other arguments are attributes."""
         logits: Enlarged = EnlargedFunction.apply(x, way, dtype)
         logits.parts, logits.way, logits.check, logits.make = (x,), way, check, make
         logits.origin = logits.grad_fn
@@ -136,14 +143,14 @@ class Enlarged(Lazy):
 
 
 class Pixels(Lazy):
-    """Logits [batch, classes, h, w] that may be enlarged; their values are known from the start."""
+    """Logits [batch, classes, h, w] that may be enlarged; their values are computed at once."""
 
     FACTS = frozenset({Tensor.__hash__})
 
     @classmethod
     def of(cls, x: Tensor) -> "Pixels":
         pixels: Pixels = PixelsFunction.apply(x)
-        pixels.known, pixels.origin, pixels.reached = x, pixels.node, pixels.node
+        pixels.computed, pixels.origin, pixels.reached = x, pixels.node, pixels.node
         return pixels
 
     @property
@@ -170,7 +177,7 @@ def _interpolate(
     scales = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * 2
     way = Enlargement(one.shape[2:], one.dtype, bool(align_corners), *scales)
     make = partial(_upsampled, x, way)
-    return Enlarged.of(x, way, way.dtype, partial(unchanged, (x, x._version)), make)
+    return Enlarged.of(x, way, way.dtype, partial(check_versions, (x, x._version)), make)
 
 
 def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
@@ -180,8 +187,8 @@ def _upsampled(x: Tensor, way: Enlargement) -> Tensor:
     return y
 
 
-def _kept(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
-    """What is as much logits as before: a cast, or the sum of two."""
+def _mapped(func: Any, pixels: Pixels, *args: Any, **kwargs: Any) -> Tensor:
+    """A cast of logits, or the sum of two."""
     args = tuple(arg.values() if isinstance(arg, Pixels) else arg for arg in args)
     return Pixels.of(func(pixels.values(), *args, **kwargs))
 
@@ -209,7 +216,7 @@ def _cross_entropy(
     )
     if reduction == "mean":
         loss = loss / (target != ignore_index).sum()
-    autocast = torch.is_autocast_enabled(logits.device.type)  # which takes losses as they are
+    autocast = torch.is_autocast_enabled(logits.device.type)  # under it losses keep their dtype
     return loss if autocast else loss.to(logits.dtype)
 
 
@@ -229,8 +236,8 @@ Enlarged.LAZY = {
     F.cross_entropy: _cross_entropy,
 }
 Pixels.LAZY = {
-    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _kept),
-    **dict.fromkeys((Tensor.float, Tensor.to), _kept),
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _mapped),
+    **dict.fromkeys((Tensor.float, Tensor.to), _mapped),
     F.interpolate: _interpolate,
 }
 
@@ -249,9 +256,10 @@ class PixelHead(LazyLayer, Conv2d):
 
 
 def pixel_classifiers(model: nn.Module) -> frozenset[nn.Module]:
-    """What may classify pixels: if the last layer is a 1x1 convolution, it and those of its width.
+    """The layers that may classify pixels.
 
-    Another convolution among them does what it did, since nothing enlarges its output.
+    If the last layer is a 1x1 convolution, they are all 1x1 convolutions of as many channels. One
+    that classifies nothing is as before, since nothing enlarges its output.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     width = layers[-1].out_channels if layers and _pointwise(layers[-1]) else None

@@ -1,4 +1,4 @@
-"""Pooling: of a maximum its place in the window is kept, of a mean only the shape of the input.
+"""Pooling that keeps the place of each maximum in its window, and of a mean only a shape.
 
 Stock keeps the input of either, and an index of 8 bytes for each maximum. The gradients are exact
 whatever the rule.
@@ -18,7 +18,7 @@ from razorctl.rules.base import Rule
 from razorctl.spans import packing
 
 aten = torch.ops.aten
-PLACES = 256  # of a window, at most: a code has 8 bits
+PLACES = 256  # in a window, at most: a code has 8 bits
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class MaxPool(Pool):
 
     @property
     def geometry(self) -> tuple[list[int], bool]:
-        """What `ops.pool.max_pool` wants to know: pairs of sizes, and whether sizes round up."""
+        """The arguments of `ops.pool.max_pool`: pairs of sizes, and whether sizes round up."""
         sizes = self.kernel_size, self.stride, self.padding, self.dilation
         return [n for size in sizes for n in _pair(size)], self.ceil_mode
 

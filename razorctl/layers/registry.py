@@ -1,11 +1,11 @@
-"""The stock types that have a razor class: torch's own and those of timm and transformers.
+"""The razor classes of stock types, and the residual branches of blocks.
 
-Each kind of torch's layers has a file. It defines `SWAPS`, which maps exact stock types to their
-razor classes. Each library has a file of its name. It defines `SWAPS` too, and `BRANCHES`, which
-maps exact block types to their residual branches. A branch is the names of the modules in it that
-keep something; the last of them gives the branch's output. `PRE_NORM` maps those block types that
-are nothing but residual connections with a norm first to all modules of each connection.
-A library's `recognized` gives the razor class of a type that is not listed, by its code.
+Each kind of torch's layers has a file with `SWAPS`, which maps exact stock types to their razor
+classes. Each library has a file of its name with its own `SWAPS`, and with `BRANCHES`, which maps
+exact block types to their residual branches. A branch is the names of its modules that keep
+something; the last of them gives the branch's output. `PRE_NORM` maps the block types that are
+nothing but residual connections with a norm first to all modules of each connection. A library's
+`recognized` gives the razor class of a type that is not listed, by its code.
 """
 
 import importlib
@@ -42,9 +42,9 @@ def swaps() -> Swaps:
 
 def razor_of(stock: type[nn.Module]) -> type[RazorLayer] | None:
     """The razor class of exactly that stock type; None if there is none."""
-    known = swaps()
-    if stock in known:
-        return known[stock]
+    listed = swaps()
+    if stock in listed:
+        return listed[stock]
     package = stock.__module__.partition(".")[0]
     if package not in LIBRARIES:
         return None
@@ -66,12 +66,12 @@ def branches() -> dict[type[nn.Module], tuple[tuple[str, ...], ...]]:
 def branches_of(block: type[nn.Module]) -> tuple[tuple[str, ...], ...]:
     """The residual branches of a block type, none if they are unknown.
 
-    Those of a type of transformers are also known by its code, as that of a type in `branches`.
+    A type of transformers has those of a type in `branches` with the same forward.
     """
-    known = branches()
-    if block in known or block.__module__.partition(".")[0] != "transformers":
-        return known.get(block, ())
-    return next((names for other, names in known.items() if same_forward(block, other)), ())
+    listed = branches()
+    if block in listed or block.__module__.partition(".")[0] != "transformers":
+        return listed.get(block, ())
+    return next((names for other, names in listed.items() if same_forward(block, other)), ())
 
 
 def connections_by_block() -> tuple[
@@ -87,8 +87,8 @@ def connections_by_block() -> tuple[
 
 
 def _registered(name: str) -> dict[type[nn.Module], Any]:
-    found: dict[type[nn.Module], Any] = {}
+    entries: dict[type[nn.Module], Any] = {}
     for library in LIBRARIES:
         if library in sys.modules:
-            found |= getattr(importlib.import_module(f"razorctl.layers.{library}"), name)
-    return found
+            entries |= getattr(importlib.import_module(f"razorctl.layers.{library}"), name)
+    return entries

@@ -1,4 +1,4 @@
-"""Attention of stock code that goes to a razor attention."""
+"""Redirects the fused attention that stock code calls to a razor attention."""
 
 import threading
 from functools import cache
@@ -29,7 +29,7 @@ class SdpaRedirect(TorchFunctionMode):
 
 
 class _Functional(threading.local):
-    """Stands for `torch.nn.functional`, but for attention, which is that of `attention`."""
+    """`torch.nn.functional` with `attention.attend` as its fused attention."""
 
     attention: Attention
 
@@ -45,22 +45,24 @@ _functional = _Functional()
 
 @cache
 def _twin(forward: Any) -> Any:
-    """A function of the same code as `forward`, for which `F` is `_functional`.
+    """A function with the code of `forward`, in whose globals `F` is `_functional`.
 
-    None if that code may know the module by another name.
+    None if the code may use torch.nn.functional by another name.
     """
-    names, known = forward.__code__.co_names, forward.__globals__
-    if known.get("F") is not F or "F" not in names or "functional" in names:
+    names, variables = forward.__code__.co_names, forward.__globals__
+    if variables.get("F") is not F or "F" not in names or "functional" in names:
         return None
-    twin = FunctionType(forward.__code__, {**known, "F": _functional}, closure=forward.__closure__)
+    variables = {**variables, "F": _functional}
+    twin = FunctionType(forward.__code__, variables, closure=forward.__closure__)
     twin.__defaults__, twin.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
     return twin
 
 
 def redirected(attention: Attention, forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """`forward(attention, ...)`, whose `F.scaled_dot_product_attention` is `attention.attend`.
+    """Calls `forward(attention, ...)` with its fused attention redirected to `attention.attend`.
 
-    Without a mode where that is possible: one looks at every operation, which takes the host long.
+    A mode looks at every operation, which takes the host long, so it is used only if there is no
+    other way.
     """
     twin = _twin(forward)
     if twin is None:

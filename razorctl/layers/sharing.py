@@ -4,10 +4,11 @@ x -- norm -- y --+-- q    norm packs x_hat once, for its own gradient; as y = x_
                  +-- k    same codes with other scales are codes of y, which norm offers to the
                  +-- v    linear layers that y feeds
 h -- GELU -- a ----- fc2  GELU packs h and offers it as the h of a = GELU(h)
-x -- norm -- y -- ReLU -- a -- conv     so does a BatchNorm; ReLU finds the codes of y, keeps its
-                                        bits, and offers the codes as the y of a = ReLU(y)
-without an offer the first of q, k, v packs y, and the others find its copy; so they do with the
-int8 copy of y that GEMMs of the forward pass take
+x -- norm -- y -- ReLU -- a -- conv     a BatchNorm offers codes of y; ReLU finds them, keeps its
+                                        own bits, and offers the codes as the y of a = ReLU(y)
+
+Without an offer the first of q, k, v packs y, and the others find its copy. In the same way they
+share the int8 copy of y for the GEMMs of the forward pass.
 """
 
 import weakref
@@ -36,20 +37,20 @@ def copy_of_images(x: Tensor, rules: Rules) -> Packed:
 T = TypeVar("T")
 
 
-class Made(Generic[T]):
-    """What was made of a tensor, until that is gone; it is found in the same state alone.
+class TensorCache(Generic[T]):
+    """A value for each living tensor, found while the tensor is in the state that it was put for.
 
-    Each layer finds it once. One that looks again takes part in another forward pass, before which
-    the tensor may have been filled anew where autograd does not count versions, as through NumPy.
-    last: whether that of the tensor before is forgotten for it.
+    Each layer finds it once. A layer that looks again takes part in another forward pass, before
+    which the tensor may have been filled anew where autograd does not count versions, as through
+    NumPy. last: whether it holds the value of the last tensor alone.
     """
 
     def __init__(self, last: bool = False) -> None:
         self._last = last
         self._entries: dict[int, tuple[weakref.ref[Tensor], Hashable, T, set[int]]] = {}
 
-    def put(self, x: Tensor, state: Hashable, made: T, by: object = None) -> None:
-        """Replaces what there was of `x`; `by` is the layer that has it already."""
+    def put(self, x: Tensor, state: Hashable, value: T, by: object = None) -> None:
+        """Replaces the value of `x`; `by` is the layer that has it already."""
         if self._last:
             self.clear()
         number = id(x)
@@ -58,15 +59,15 @@ class Made(Generic[T]):
             if number in self._entries and self._entries[number][0] is dead:
                 del self._entries[number]
 
-        self._entries[number] = weakref.ref(x, forget), (x._version, state), made, {id(by)}
+        self._entries[number] = weakref.ref(x, forget), (x._version, state), value, {id(by)}
 
     def get(self, x: Tensor, state: Hashable, by: object) -> T | None:
-        """What was put last of `x`, if it is unchanged, in this state; for the layer `by`."""
+        """The value of an unchanged `x` in this state, for the layer `by`, if there is one."""
         if id(x) in self._entries:
-            known, before, made, found_by = self._entries[id(x)]
-            if known() is x and before == (x._version, state) and id(by) not in found_by:
-                found_by.add(id(by))
-                return made
+            tensor, before, value, layers = self._entries[id(x)]
+            if tensor() is x and before == (x._version, state) and id(by) not in layers:
+                layers.add(id(by))
+                return value
         return None
 
     def clear(self) -> None:
@@ -79,18 +80,18 @@ class Memo:
 
     An activation that feeds several layers of one kind (separate q, k and v) is packed by the rule
     of the first. A norm or an activation function can offer the copy of its input as a copy of its
-    output, to the layers which the output feeds. A copy is found only in one forward pass: by each
+    output, to the layers that the output feeds. A copy is found only in one forward pass: by each
     layer once, while the graph that kept it is there, and while autograd keeps in the same place
     (`_place`): a checkpointed region runs again by itself, so it must share with nothing outside.
     torch.compile cannot trace a weak reference, so in a compiled program a copy is an attribute of
     its tensor (`compiled_sharing`).
 
-    handover: what the layers hand on to each other in the backward pass.
+    handover: of gradients and statistics between layers.
     """
 
     def __init__(self) -> None:
-        self._copies = Made[Packed]()
-        self._int8 = Made[Int8](last=True)  # nobody else holds it
+        self._copies = TensorCache[Packed]()
+        self._int8 = TensorCache[Int8](last=True)  # nothing else holds an int8 copy
         self.handover = Handover()
 
     def pack(
@@ -98,9 +99,12 @@ class Memo:
     ) -> tuple[Packed, bool]:
         """Returns the copy of `x`, and whether there was one already; if not, makes it.
 
-        x: the activation as the layer `by` received it; after a change in place its copy is not
-            found.
-        layout: layers that show a rule the same rows of x have the same layout.
+        Args:
+            x: the activation as the layer `by` received it; after a change in place its copy is
+                not found.
+            layout: of `layouts`.
+            make: makes the copy.
+            by: the layer.
         """
         copy = self.find(x, layout, by)
         if copy is not None:
@@ -128,17 +132,17 @@ class Memo:
         return copy if copy is not None and copy.alive else None
 
     def int8(self, x: Tensor, rows: Tensor, by: object) -> Int8:
-        """The int8 copy of `x`, as [rows, columns] in the dtype that a layer computes in: `rows`.
+        """The int8 copy of `rows`: x as [rows, columns], in the dtype that a layer computes in.
 
-        It is found wherever autograd keeps, because it is not kept.
+        It may be shared across regions of checkpointing, because autograd does not keep it.
         """
         if torch.compiler.is_compiling():  # the compiler itself makes equal copies once
             return Int8(*int8_rows(rows))
-        made = self._int8.get(x, rows.dtype, by)
-        if made is None:
-            made = Int8(*int8_rows(rows))
-            self._int8.put(x, rows.dtype, made, by)
-        return made
+        int8 = self._int8.get(x, rows.dtype, by)
+        if int8 is None:
+            int8 = Int8(*int8_rows(rows))
+            self._int8.put(x, rows.dtype, int8, by)
+        return int8
 
     def clear(self) -> None:
         """Forgets all; a backward pass calls it, so that the next forward pass packs again."""
@@ -151,7 +155,7 @@ class Memo:
 
 
 def _place() -> Hashable:
-    """Where autograd keeps now: two values are equal only while that place is the same.
+    """The place where autograd keeps now: two values are equal only while it is the same.
 
     Activation checkpointing keeps each region under hooks of its own, and again under other hooks
     in the backward pass. Reentrant checkpointing keeps it only in the backward pass. The hooks are

@@ -148,7 +148,7 @@ class StandardizedConv2d(Conv2d):
 
 
 def _squeezed(x: Tensor, add_maxpool: bool = False) -> Tensor:
-    """What the gates of channels are computed from, in the operations of timm."""
+    """The mean of each channel, mixed with its maximum if timm does so."""
     mean = x.mean((2, 3), keepdim=True)
     return 0.5 * mean + 0.5 * x.amax((2, 3), keepdim=True) if add_maxpool else mean
 

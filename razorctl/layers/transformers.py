@@ -1,4 +1,4 @@
-"""transformers' own layers, the residual branches of some blocks, and what is alike in its models.
+"""transformers' own layers, its layers that models copy, and the residual branches of some blocks.
 
 A norm, a gated MLP or an attention of any model is recognized by the code of its forward; see
 `bytecode`. An attention module asks an AttentionInterface for the function that the model's
@@ -33,7 +33,7 @@ from transformers.pytorch_utils import Conv1D
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
 from razorctl.layers.attention import Attention, masked
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
-from razorctl.layers.bytecode import forward_names, same_forward, texts_near
+from razorctl.layers.bytecode import forward_names, same_forward, strings_near
 from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.layers.linear import Linear
 from razorctl.layers.norm import Norm
@@ -57,7 +57,7 @@ class InterfaceAttention(Attention):
 
     @classmethod
     def head_width(cls, module: nn.Module) -> int:
-        """0 if it is unknown."""
+        """The columns of q and k in one head; 0 if they are unknown."""
         sizes = [getattr(module, name, None) for name in ("attention_head_size", "head_dim")]
         return next((size for size in sizes if isinstance(size, int)), 0)
 
@@ -135,7 +135,7 @@ def _interface(name: str) -> Any:
     return attention
 
 
-# What changes the result beyond queries, keys, values and mask.
+# Arguments that change the result, beside queries, keys, values and mask.
 _MORE = ("position_bias", "softcap", "s_aux", "cache", "head_mask", "sinks")
 
 
@@ -147,9 +147,9 @@ def _attended(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> Tensor | None:
-    """What `sdpa_attention_forward` of transformers computes, by `attend`.
+    """The output of `sdpa_attention_forward` of transformers, computed by `attend`.
 
-    None for what it does beyond fused attention.
+    None where that function does more than fused attention.
     """
     causal = kwargs.get("is_causal")
     causal = getattr(razor, "is_causal", True) if causal is None else causal
@@ -262,9 +262,9 @@ def _compares(kind: type[nn.Module]) -> bool:
     """Whether the model of an attention asks which implementation it has, beside that of GPT-2."""
     if "reorder_and_upcast_attn" in forward_names(kind):
         return False
-    home = vars(sys.modules[kind.__module__]).values()
-    own = [c for c in home if isinstance(c, type) and c.__module__ == kind.__module__]
-    return any({"sdpa", "eager"} & texts_near(c, "_attn_implementation") for c in own)
+    members = vars(sys.modules[kind.__module__]).values()
+    classes = [c for c in members if isinstance(c, type) and c.__module__ == kind.__module__]
+    return any({"sdpa", "eager"} & strings_near(c, "_attn_implementation") for c in classes)
 
 
 class TransposedLinear(Linear):

@@ -49,7 +49,10 @@ class Rule(ABC):
     ) -> Packed:
         """Packs the pixels of `x` [batch, channels, ...] as rows, in `dtype`.
 
-        mean, rstd: those of (x - mean) * rstd, see `ops.images.normalized`.
+        Args:
+            x: images.
+            dtype: of the rows.
+            mean, rstd: make it pack (x - mean) * rstd, see `ops.images.normalized`.
         """
         return self.pack(pixels(normalized_images(x, mean, rstd)).to(dtype))
 
@@ -64,22 +67,29 @@ class Rule(ABC):
         mean: Tensor | None = None,
         rstd: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The norm of `x` [..., columns] in `dtype`, 1 / std [rows, 1], and x_hat as packed.
+        """The norm of `x`, 1 / std [rows, 1], and the tensors that `packed` takes of x_hat.
 
-        See `ops.norm.norm_quantize`. The last tensors are those that `packed` takes. mean, rstd:
-        the statistics of x, if they are known. Of a rule that `fuses` alone.
+        Only a rule that `fuses` has it. See `ops.norm.norm_quantize`.
+
+        Args:
+            x: [..., columns].
+            weight, bias: [columns], or None.
+            eps: added to the variance.
+            centers: whether the mean is subtracted.
+            dtype: of the norm.
+            mean, rstd: the statistics of x, if they are known.
         """
         raise NotImplementedError
 
     def pack_function(self, x: Tensor, function: str) -> tuple[Tensor, ...]:
         """f(x), of the shape of x [..., columns], and the tensors that `packed` takes.
 
-        function: a name in `ops.functions.FUNCTIONS`. Of a rule that `fuses` alone.
+        Only a rule that `fuses` has it. function: a name in `ops.functions.FUNCTIONS`.
         """
         raise NotImplementedError
 
     def packed(self, shape: torch.Size, dtype: torch.dtype, *tensors: Tensor) -> Packed:
-        """What one of the two above packed of an activation [rows, columns]."""
+        """The `Packed` of the tensors of `pack_norm` or `pack_function`; shape: [rows, columns]."""
         raise NotImplementedError
 
 

@@ -1,13 +1,13 @@
-"""What is kept of one activation between forward and backward: a small dataclass for each form.
+"""Packed activations, which are kept between forward and backward: a dataclass for each form.
 
-Each has the shape and the dtype of the activation that it stands for, and knows what can be had
-from it. It names the fields that are tensors; autograd keeps those alone.
+Each has the shape and the dtype of the activation that it stands for, and the methods that make
+gradients of it. It names its fields that are tensors, which autograd keeps.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, Union
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,18 +23,14 @@ from razorctl.ops.quantize import dequantize
 from razorctl.ops.topk import topk_unpack
 from razorctl.sampling.samplers import Sampler
 
-# Maps columns of an activation, [rows, c] or all that was packed, to their columns of the weight
-# gradient, [anything, c]. It is linear; for a linear layer it is x -> dy^T x.
-Product = Callable[[Union[Tensor, "Packed"]], Tensor]
-
 
 @dataclass(frozen=True)
 class Packed:
     """The base of all forms.
 
     TENSORS: the names of the fields that are tensors or None. shape, dtype: of the activation.
-    elementwise: as of the rule that packed it. shareable: whether layers of other kinds take it in
-    place of a copy by their own rule.
+    elementwise: as of its rule. shareable: whether layers of other kinds take it in place of a copy
+    by their own rule.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
@@ -51,13 +47,18 @@ class Packed:
         """The stand-in for images of `shape`, in `dtype` and in the memory format `form`."""
         return unrolled(self.values().to(dtype), shape).contiguous(memory_format=form)
 
-    def operand(self) -> "Tensor | Packed":
-        """What a layer multiplies for the weight gradient: some columns, or a copy of all."""
-        return self
+    def operands(self) -> tuple["Tensor | Packed", ...]:
+        """The factors of products that the weight gradient is made of.
 
-    def spread(self, grad: Tensor, product: Product) -> Tensor:
-        """dW [anything, columns] from `grad`, the product of the `operand`."""
-        return grad
+        Each is some columns of the activation, [rows, c], or a copy of all. Its product has their
+        columns of the weight gradient, [anything, c]; for a linear layer it is dy^T x.
+        """
+        return (self,)
+
+    def spread(self, *products: Tensor) -> Tensor:
+        """dW [anything, columns] from the products of the `operands`."""
+        (dw,) = products
+        return dw
 
     def function_grad(self, function: str, dy: Tensor) -> Tensor:
         """f'(x) dy, of the shape of dy and x; `function` names f in `ops.functions.FUNCTIONS`."""
@@ -77,23 +78,23 @@ class Packed:
     def of_affine(
         self, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
     ) -> "Packed | None":
-        """x weight + bias in a dtype, as told by the copy of x; None if it cannot.
+        """A copy of x weight + bias in a dtype, from this copy of x; None if it has none.
 
         weight, bias: [columns], or None.
         """
         return None
 
     def of_function(self, function: str) -> "Packed | None":
-        """f(x) as told by the copy of x, for f as in `function_grad`; None if it cannot."""
+        """A copy of f(x), for f as in `function_grad`, from this copy of x; None if it has none."""
         return None
 
     def of_gated(self, up: "Packed", function: str) -> "Packed | None":
-        """f(x) * up as told by both copies, for f as in `function_grad`; None if they cannot."""
+        """A copy of f(x) * up, for f as in `function_grad`; None if the two have none."""
         return None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What autograd is to keep."""
+        """The tensors for autograd to keep."""
         return tuple(getattr(self, name) for name in self.TENSORS)
 
     def saved_by(self, ctx: Any) -> None:
@@ -108,25 +109,25 @@ class Packed:
         return ctx is None or ctx() is not None
 
     def holding(self, tensors: Sequence[Tensor | None]) -> Self:
-        """The same form with `tensors` in place of its own."""
+        """A copy of this form with other tensors."""
         if torch.compiler.is_compiling():
             return self.replaced(**dict(zip(self.TENSORS, tensors, strict=True)))
-        made = object.__new__(type(self))
-        fields = vars(made)
+        twin = object.__new__(type(self))
+        fields = vars(twin)
         fields.update(vars(self))
         fields.update(zip(self.TENSORS, tensors, strict=True))
-        return made
+        return twin
 
     def replaced(self, **changes: Any) -> Self:
         """`dataclasses.replace`, in less of the host's time, or as torch.compile can trace it."""
         if torch.compiler.is_compiling():
             names = type(self).__match_args__
             return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
-        made = object.__new__(type(self))
-        fields = vars(made)
+        twin = object.__new__(type(self))
+        fields = vars(twin)
         fields.update(vars(self))
         fields.update(changes)
-        return made
+        return twin
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,15 @@ class PackedColumns(Packed):
         columns = self._scaled(self.columns)
         return columns.new_zeros(self.shape).index_copy_(1, self.index, columns)
 
-    def operand(self) -> Tensor:
-        return self.columns
+    def operands(self) -> tuple[Tensor | Packed, ...]:
+        return (self.columns,)
 
-    def spread(self, grad: Tensor, product: Product) -> Tensor:
+    def spread(self, *products: Tensor) -> Tensor:
+        (dw,) = products
         if self.sampler is not None and self.probability is not None:
-            self.sampler.update(self.index, self.probability, column_norms(grad))
-        zeros = grad.new_zeros(grad.shape[0], self.shape[1])
-        return zeros.index_copy_(1, self.index, self._scaled(grad))
+            self.sampler.update(self.index, self.probability, column_norms(dw))
+        zeros = dw.new_zeros(dw.shape[0], self.shape[1])
+        return zeros.index_copy_(1, self.index, self._scaled(dw))
 
     def _scaled(self, columns: Tensor) -> Tensor:
         if self.probability is None or not self.unbiased:
@@ -191,7 +193,7 @@ class PackedColumns(Packed):
 class PackedCentered(Packed):
     """`mean` [..., 1, columns] over rows; `rest` is what another rule packed of x - mean.
 
-    dW = product(1) mean^T + product(x - mean), of which only the second part is approximate.
+    dW is the product of x - mean, plus that of ones times mean^T; the latter is exact.
     """
 
     elementwise = False
@@ -208,13 +210,13 @@ class PackedCentered(Packed):
     def values(self) -> Tensor:
         return self.rest.values() + self.mean
 
-    def operand(self) -> Tensor | Packed:
-        return self.rest.operand()
+    def operands(self) -> tuple[Tensor | Packed, ...]:
+        return *self.rest.operands(), self.mean.new_ones(self.shape[0], 1)
 
-    def spread(self, grad: Tensor, product: Product) -> Tensor:
-        grad = self.rest.spread(grad, product)
-        ones = product(self.mean.new_ones(self.shape[0], 1))
-        return grad.addcmul(ones.view(*grad.shape[:-1], 1), self.mean)
+    def spread(self, *products: Tensor) -> Tensor:
+        *products_of_rest, total = products
+        dw = self.rest.spread(*products_of_rest)
+        return dw.addcmul(total.view(*dw.shape[:-1], 1), self.mean)
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ class PackedCodes(Packed):
         return activation_grad(dy, self.copy, function)
 
     def function_grad_int8(self, function: str, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `ops.int8.int8_rows` makes of `function_grad`."""
+        """The int8 rows of `function_grad`, as `ops.int8.int8_rows` returns them."""
         return activation_grad_int8(dy, self.copy, function)
 
     def norm_grad(

@@ -35,17 +35,17 @@ class Quantized(Rule):
         seed = torch.randint(2**31, (), device=x.device) if self.stochastic else None
         tile_rows = self.rows if x.dim() == 2 else max(1, x.shape[-2])
         rows = x.flatten(0, -2)
-        made = quantize(rows, self.bits, tile_rows, None, None, seed)
-        return PackedCodes(x.shape, x.dtype, FewBitCopy(*made, self.bits, tile_rows))
+        tensors = quantize(rows, self.bits, tile_rows, None, None, seed)
+        return PackedCodes(x.shape, x.dtype, FewBitCopy(*tensors, self.bits, tile_rows))
 
     def pack_images(
         self, x: Tensor, dtype: torch.dtype, mean: Tensor | None = None, rstd: Tensor | None = None
     ) -> Packed:
         if self.stochastic or not as_they_lie(x.device, x.shape, memory_format(x)):
             return super().pack_images(x, dtype, mean, rstd)
-        made = quantize_images(x.contiguous(), self.bits, self.rows, mean, rstd)
+        tensors = quantize_images(x.contiguous(), self.bits, self.rows, mean, rstd)
         shape = torch.Size((x.shape[0] * x.shape[2:].numel(), x.shape[1]))
-        return self.packed(shape, dtype, *made)
+        return self.packed(shape, dtype, *tensors)
 
     def pack_norm(
         self,

@@ -1,1 +1,1 @@
-"""Which columns of activations and which parameter blocks get a gradient."""
+"""The draws of the columns of activations and of the parameter blocks that get a gradient."""

@@ -76,9 +76,13 @@ class Blocks:
         """Called with the number of elements that a block packed; 0 if it shares a copy."""
 
     def observe(self, block: int, p: float, grad: Tensor, size: Tensor | float = 1.0) -> Tensor:
-        """Notes the norm of `grad` times `size`, for a block drawn with probability p.
+        """Notes the norm of `grad` times `size`; returns `grad`, divided by p for an unbiased draw.
 
-        Returns `grad`, divided by p if the draw is unbiased.
+        Args:
+            block: its number.
+            p: the probability with which it was drawn.
+            grad: its gradient.
+            size: a factor of the norm.
         """
         self.seen[block] = norm(grad) * size
         return grad / p if self.unbiased else grad
@@ -88,7 +92,7 @@ class Blocks:
         return {"step": self.step, "seen": dict(self.seen), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; raises ValueError for another number of blocks."""
+        """Restores a `state_dict`; raises ValueError for another number of blocks."""
         self.sampler.load_state_dict(state["sampler"])
         self.step, self.seen = state["step"], dict(state["seen"])
 

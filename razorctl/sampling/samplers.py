@@ -1,4 +1,4 @@
-"""Which coordinates get a gradient: inclusion probabilities, draws and their updates.
+"""The coordinates that get a gradient: inclusion probabilities, draws and their updates.
 
 JointSpar and the bandit of Sheared Backpropagation (CVPR 2024, Alg. 1 and 2). Coordinates are
 the columns of an activation, or whole parameter blocks (`joint.Blocks`). Two changes to the paper:
@@ -59,12 +59,14 @@ class Sampler:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave; raises ValueError for another sampler's state."""
-        own = self.state_dict()
-        if own.keys() != state.keys() or any(own[k].shape != state[k].shape for k in own):
+        """Restores a `state_dict`; raises ValueError for the state of another sampler."""
+        tensors = self.state_dict()
+        if tensors.keys() != state.keys() or any(
+            tensor.shape != state[name].shape for name, tensor in tensors.items()
+        ):
             raise ValueError(f"not the state of a {type(self).__name__} of size {self.size}")
         for name, value in state.items():
-            own[name].copy_(value)
+            tensors[name].copy_(value)
 
 
 class Bandit(Sampler):
@@ -87,10 +89,10 @@ class Bandit(Sampler):
     def update(self, index: Tensor, p: Tensor, norms: Tensor) -> None:
         p = p.double()
         level = norms.double() / p
-        seen = level.mean()
+        mean = level.mean()
         # An overflowed fp16 step or an all-zero gradient must not enter the running mean.
-        usable = seen.isfinite() & (seen > 0)
-        fresh = torch.where(self.scale > 0, torch.lerp(seen, self.scale, DECAY), seen)
+        usable = mean.isfinite() & (mean > 0)
+        fresh = torch.where(self.scale > 0, torch.lerp(mean, self.scale, DECAY), mean)
         self.scale.copy_(torch.where(usable, fresh, self.scale))
         loss = 1 - (level / self.scale).square()
         change = (-self.alpha * loss * (self.count / self.size) / p).clamp(-1, 1)
@@ -116,6 +118,6 @@ class Proportional(Sampler):
         norms, old = norms.double(), self.norms[index]
         fresh = torch.where(old.isnan(), norms, torch.lerp(norms, old, DECAY))
         self.norms[index] = torch.where(norms.isfinite(), fresh, old)
-        # Coordinates not seen yet count as average ones.
-        known = torch.where(self.norms.isnan(), self.norms.nanmean(), self.norms)
-        self.p.copy_(project(known.log(), self.count, self.p_min))
+        # Coordinates that were not drawn yet count as average ones.
+        norms = torch.where(self.norms.isnan(), self.norms.nanmean(), self.norms)
+        self.p.copy_(project(norms.log(), self.count, self.p_min))

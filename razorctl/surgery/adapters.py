@@ -16,7 +16,7 @@ MARK = "razor_trainable"
 
 
 def find(model: nn.Module) -> tuple[str, ...]:
-    """The linear layers of `model`, by name: those to be adapted, then its classifier or head.
+    """The names of the linear layers of `model`: the layers to adapt, then its classifier or head.
 
     Raises UsageError if there are none to adapt, or if the model has adapters already.
     """
@@ -24,10 +24,11 @@ def find(model: nn.Module) -> tuple[str, ...]:
         raise UsageError(
             f"{type(model).__name__} has adapters already; merge them, or choose another method."
         )
-    known, own = linear_types(), heads(model)
-    modules = [(name, module) for name, module in model.named_modules() if type(module) in known]
-    modules.sort(key=lambda pair: pair[1] in own)  # keeps the order otherwise
-    linear = tuple(name for name, _ in modules)
+    types, last = linear_types(), heads(model)
+    layers = [(name, module) for name, module in model.named_modules() if type(module) in types]
+    # The head of a language model may come first.
+    linear = tuple(name for name, module in layers if module not in last)
+    linear += tuple(name for name, module in layers if module in last)
     if len(linear) < 2:
         raise UsageError(
             f"{type(model).__name__} has no linear layer before its classifier to adapt; "
@@ -37,7 +38,7 @@ def find(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
-    """Adapts what `find` found; freezes everything else except a classifier.
+    """Adapts the layers of `find`; freezes everything else except a classifier.
 
     The head of a language model, which may be tied to its embeddings, is frozen too.
     """
@@ -50,10 +51,10 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=adapted, fan_in_fan_out=transposed)
     mode, device = mode_of(model.parameters()), next(model.parameters()).device
     inject_adapter_in_model(config, model, low_cpu_mem_usage=mode is not None)
-    if mode is not None:  # then they are on the meta device yet
+    if mode is not None:  # the adapters are on the meta device
         fake(model, mode, device)
     for layer in model.modules():
-        if isinstance(layer, LoraLayer):  # autocast does it, without a copy for each adapter
+        if isinstance(layer, LoraLayer):  # autocast casts, without a copy for each adapter
             layer.cast_input_dtype_enabled = False
     last = model.get_submodule(classifier)
     last.requires_grad_(last not in heads(model))
@@ -61,9 +62,9 @@ def attach(model: nn.Module, linear: tuple[str, ...]) -> None:
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Writes the adapters and any classifier as `peft.PeftModel.from_pretrained` loads them.
+    """Writes the adapters of a model, and a trained classifier.
 
-    model: one to which they are attached. It loads them onto the pretrained model.
+    `peft.PeftModel.from_pretrained` loads them onto the pretrained model.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -88,12 +89,12 @@ def save(model: nn.Module, folder: Path) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether `attach` was given this very module."""
+    """Whether this very module has adapters of `attach`."""
     return hasattr(module, MARK)
 
 
 def detach(module: nn.Module) -> None:
-    """Merges the adapters that `attach` put in, if any, and makes trainable what it froze."""
+    """Merges the adapters of `attach`, if there are any, and unfreezes what it froze."""
     if not attached(module):
         return
     from peft.tuners.lora import LoraLayer

@@ -6,7 +6,7 @@ from torch import nn
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The modules of the list or sequence with most parameters, if they are all of one class.
 
-    Of a transformer, these are its layers. A model without such a list has no blocks.
+    In a transformer they are its layers. A model without such a list has no blocks.
     """
     lists = (m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)))
     return list(max(lists, key=_parameters, default=nn.ModuleList()).children())
@@ -19,5 +19,5 @@ def parameter_bytes(module: nn.Module) -> int:
 
 def _parameters(blocks: nn.Module) -> int:
     children = list(blocks.children())
-    alike = len(children) > 1 and len({type(child) for child in children}) == 1
-    return sum(p.numel() for p in blocks.parameters()) if alike else 0
+    one_class = len(children) > 1 and len({type(child) for child in children}) == 1
+    return sum(p.numel() for p in blocks.parameters()) if one_class else 0

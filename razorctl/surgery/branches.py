@@ -36,9 +36,9 @@ class Member:
     The output is the stock one either way. It is an attribute of the module, not a pair of hooks:
     no hook runs after a KeyboardInterrupt, so grad would stay off in a notebook.
 
-    The draw learns |f(x)| |dy| of a branch, where dy is the gradient at its output. That takes one
-    hook. On vit-micro it told almost the same as the norm of the branch's weight gradient, which
-    would take hooks on parameters. |dy| alone tells little, because it is the gradient of the
+    The draw learns |f(x)| |dy| of a branch, where dy is the gradient at its output. It takes one
+    hook. On vit-micro it ranked branches almost as the norm of their weight gradients did, which
+    takes hooks on parameters. |dy| alone ranks them badly, because it is the gradient of the
     residual stream.
     """
 
@@ -74,7 +74,7 @@ def find(model: nn.Module) -> list[Branch]:
     A branch is left out if the forward of a member is patched already, since that patch would no
     longer run, or if a block lacks a member, as its attention may name its layers otherwise.
     """
-    found = [
+    branches = [
         Branch(owner, tuple(map(owner.get_submodule, names)))
         for owner in model.modules()
         for names in branches_of(type(owner))
@@ -82,7 +82,7 @@ def find(model: nn.Module) -> list[Branch]:
     ]
     return [
         branch
-        for branch in found
+        for branch in branches
         if any(p.requires_grad for m in branch.members for p in m.parameters())
         and not any("forward" in vars(m) for m in branch.members)
     ]
@@ -94,6 +94,6 @@ def attached(module: nn.Module) -> bool:
 
 
 def detach(module: nn.Module) -> None:
-    """Gives a module its own forward back, if a branch has it."""
+    """Restores the forward of a module that runs as a member of a branch."""
     if attached(module):
         del module.forward

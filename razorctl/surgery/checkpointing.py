@@ -22,18 +22,18 @@ def find(model: nn.Module) -> dict[str, nn.Module]:
 
     Raises UsageError if there is none.
     """
-    found: dict[str, nn.Module] = {}
+    outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in outermost)
         able = getattr(module, "supports_gradient_checkpointing", True)
         if able and not inside and any(hasattr(module, on) for on, _ in SWITCHES):
-            found[name] = module
-    if not (found and all(map(_works, found.values()))):
+            outermost[name] = module
+    if not (outermost and all(map(_works, outermost.values()))):
         raise UsageError(
             f"{type(model).__name__} has no activation checkpointing of its own; wrap its blocks "
             "in torch.utils.checkpoint, or train without it."
         )
-    return found
+    return outermost
 
 
 def _works(module: nn.Module) -> bool:
@@ -57,15 +57,16 @@ def attach(module: nn.Module) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether `attach` has changed this very module."""
+    """Whether `attach` switched on the checkpointing of this very module."""
     return hasattr(module, MARK)
 
 
 def detach(module: nn.Module) -> None:
-    """Undoes what `attach` changed, if anything."""
+    """Switches checkpointing off, if `attach` switched it on."""
     if attached(module):
         enable, disable = _switches(module)
-        getattr(module, disable)(*[False] * (enable == disable))
+        switch = getattr(module, disable)
+        switch(False) if enable == disable else switch()
         if getattr(module, HOOKS, None) and not getattr(module, MARK):
             module.disable_input_require_grads()  # type: ignore[operator]
         delattr(module, MARK)

@@ -1,4 +1,4 @@
-"""The draw of a joint budget, made before each training forward pass of a model, and all draws.
+"""The draw of a joint budget, which runs before each training forward pass of a model.
 
 If torch.distributed is initialized, norms are averaged over processes, so that all draw the same;
 DistributedDataParallel then needs find_unused_parameters=True.
@@ -38,18 +38,19 @@ def detach(module: nn.Module) -> None:
 
 
 def draws(model: nn.Module) -> dict[str, Blocks | Sampler]:
-    """All that draws in a sparsified model and learns from gradients, by name.
+    """The draws of blocks and of columns in a sparsified model, by name.
 
-    None of it is in the model's state dict.
+    They learn from gradients, and are not in the model's state dict.
     """
-    found: dict[str, Blocks | Sampler] = {}
+    by_name: dict[str, Blocks | Sampler] = {}
     for name, module in model.named_modules():
         if attached(module):
-            found[f"{name}:blocks"] = getattr(module, MARK)
+            by_name[f"{name}:blocks"] = getattr(module, MARK)
         if isinstance(module, RazorLayer) and module.rules is not None:
-            samplers = (rule.sampler for rule in module.rules.each)
-            found |= {f"{name}:{i}": each for i, each in enumerate(samplers) if each is not None}
-    return found
+            for number, rule in enumerate(module.rules.each):
+                if rule.sampler is not None:
+                    by_name[f"{name}:{number}"] = rule.sampler
+    return by_name
 
 
 def _draw(model: nn.Module, inputs: object) -> None:

@@ -16,34 +16,34 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 def head(model: nn.Module) -> tuple[str, nn.Module]:
     """The name of the last layer of a model, and the layer.
 
-    That is the one that its library names as its classifier, else the last one in order. Raises
-    UsageError if there is none.
+    The last layer is the classifier that the model's library names, else the last one in order.
+    Raises UsageError if there is none.
     """
-    named: Any = getattr(model, "get_classifier", None)
-    own = named() if callable(named) else None
-    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, LAYERS)]
-    of_library = [(name, m) for name, m in layers if m is own]
-    found = (of_library or layers)[-1:]
-    if not found:
+    get: Any = getattr(model, "get_classifier", None)
+    classifier = get() if callable(get) else None
+    layers: list[tuple[str, nn.Module]] = [
+        (name, m) for name, m in model.named_modules() if isinstance(m, LAYERS)
+    ]
+    if not layers:
         raise UsageError(f"{type(model).__name__} has no last layer to train; use method 'full'.")
-    return found[0]
+    return next(((name, m) for name, m in reversed(layers) if m is classifier), layers[-1])
 
 
 def find(model: nn.Module, part: str) -> frozenset[str]:
-    """The names of the parameters to train, of a `Method.part` that is `bias` or `head`.
+    """The names of the parameters to train for the `Method.part` `bias` or `head`.
 
     Raises UsageError if there are no biases but those of the head.
     """
-    name, layer = head(model)
-    kept = {id(p) for p in layer.parameters()}
-    last = {own for own, p in model.named_parameters() if id(p) in kept}
+    layer_name, layer = head(model)
+    of_layer = {id(p) for p in layer.parameters()}
+    last = {name for name, p in model.named_parameters() if id(p) in of_layer}
     if part == "head":
         return frozenset(last)
-    biases = {own for own, _ in model.named_parameters() if own.rpartition(".")[2] == "bias"}
+    biases = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
     if not biases - last:
         raise UsageError(
-            f"{type(model).__name__} has no biases before {name}, its last layer; choose method "
-            "'head' or 'lora'."
+            f"{type(model).__name__} has no biases before {layer_name}, its last layer; choose "
+            "method 'head' or 'lora'."
         )
     return frozenset(biases | last)
 
@@ -57,12 +57,12 @@ def attach(model: nn.Module, trained: frozenset[str]) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether `attach` was given this very module."""
+    """Whether `attach` froze parameters of this very module."""
     return hasattr(module, MARK)
 
 
 def detach(module: nn.Module) -> None:
-    """Makes trainable again what `attach` froze, if anything."""
+    """Unfreezes the parameters that `attach` froze, if any."""
     if attached(module):
         for name in getattr(module, MARK):
             module.get_parameter(name).requires_grad_(True)

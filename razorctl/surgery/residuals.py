@@ -1,4 +1,4 @@
-"""Residual connections x + f(norm(x)) whose norm adds the two gradients of x in its own operation.
+"""Residual connections x + f(norm(x)) whose norm adds the two gradients of x in one operation.
 
 The output is the stock one. The norm's output is in the dtype that the linear layers after it
 compute in, to which autocast would cast it anyway.
@@ -53,26 +53,26 @@ def _splits(norm: Norm, x: Tensor) -> bool:
 
 
 def find(
-    model: nn.Module, known: Mapping[type[nn.Module], Names], first: frozenset[type[nn.Module]]
+    model: nn.Module, members: Mapping[type[nn.Module], Names], first: frozenset[type[nn.Module]]
 ) -> dict[nn.Module, tuple[Connection, ...]]:
     """The blocks of `model` whose norms are razor norms, with their connections.
 
-    known: block type -> the names of the members of each connection, the norm first. first: the
-    types that may follow a norm, since all they do with its output is to multiply it by weights.
+    members: block type -> the names of the members of each connection, the norm first. first: the
+    types that may follow a norm, since they only multiply its output by weights.
     """
-    found = {}
+    by_block = {}
     for block in model.modules():
-        names = known.get(type(block), ())
-        members = [[block.get_submodule(name) for name in branch] for branch in names]
-        if members and "forward" not in vars(block):
-            own = tuple(
-                Connection(norm, to, tuple(rest))
-                for norm, to, *rest in members
-                if isinstance(norm, Norm) and stock_type(to) in first
-            )
-            if len(own) == len(members):
-                found[block] = own
-    return found
+        names = members.get(type(block), ())
+        if not names or "forward" in vars(block):
+            continue
+        connections = []
+        for branch in names:
+            norm, to, *rest = map(block.get_submodule, branch)
+            if isinstance(norm, Norm) and stock_type(to) in first:
+                connections.append(Connection(norm, to, tuple(rest)))
+        if len(connections) == len(names):
+            by_block[block] = tuple(connections)
+    return by_block
 
 
 def attach(block: nn.Module, connections: tuple[Connection, ...]) -> None:
@@ -81,11 +81,11 @@ def attach(block: nn.Module, connections: tuple[Connection, ...]) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether this very module is such a block."""
+    """Whether this very module runs by its connections."""
     return isinstance(vars(module).get("forward"), Block)
 
 
 def detach(module: nn.Module) -> None:
-    """Gives a block its own forward back."""
+    """Restores the forward of a block."""
     if attached(module):
         del module.forward

@@ -1,8 +1,8 @@
-"""sparsify puts razor layers into a model by one call, and restore takes them out again."""
+"""`sparsify`, which puts razor layers into a model, and `restore`, which takes them out again."""
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -123,8 +123,8 @@ def swap(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
 
 def _changed(module: nn.Module) -> bool:
     """Whether `sparsify` has changed this very module."""
-    rooms = (adapters, branches, checkpointing, drawing, freezing, residuals, torchao)
-    return isinstance(module, RazorLayer) or any(room.attached(module) for room in rooms)
+    parts = (adapters, branches, checkpointing, drawing, freezing, residuals, torchao)
+    return isinstance(module, RazorLayer) or any(part.attached(module) for part in parts)
 
 
 def _drawn(new: Swap) -> bool:
@@ -157,34 +157,16 @@ def restore(model: nn.Module) -> None:
 
 
 def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
-    """What to swap; raises UsageError if the model's attention cannot run on the backend."""
-    chosen, kinds = [], recipe.rules
-    attention = recipe.backend != "auto"
-    if recipe.backend == "sparse-flash" and "attention" not in kinds:
+    """The swaps of a recipe; raises UsageError if attention cannot run on its backend."""
+    if recipe.backend == "sparse-flash" and "attention" not in recipe.rules:
         raise UsageError(
             f"method {recipe.method!r} at ratio {recipe.ratio:g} prunes no q, k, v for "
             "sparse-flash; choose attention 'flash'."
         )
-    head_types: dict[nn.Module, type[RazorLayer]] = {
-        **dict.fromkeys(heads(model), Head),
-        **dict.fromkeys(pixel_classifiers(model), PixelHead),
-    }
-    known = linear_types()
-    linear = [module for module in model.modules() if type(module) in known]
-    # A model's last linear layer is its classifier: small, and its output is what is learned.
-    skipped = linear[-1] if METHODS[recipe.method].skip_last_linear and linear[1:] else None
-    for name, module in model.named_modules():
-        razor = razor_of(type(module))
-        if "head" in kinds:
-            razor = head_types.get(module, razor)
-        if razor is None or not (
-            razor.kind in kinds or (issubclass(razor, Attention) and attention)
-        ):
-            continue
-        if module is skipped and module not in head_types:
-            continue
+    chosen = []
+    for name, module, razor in _candidates(model, recipe):
         rules = None
-        if razor.kind in kinds:
+        if razor.kind in recipe.rules:
             rules = _rules(module, razor, recipe)
             if not all(razor.fits(module, rule) for rule in rules.each):
                 continue
@@ -195,16 +177,45 @@ def _choose(model: nn.Module, recipe: Recipe) -> list[Swap]:
             rules = None if recipe.backend == "flash" else rules
         chosen.append(Swap(name, module, razor, rules))
     if recipe.attention != "auto":
-        swapped = {new.module for new in chosen if issubclass(new.razor, Attention)}
-        strange = _unknown_attention(model, swapped)
-        if strange or not swapped:
-            first = next(iter(strange), "") or type(model).__name__
-            what = f"{first} is" if strange else f"{first} has"
-            raise UsageError(
-                f"{what} no attention that can be switched to {recipe.attention!r}; "
-                "choose attention 'auto'."
-            )
+        _check_attention(model, recipe, chosen)
     return chosen
+
+
+def _candidates(
+    model: nn.Module, recipe: Recipe
+) -> Iterator[tuple[str, nn.Module, type[RazorLayer]]]:
+    """The names, modules and razor classes of the kinds that a recipe or a backend changes."""
+    kinds = set(recipe.rules)
+    if recipe.backend != "auto":
+        kinds.add(Attention.kind)
+    head_types: dict[nn.Module, type[RazorLayer]] = {
+        **dict.fromkeys(heads(model), Head),
+        **dict.fromkeys(pixel_classifiers(model), PixelHead),
+    }
+    types = linear_types()
+    linear = [module for module in model.modules() if type(module) in types]
+    # A model's last linear layer is its classifier: small, and its output is what is learned.
+    skips = METHODS[recipe.method].skip_last_linear and len(linear) > 1
+    skipped = linear[-1] if skips and linear[-1] not in head_types else None
+    for name, module in model.named_modules():
+        razor = razor_of(type(module))
+        if "head" in kinds:
+            razor = head_types.get(module, razor)
+        if razor is not None and razor.kind in kinds and module is not skipped:
+            yield name, module, razor
+
+
+def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -> None:
+    """Raises UsageError if some attention of a model cannot be switched to another backend."""
+    swapped = {swap.module for swap in chosen if issubclass(swap.razor, Attention)}
+    strange = _unknown_attention(model, swapped)
+    if strange or not swapped:
+        first = next(iter(strange), "") or type(model).__name__
+        what = f"{first} is" if strange else f"{first} has"
+        raise UsageError(
+            f"{what} no attention that can be switched to {recipe.attention!r}; "
+            "choose attention 'auto'."
+        )
 
 
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
@@ -261,9 +272,9 @@ def _grouped(modules: Mapping[str, nn.Module]) -> str:
 
 
 def _doubt(model: nn.Module, recipe: Recipe) -> None:
-    """Warns if a model is likely to exceed its byte budget; only inputs can tell for certain.
+    """Warns if a model is likely to exceed its byte budget, which only a trace of inputs shows.
 
-    It is likely if, of its layers with weights, the share that is of unknown kinds, and so kept in
+    It is likely if the share of its layers with weights that are of unknown kinds, and so kept in
     full, is larger than 1 - ratio. Each unknown attention counts as one such layer.
     """
     if not recipe.has_byte_budget:

@@ -50,12 +50,12 @@ def attach(module: nn.Module) -> None:
 
 
 def attached(module: nn.Module) -> bool:
-    """Whether `attach` was given this very module."""
+    """Whether `attach` made this very module torchao's."""
     return isinstance(module, nn.Linear) and hasattr(module, CONFIG)
 
 
 def detach(module: nn.Module) -> None:
-    """Makes a module that `attach` was given an `nn.Linear` again."""
+    """Makes a module that `attach` changed an `nn.Linear` again."""
     if attached(module):
         module.__class__ = nn.Linear
         delattr(module, CONFIG)

@@ -10,13 +10,13 @@ _Theirs: Any = library._Int8MixedPrecisionTrainingLinearFunction
 
 
 class _Function(_Theirs):  # type: ignore[misc]
-    """As torchao's, which Dynamo may not look into; since torch 2.15 it cannot be called so."""
+    """torchao's function, which since torch 2.15 fails where Dynamo may not look into it."""
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         # torchao views dy as rows, which it cannot if dy is expanded or transposed.
-        found: tuple[Tensor | None, ...] = _Theirs.backward(ctx, dy.contiguous())
-        return found
+        gradients: tuple[Tensor | None, ...] = _Theirs.backward(ctx, dy.contiguous())
+        return gradients
 
 
 class Int8Linear(library.Int8MixedPrecisionTrainingLinear):  # type: ignore[misc]

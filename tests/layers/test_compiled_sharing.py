@@ -1,4 +1,4 @@
-"""What layers share in a program that torch.compile traces: the same as in an eager one."""
+"""Layers share in a program that torch.compile traces what they share in an eager one."""
 
 import copy
 from collections.abc import Callable

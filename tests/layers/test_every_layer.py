@@ -1,4 +1,4 @@
-"""What holds for every layer with every rule it takes; what each computes is in its own file."""
+"""The contract of a layer, with every rule that it takes; a kind has more tests in its own file."""
 
 import copy
 import gc

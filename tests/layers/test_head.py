@@ -30,7 +30,7 @@ def head(bias: bool = True, dtype: torch.dtype = torch.float32) -> Head:
 
 
 def shifted(logits: Tensor, **options) -> Tensor:
-    """As transformers' ForCausalLMLoss does."""
+    """The loss of transformers' ForCausalLMLoss."""
     target = F.pad(TARGET, (0, 1), value=-100)[..., 1:].contiguous().to(logits.device)
     return F.cross_entropy(logits.float().view(-1, CLASSES), target.view(-1), **options)
 
@@ -71,7 +71,7 @@ OTHER = {
 
 
 class Copied(torch.autograd.Function):
-    """What it returns may be computed late, but not without its backward pass."""
+    """A function whose result may be computed late, but not without its backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -175,7 +175,7 @@ def test_accelerate_may_cast_outputs():
     cast = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(layer.forward))(x)
     assert isinstance(cast, Logits)
     assert cast.dtype == torch.float32
-    assert cast.known is None
+    assert cast.computed is None
 
 
 def test_a_frozen_weight_gets_no_gradient_and_an_input_without_one_none(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the memo shares under activation checkpointing: nothing across the border of a region."""
+"""The memo under activation checkpointing: it shares nothing across the border of a region."""
 
 import copy
 import gc
@@ -47,7 +47,7 @@ class Nested(nn.Module):
 
 
 def region(block: nn.Module, x: Tensor, reentrant: bool | None) -> Tensor:
-    """What a block makes of x, checkpointed unless `reentrant` is None."""
+    """The output of a block, which is checkpointed unless `reentrant` is None."""
     y: Tensor = block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant)
     return y
 

@@ -97,7 +97,7 @@ OTHER = {
 
 
 class Same(torch.autograd.Function):
-    """What it returns may be computed late, but not without its backward pass."""
+    """A function whose result may be computed late, but not without its backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -342,7 +342,7 @@ NUMBER = {"fcn": 2, "lraspp": 2, "upernet": 2}
 
 
 def _losses(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    """Those of all of a model's outputs, and its own."""
+    """The losses of all outputs of a model, and the loss that it returns."""
     if isinstance(model, (LinearSegmenter, segmentation.FCN, segmentation.LRASPP)):
         outputs, own = model(x), 0
         outputs = outputs if isinstance(outputs, dict) else {"out": outputs}

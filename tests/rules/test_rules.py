@@ -49,7 +49,7 @@ def weight_grad(dy, packed):
     def product(x):
         return dy.T @ (x.values() if isinstance(x, Packed) else x).to(dy.dtype)
 
-    return packed.spread(product(packed.operand()), product)
+    return packed.spread(*map(product, packed.operands()))
 
 
 def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:

@@ -14,7 +14,7 @@ mean = partial(mean_over_processes, device=torch.device("cpu"))
 
 
 def advance(blocks: Blocks, steps: int, norm=lambda block: block + 1.0) -> list[set[int]]:
-    """What is drawn in these steps, in each of which every drawn block has a gradient."""
+    """The draws of some steps, in each of which every drawn block has a gradient."""
     drawn = []
     for _ in range(steps):
         blocks.advance(mean)

@@ -1,4 +1,4 @@
-"""What holds for whole models with the methods that save few bits: razor, int8 and int2."""
+"""Whole models with the methods that keep few bits: razor, int8 and int2."""
 
 import copy
 import pickle
@@ -174,7 +174,7 @@ def test_an_outlier_within_does_no_harm(method, device):
 
 
 class TestSharing:
-    """What a norm or an activation function keeps is what the linear layer after it takes."""
+    """The linear layer after a norm or an activation function takes its copy."""
 
     def stack(self, middle: nn.Module) -> nn.Sequential:
         torch.manual_seed(0)
