@@ -20,35 +20,36 @@ class Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
-        self.made: set[int] = set()  # storages
-        self.before: list[tuple[Tensor, Tensor]] = []  # what was there already, and its values
+        self.created: set[int] = set()  # storages
+        self.before: list[tuple[Tensor, Tensor]] = []  # tensors from outside, and their values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tensors((args, kwargs))
-        if func._schema.is_mutable or "batch_norm" in func.name():  # whose schema hides it
-            outside = (t for t in given if t.untyped_storage()._cdata not in self.made)
+        operands = tensors((args, kwargs))
+        if func._schema.is_mutable or "batch_norm" in func.name():  # its schema hides mutation
+            outside = (t for t in operands if t.untyped_storage()._cdata not in self.created)
             self.before += [(t, t.clone()) for t in outside]
         result = func(*args, **(kwargs or {}))
-        known = {t.untyped_storage()._cdata for t in given}
-        own = [t for t in tensors(result) if t.untyped_storage()._cdata not in known]
-        self.made |= {t.untyped_storage()._cdata for t in own}
-        self.calls.append((partial(func, *args, **(kwargs or {})), own))
+        storages = {t.untyped_storage()._cdata for t in operands}
+        results = [t for t in tensors(result) if t.untyped_storage()._cdata not in storages]
+        self.created |= {t.untyped_storage()._cdata for t in results}
+        self.calls.append((partial(func, *args, **(kwargs or {})), results))
         return result
 
     def replay(self) -> None:
         with torch.no_grad():
-            for call, own in self.calls:
-                results = tensors(call())
-                for old, new in zip(own, results[-len(own) :] if own else (), strict=True):
+            for call, results in self.calls:
+                new_results = tensors(call())
+                first = len(new_results) - len(results)
+                for old, new in zip(results, new_results[first:], strict=True):
                     old.copy_(new)
 
     def undo(self) -> None:
-        """Takes back what was written, since a graph computes nothing while it is captured."""
+        """Restores all memory, since a graph computes nothing while it is captured."""
         with torch.no_grad():
             for tensor, values in reversed(self.before):
                 tensor.copy_(values)
-            for _, own in self.calls:
-                for tensor in own:
+            for _, results in self.calls:
+                for tensor in results:
                     tensor.fill_(0)
 
 
@@ -63,7 +64,7 @@ class Graphs:
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         with Recording() as recording:
-            found = run()
+            result = run()
         recording.undo()
         self.captured += 1
-        return found, recording.replay
+        return result, recording.replay

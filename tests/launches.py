@@ -24,39 +24,39 @@ JOBS = {  # model, rows, recipe
 
 @cache
 def launched(name: str) -> dict[int, list[Launch]]:
-    """By card, what a step of the job of that name launches: in bf16, on Turing in fp16."""
+    """Card -> the launches of a step of one of JOBS, in bf16, on Turing in fp16."""
     model, rows, recipe = JOBS[name]
-    found: dict[int, list[Launch]] = {}
+    by_card: dict[int, list[Launch]] = {}
     with registered(*map(two_blocks, ("vit-b16", "bert-base", "smollm2-135m"))):
         for cards, precision in (((75,), "fp16"), (CARDS[1:], "bf16")):
             task = "causal-lm" if name == "decoder" else None
             job = Job(model, "random", batch_size=rows, precision=precision, task=task)
             job = job.resolved({"learning_rate": 1e-3, "weight_decay": 0.0}, 100)
             launches = job_trace.launches(job, recipe, 100, *map(Card, cards))
-            found |= {card.capability: launches[card] for card in launches}
-    return found
+            by_card |= {card.capability: launches[card] for card in launches}
+    return by_card
 
 
 def compilations(card: int, every_kernel: bool) -> list[Variant]:
     """The variants of a card, so that the cards together compile all that JOBS compile for any.
 
-    Products have tiles and instructions of the card, so they are part of each; other variants take
-    turns. With `every_kernel` of each kernel the variant that takes most is part of it too.
+    Products have tiles and instructions of the card, so each card compiles them; each other variant
+    is compiled for one card. `every_kernel` adds the most demanding variant of each kernel.
     """
-    found = demanding(card)
-    products = [variant for variant in found if variant.kernel is scaled_gemm_kernel]
-    others = [variant for variant in found if variant.kernel is not scaled_gemm_kernel]
+    variants = demanding(card)
+    products = [variant for variant in variants if variant.kernel is scaled_gemm_kernel]
+    others = [variant for variant in variants if variant.kernel is not scaled_gemm_kernel]
     most = {variant.kernel.__name__: variant for variant in others} if every_kernel else {}
     parts = *products, *others[CARDS.index(card) :: len(CARDS)], *most.values()
     return list({variant.key: variant for variant in parts}.values())
 
 
 def demanding(card: int) -> list[Variant]:
-    """The variants that JOBS compile for a card, without what is sure to take less than another.
+    """The variants that JOBS compile for a card, without those surely less demanding than another.
 
-    That is, of launches that differ only in which numbers are multiples of 16, all but one with
-    least multiples; and of products in the same tiles all but one of most operands and bytes. Those
-    that take most come last.
+    Of launches that differ only in which numbers are multiples of 16, one with fewest multiples is
+    left; of products in the same tiles one with most operands and bytes. The most demanding are
+    last.
     """
     every = distinct(launch for name in JOBS for launch in launched(name)[card])
     most: dict[object, Variant] = {}
@@ -78,7 +78,7 @@ def alike(variant: Variant) -> str:
 
 
 def _demand(variant: Variant) -> tuple[int, int, int]:
-    """Pointers, bytes of what they point to, and arguments that are no multiples of 16."""
+    """The number of pointers, bytes of their elements, and arguments that are not aligned."""
     pointers = [kind[1:] for kind in variant.signature.values() if kind[0] == "*"]
     sizes = (DTYPES[kind].itemsize for kind in pointers if kind in DTYPES)
     return len(pointers), sum(sizes), len(variant.unaligned)

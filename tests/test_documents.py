@@ -71,7 +71,7 @@ def traces(top: Path) -> None:
 
 
 def choices(_: Path) -> None:
-    for ways in tuning._kept().values():
+    for ways in tuning._stored().values():
         assert all(isinstance(way, str) for way in ways.values())
 
 

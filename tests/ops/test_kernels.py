@@ -1,4 +1,4 @@
-"""Which kernel an op runs, and on which device."""
+"""Tests of the choice of the kernel of an op, and of its device."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from razorctl.ops.quantize import dequantize, quantize
 
 
 def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
-    events, found = [], {}
+    events, functions = [], {}
 
     @contextmanager
     def device_of(tensor):
@@ -23,19 +23,19 @@ def test_a_kernel_for_cuda_runs_on_the_device_of_its_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(kernels, "_ran", set())
-    op = SimpleNamespace(name="op", body=None, register=found.setdefault)
+    op = SimpleNamespace(name="op", body=None, register=functions.setdefault)
     for device in ("cuda", "cpu"):
         kernels.register(op, device)(lambda x, y: events.append("ran"))
-        found[device](torch.tensor(3), 4)
+        functions[device](torch.tensor(3), 4)
     assert events == [3, "ran", "left", "ran"]
 
 
 def registered(kernel, device="cuda", name="op"):
-    """What an op runs on a kind of device, whose body returns "body"."""
-    found = {}
-    op = SimpleNamespace(name=name, body=lambda x: "body", register=found.setdefault)
+    """The function that an op runs on a kind of device; the op's body returns "body"."""
+    functions = {}
+    op = SimpleNamespace(name=name, body=lambda x: "body", register=functions.setdefault)
     kernels.register(op, device)(kernel)
-    return found[device]
+    return functions[device]
 
 
 def failing(error):
@@ -83,7 +83,7 @@ def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
     assert run(card) == "body"
     assert list(kernels.replaced()) == [("op", "cuda")]
     kernels._failed.clear()
-    # What a CUDA graph cannot take says nothing of the kernel.
+    # A kernel that cannot be captured in a CUDA graph has not failed.
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="misaligned"):
         run(card)
@@ -92,7 +92,7 @@ def test_after_an_error_of_a_kernel_the_card_is_asked(monkeypatch):
 
 @pytest.fixture
 def ops(monkeypatch):
-    """Two ops of a card, the first of which fails for what is appended; each runs its body then."""
+    """A list of errors, whose first the kernels of two ops raise, and what the ops run."""
     errors = []
 
     def kernel(x):
@@ -111,7 +111,7 @@ def ops(monkeypatch):
         # A cache that cannot be written.
         (PermissionError(13, "Permission denied", "/cache"), None, "Permission denied: '/cache'"),
         (OSError(30, "Read-only file system", "/cache"), None, "Read-only file system: '/cache'"),
-        # A card that Triton or torch does not know, and an older driver.
+        # A card that Triton or torch does not support, and an older driver.
         (RuntimeError("a"), RuntimeError("ptxas fatal: 'sm_70' is not defined"), "'sm_70' is not"),
         (RuntimeError("a"), RuntimeError("no kernel image is available"), "no kernel image"),
         (RuntimeError("a"), RuntimeError("unsupported toolchain\nmore"), "unsupported toolchain"),
@@ -149,10 +149,10 @@ def test_a_kernel_that_fails_where_others_run_is_the_only_one_replaced(ops, monk
 
 
 def test_kernels_that_cannot_be_imported_are_one_warning(ops, monkeypatch, caplog):
-    asked = []
+    names = []
 
     def fails(name):
-        asked.append(name)
+        names.append(name)
         if ".triton." in name:
             raise AttributeError("module 'triton.language' has no attribute 'x'")
 
@@ -160,7 +160,7 @@ def test_kernels_that_cannot_be_imported_are_one_warning(ops, monkeypatch, caplo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("quantize", "norm"):
         kernels.attach(f"razorctl.ops.{name}")
-    assert [name for name in asked if ".triton." in name] == ["razorctl.ops.triton.quantize"]
+    assert [name for name in names if ".triton." in name] == ["razorctl.ops.triton.quantize"]
     (record,) = caplog.records
     assert "razorctl.ops.quantize: module 'triton.language' has no attribute" in record.getMessage()
 

@@ -1,4 +1,4 @@
-"""The joint operation gives what the three do that it joins."""
+"""The joint op has the results of the three ops that it joins."""
 
 import pytest
 import torch

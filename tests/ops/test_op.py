@@ -1,4 +1,4 @@
-"""What an op makes of its signature; and when it calls a kernel without PyTorch's dispatcher."""
+"""The schema of an op from its signature; and calls of a kernel without PyTorch's dispatcher."""
 
 from contextlib import nullcontext
 
@@ -27,9 +27,14 @@ class Own(torch.Tensor):
 
 @pytest.fixture
 def direct(monkeypatch) -> list[str]:
-    """Notes each call of the CPU kernel of `int8_rows` without the dispatcher."""
+    """An entry for each call of the CPU kernel of `int8_rows` without the dispatcher."""
     calls, kernel = [], int8_rows.kernels["cpu"]
-    monkeypatch.setitem(int8_rows.kernels, "cpu", lambda x: calls.append("") or kernel(x))
+
+    def recorded(x):
+        calls.append("")
+        return kernel(x)
+
+    monkeypatch.setitem(int8_rows.kernels, "cpu", recorded)
     return calls
 
 
@@ -74,16 +79,20 @@ def test_a_compiler_sees_the_op():
         with torch.no_grad():
             return int8_rows(x)[0]
 
-    seen = []
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
     torch._dynamo.reset()
-    torch.compile(rows, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2, 8))
-    assert "razorctl.int8_rows" in seen[0].code
+    torch.compile(rows, backend=backend)(torch.ones(2, 8))
+    assert "razorctl.int8_rows" in graphs[0].code
 
 
 def test_a_copy_is_several_arguments_in_the_schema_and_one_elsewhere():
     schema = [a.name for a in norm_grad.overload._schema.arguments]
-    own = list(FewBitCopy._fields)
-    assert schema == ["dy", *own, "weight", "rstd", "centers", "residual"]
+    assert schema == ["dy", *FewBitCopy._fields, "weight", "rstd", "centers", "residual"]
     dy, copy = torch.randn(6, 64), copied(torch.randn(6, 64), 4, 6)
     args = dy, copy, None, torch.rand(6, 1), True
     assert norm_grad.grouped(norm_grad.flat(args)) == (*args, None)  # the default of the residual

@@ -29,7 +29,7 @@ def round_trip(x: torch.Tensor, bits: int, seed: torch.Tensor | None = None) -> 
 
 
 def clipped(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """What codes of so many bits reach to, in double precision."""
+    """x limited to the range of codes of some bits, in double precision."""
     x = x.double()
     if bits != 2:
         return x

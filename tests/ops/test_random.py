@@ -23,7 +23,7 @@ def test_a_part_draws_what_the_whole_does(device):
 
 
 def test_known_numbers():
-    """What every implementation must draw, by Python's integers."""
+    """The numbers that every implementation must draw, computed with Python's integers."""
 
     def mixed(x: int) -> int:
         x = (x ^ x >> 16) * 0x85EBCA6B % 2**32

@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 def naive(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Zero but for the k largest |x|, by sorting (|x|, position) in Python; NaN is largest."""
+    """x with zeros except for the k largest |x|, by sorting (|x|, position); NaN is largest."""
     flat = x.flatten().tolist()
     rank = sorted(range(len(flat)), key=lambda i: (flat[i] == flat[i], -abs(flat[i]), i))
     dense = torch.zeros_like(x).flatten()

@@ -24,7 +24,7 @@ def copies(monkeypatch) -> list[torch.Tensor | None]:
 
 
 def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False):
-    """Those after two backward passes of which so many share copies, and how many were kept."""
+    """The gradients of two backward passes in `shared_by(micro_batches)`, and copies kept."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).train()
     sparsify(net, Recipe("int8"))
@@ -39,8 +39,8 @@ def gradients(micro_batches: int, on_a_card: bool = True, changed: bool = False)
             if changed:
                 with torch.no_grad():
                     net[0].weight.mul_(2)
-        found = 0 if weight_copies._copies is None else len(weight_copies._copies)
-    return [p.grad for p in net.parameters()], found
+        count = 0 if weight_copies._copies is None else len(weight_copies._copies)
+    return [p.grad for p in net.parameters()], count
 
 
 def test_a_weight_is_copied_once_a_step(copies):

@@ -1,8 +1,8 @@
-// ops.batch_norm: gradients from a copy of the normalized input, images with channels first.
+// ops.batch_norm: gradients from a copy of the normalized input, for images with channels first.
 #include "common.h"
 #include "tiles.h"
 
-// A tile's rows of some channels: what is read and written of a channel goes by stretches of pixels.
+// The rows of a tile for some channels. Channels are read and written by stretches of pixels.
 struct part {
     const struct copy *copy;
     int64_t pixels, start, end;
@@ -21,7 +21,7 @@ static void part_of(struct part *p, const struct copy *copy, int64_t pixels, int
     turned_codes(copy, p->s, p->start, p->end, p->codes);
 }
 
-// Where the pixels of channel i of a part are from `row` on, and how many follow each other.
+// The position of the pixels of channel i of a part from `row` on, and how many are contiguous.
 inlined int64_t stretch(const struct part *p, int64_t i, int64_t row, int64_t *count) {
     const int64_t pixel = row % p->pixels;
     *count = least(p->end - row, p->pixels - pixel);

@@ -1,8 +1,8 @@
-// What the kernels share: dtypes, packed codes, and the functions of ops.activation.
+// Shared by all kernels: dtypes, packed codes, and the functions of ops.activation.
 //
-// Activations are [rows, columns]. A row of codes whose length is a multiple of 64, or else all rows
-// as one line, is cut into 8 strips of equal length; a byte holds codes of the same position in
-// several strips (see ops.packing). A task owns the same `width` columns of each strip of a row, and
+// Activations are [rows, columns]. A row of codes whose length is a multiple of 64, else all rows as
+// one line, is divided into 8 strips of equal length; a byte holds codes of the same position in
+// several strips (see ops.packing). A task has the same `width` columns of each strip of a row, and
 // so whole bytes.
 #ifndef RAZORCTL_COMMON_H
 #define RAZORCTL_COMMON_H
@@ -18,15 +18,15 @@
 
 #define STRIPS 8
 #define GROUP 64                   // codes that a line is padded to a multiple of
-#define WIDEST 256                 // columns of a strip that a task owns at most
-#define CODES (STRIPS * WIDEST)    // codes of a row that a task owns at most
+#define WIDEST 256                 // most columns of a strip in a task
+#define CODES (STRIPS * WIDEST)    // most codes of a row in a task
 #define ROWS 64                    // rows of a task, where tiles do not set them
 #define PARTS 8                    // a zero point is a whole number of these parts of a code
-#define LEVELS 127                 // of an int8 code
+#define LEVELS 127                 // largest int8 code
 #define LARGEST_FLOAT 3.4028235e38f
 #define inlined static inline __attribute__((always_inline))
 
-// Elements of two vectors by their numbers; `numbers` is a vector of integers of their width.
+// Elements of two vectors by index; `numbers` is the type of a vector of integers of their width.
 #ifdef __clang__
 #define SHUFFLED(numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -70,7 +70,7 @@ inlined uint16_t narrowed(float x) {
     return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// Elements `at` to `at + count` of x as floats: where they are, or converted into `buffer`.
+// Elements `at` to `at + count` of x as floats: in place, or converted into `buffer`.
 inlined const float *loaded(const void *x, int dtype, int64_t at, int64_t count, float *buffer) {
     if (dtype == FLOAT32) return (const float *)x + at;
     const uint16_t *from = (const uint16_t *)x + at;
@@ -78,7 +78,7 @@ inlined const float *loaded(const void *x, int dtype, int64_t at, int64_t count,
     return buffer;
 }
 
-// Where to write elements from `at` on of y: in place, or into `buffer`, which `store` converts.
+// The destination of elements of y from `at` on: in place, or `buffer`, which `store` converts.
 inlined float *target(void *y, int dtype, int64_t at, float *buffer) {
     return dtype == FLOAT32 ? (float *)y + at : buffer;
 }
@@ -89,8 +89,8 @@ inlined void store(void *y, int dtype, int64_t at, int64_t count, const float *b
     for (int64_t i = 0; i < count; i++) to[i] = narrowed(buffer[i]);
 }
 
-// The columns of a task: `width` from `first` on of each strip. If they are whole strips, the row
-// is one stretch of columns.
+// The columns of a task: `width` from `first` on of each strip. Whole strips are one stretch of
+// columns.
 struct share {
     int64_t strip, first, width, stretches, length;
 };
@@ -107,9 +107,9 @@ inlined int64_t column(struct share s, int64_t stretch) { return stretch * s.str
 // `count` codes of a line of packed bytes, from code `from` on.
 void unpack_codes(const uint8_t *line, int64_t strip, int bits, int64_t from, int64_t count,
                   uint8_t *codes);
-// Packs the codes of a share of one line; those of its strips are `apart` from each other.
+// Packs the codes of a share of one line; codes of consecutive strips are `apart`.
 void pack(const uint8_t *codes, int64_t apart, struct share s, int bits, uint8_t *line);
-// Packs codes as one line. Those up to a multiple of GROUP are there, too, and 0.
+// Packs codes as one line; they are padded with zeros to a multiple of GROUP.
 void pack_line(const uint8_t *codes, int64_t count, int bits, uint8_t *line, int threads);
 
 // The codes of a share of one row, stretch after stretch; `line` is the row's packed bytes.
@@ -118,7 +118,7 @@ inlined void unpack(const uint8_t *line, struct share s, int bits, uint8_t *code
         unpack_codes(line, s.strip, bits, column(s, k), s.length, codes + k * s.length);
 }
 
-// A copy as ops.quantize makes it; a value is offset + scale * code.
+// A copy of ops.quantize; a value is offset + scale * code.
 struct copy {
     const uint8_t *packed;
     const int16_t *zero_point;
@@ -169,7 +169,7 @@ inlined float inverse(float scale) {
     return scale > 0 && one <= LARGEST_FLOAT ? one : 0;
 }
 
-// The scale for a largest magnitude, whose bits are given; NaN for NaN.
+// The scale for a largest magnitude, given by its bits; NaN for NaN.
 inlined float scale_of(uint32_t largest) {
     if (largest > 0x7F800000) return NAN;
     return lower(float_of(largest), LARGEST_FLOAT) / LEVELS;
@@ -179,7 +179,7 @@ inlined int8_t code_of(float x) {
     return (int8_t)(int)rintf(lower(higher(x, -LEVELS), LEVELS));
 }
 
-// The bits of the largest magnitude, which order as magnitudes do, with NaN above infinity.
+// The bits of the largest magnitude, in the order of magnitudes, with NaN above infinity.
 inlined uint32_t largest_of(const float *v, int64_t count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -190,7 +190,7 @@ inlined uint32_t largest_of(const float *v, int64_t count) {
     return largest;
 }
 
-// The int8 codes of a row, which is added to `sum`; returns their scale.
+// Writes the int8 codes of a row, adds the row to `sum`, and returns the scale.
 inlined float int8_row(const float *restrict v, int64_t columns, int8_t *restrict codes,
                        float *restrict sum) {
     const float scale = scale_of(largest_of(v, columns)), by = inverse(scale);

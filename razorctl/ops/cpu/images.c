@@ -1,19 +1,19 @@
 // ops.images: few-bit copies of images [batch, channels, pixels], as rows [pixels, channels].
 //
-// A task owns a tile's rows of some channels. It reads and writes the pixels of a channel as they
-// lie, and turns codes round in cache.
+// A task has the rows of a tile for some channels. It reads and writes the pixels of a channel as
+// they are, and transposes codes in cache.
 #include "common.h"
 #include "tiles.h"
 
 struct images {
     const void *x;
-    const float *mean, *rstd; // of each channel, the same for all images or of each of them
-    int64_t apart;            // of the statistics of two images
+    const float *mean, *rstd; // of each channel, for all images or for each image
+    int64_t apart;            // from the statistics of one image to the next
     int64_t channels, pixels;
     int dtype;
 };
 
-// Rows `start` to `end` of a channel, normalized if the images are, in `to`.
+// Writes rows `start` to `end` of a channel to `to`, normalized if the images are.
 static void pixels_of(const struct images *x, int64_t channel, int64_t start, int64_t end,
                       float *to) {
     for (int64_t row = start; row < end;) {
@@ -30,8 +30,8 @@ static void pixels_of(const struct images *x, int64_t channel, int64_t start, in
     }
 }
 
-// The least and the greatest of the values of a tile, within `reach` standard deviations if that is
-// more than 0; 0 if one is NaN.
+// The least and the greatest value of a tile, limited to `reach` standard deviations if that is
+// above 0; 0 if a value is NaN.
 static void ends_of(const float *v, int64_t count, float reach, float limit, float *low,
                     float *high) {
     float bottom = INFINITY, top = -INFINITY, sum = 0, squares = 0;
@@ -52,7 +52,7 @@ static void ends_of(const float *v, int64_t count, float reach, float limit, flo
     clip(mean, reach * sqrtf(squares / (float)count), low, high);
 }
 
-// The channels of a task as `unpack` and `pack` order them: those of a share.
+// Channel i of a share, in the order of `unpack` and `pack`.
 inlined int64_t channel_of(struct share s, int64_t i) {
     return column(s, i / s.length) + i % s.length;
 }
@@ -96,7 +96,7 @@ int razorctl_quantize_images(const void *x, int dtype, int64_t batch, int64_t ch
     return 0;
 }
 
-// With a function, its values at those of the copy.
+// The values of a copy, or of a function of them.
 int razorctl_dequantize_images(const struct copy *copy, int function, int64_t pixels, void *values,
                                int dtype, int threads) {
     const int64_t channels = copy->columns, width = least(CHANNELS, channels);

@@ -1,9 +1,9 @@
 // ops.int8 and ops.int8_operand: int8 copies for GEMMs.
 #include "common.h"
 
-#define STRETCH 64 // columns of a task, where it owns all rows
+#define STRETCH 64 // columns of a task that has all rows
 
-// Sums are made by blocks of rows, so that they do not depend on the number of threads.
+// Sums are computed by blocks of rows, so that they do not depend on the number of threads.
 int razorctl_int8_rows(const void *x, int dtype, int64_t row_stride, int64_t rows, int64_t columns,
                        int8_t *codes, float *scale, float *total, int threads) {
     const int64_t blocks = cdiv(rows, ROWS), each = dtype == FLOAT32 ? 0 : columns;
@@ -102,8 +102,8 @@ int razorctl_balance(const int8_t *codes, const float *scale, int64_t rows, int6
     return 0;
 }
 
-// The middle of the range that the codes of `count` columns reach, and half its width; with a
-// function 0, and the largest magnitude. lowest: where the function is least.
+// The middle of the range of values of `count` columns, and half its width; with a function 0, and
+// the largest magnitude. lowest: where the function is least.
 static void ranges_of(const struct copy *c, int function, float lowest, int64_t from, int64_t count,
                       float *restrict center, float *restrict reach) {
     const float last = (float)((1 << c->bits) - 1);

@@ -1,13 +1,13 @@
 // ops.norm: the gradients of LayerNorm and RMSNorm from a copy of the normalized input.
 #include "common.h"
 
-// What a task works in, [columns] each.
+// The memory of a task, [columns] each.
 struct work {
     float *offset, *scale, *normal, *dy, *residual;
     uint8_t *codes;
 };
 
-#define WORK 6 // floats of `struct work` for a column, at most
+#define WORK 6 // most floats of `struct work` for a column
 
 inlined struct work work_in(float *memory, int64_t columns) {
     return (struct work){memory,
@@ -18,7 +18,7 @@ inlined struct work work_in(float *memory, int64_t columns) {
                          (uint8_t *)(memory + 5 * columns)};
 }
 
-// dx of a row, whose parts it adds to the sums dw and db.
+// Computes dx of a row, and adds its terms to the sums dw and db.
 static void one_row(const struct work *in, int64_t columns, const float *restrict weight,
                     float rstd, int centers, const float *restrict dy,
                     const float *restrict residual, float *restrict dx, float *restrict dw,
@@ -41,8 +41,8 @@ static void one_row(const struct work *in, int64_t columns, const float *restric
     for (int64_t j = 0; residual && j < columns; j++) dx[j] += residual[j];
 }
 
-// weight: ones where the norm has none. residual: may be missing; what is added to dx. codes: may
-// be missing, with scale and total; the int8 copy of the rows of dx, and their sum.
+// weight: ones if the norm has none. residual: added to dx; may be missing. codes, scale, total:
+// the int8 copy of the rows of dx, and their sum; may be missing.
 int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64_t row_stride,
                        const float *weight, const float *rstd, int centers, const void *residual,
                        int residual_dtype, int64_t residual_stride, float *dx, float *dw, float *db,

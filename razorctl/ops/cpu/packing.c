@@ -4,7 +4,8 @@
 // Eight bytes with `mask`, of at most 7 bits, in each.
 inlined uint64_t in_each_byte(int mask) { return (uint64_t)mask * 0x0101010101010101u; }
 
-// Sets bits `shift` on of codes from the p bits `by` on of bytes, or adds them if shift is not 0.
+// Writes the p bits from `by` on of bytes to the bits from `shift` on of codes; other bits of codes
+// are kept if shift is not 0.
 inlined void spread_bits(const uint8_t *from, int64_t count, int p, int by, int shift,
                          uint8_t *to) {
     const uint64_t mask = in_each_byte((1 << p) - 1);

@@ -1,4 +1,4 @@
-// ops.pool: maxima of windows, and the places where they are.
+// ops.pool: maxima of windows, and their places in the windows.
 #include "common.h"
 
 #define PLACES 256 // of a window, at most
@@ -26,7 +26,7 @@ inlined floats strided(const float *v, int64_t stride) {
     return x;
 }
 
-// The maxima so far of LANES windows, and one more row of them: `count` columns, `apart`.
+// Updates the maxima of LANES windows by a row of them, of `count` columns, `apart`.
 inlined void row_of_maxima(const float *v, int64_t stride, int64_t count, int64_t apart,
                            int32_t place, float *best, int32_t *places) {
     floats most;
@@ -41,8 +41,8 @@ inlined void row_of_maxima(const float *v, int64_t stride, int64_t count, int64_
     memcpy(best, &most, sizeof most), memcpy(places, &at, sizeof at);
 }
 
-// What a task keeps: a row of the input between -INFINITY, maxima of a row, their places, and the
-// place of the first pixel of each window that is inside the image, as far as columns say.
+// The memory of a task: a row of the input padded with -INFINITY, maxima of a row, their places,
+// and the column in each window of its first pixel inside the image.
 struct work {
     float *line, *best;
     int32_t *places, *first;
@@ -122,7 +122,7 @@ int razorctl_max_pool(const void *x, int dtype, int64_t planes, const struct poo
     return missing;
 }
 
-// Adds gradients to the pixels at the places of a row of windows, rounding as stock does.
+// Adds gradients to the pixels at the places of a row of windows, rounded as in stock PyTorch.
 inlined void spread(const struct pool *p, const void *dy, int dtype, int64_t at, int64_t row,
                     const uint8_t *places, const int64_t *places_at, void *dx, int64_t plane) {
     const int64_t top = row * p->stride[0] - p->padding[0];

@@ -2,8 +2,8 @@
 #include "common.h"
 #include "tiles.h"
 
-#define IN_CACHE 131072  // elements of a tile that a task keeps in its core's second cache
-#define TASKS 4          // tasks for a thread, so that threads end together
+#define IN_CACHE 131072  // elements of a tile that stay in a core's L2 cache
+#define TASKS 4          // tasks of a thread, so that threads end together
 
 struct source {
     const void *x;
@@ -53,9 +53,9 @@ static void ends_of(const struct source *x, struct share s, int64_t start, int64
     }
 }
 
-// Draws the ends in to `reach` standard deviations around the mean.
-static void draw_in(const struct source *x, struct share s, int64_t start, int64_t end, float reach,
-                    struct range *r) {
+// Limits the ends to `reach` standard deviations around the mean.
+static void limit_ends(const struct source *x, struct share s, int64_t start, int64_t end,
+                       float reach, struct range *r) {
     float buffer[CODES], mean[CODES] = {0}, square[CODES] = {0};
     float share = 1.0f / (float)(end - start);
     for (int pass = 0; pass < 2; pass++) {
@@ -74,7 +74,7 @@ static void draw_in(const struct source *x, struct share s, int64_t start, int64
         clip(mean[j], reach * sqrtf(square[j] * share), r->low + j, r->high + j);
 }
 
-// Zero point and scale of a tile's columns, and the inverse and shift that make codes of values.
+// Zero point and scale of a tile's columns; a code is value * inverse + shift.
 static void scales_of(const struct range *r, struct share s, int bits, float noise,
                       int16_t *zero_point, uint16_t *scale, float *inverse, float *shift) {
     for (int64_t k = 0; k < s.stretches; k++)
@@ -116,8 +116,8 @@ static void codes_of(const struct source *x, struct share s, int64_t row, int bi
     }
 }
 
-// The columns of each of `strips` strips for a task: of whole tiles in cache, and enough tasks for
-// all threads.
+// The columns of each of `strips` strips for a task: whole tiles fit in cache, and there are enough
+// tasks for all threads.
 static int64_t width_for(int64_t strip, int64_t strips, int64_t tiles, int64_t tile_rows,
                          int threads) {
     int64_t width = least(CODES / strips, strip);
@@ -127,7 +127,7 @@ static int64_t width_for(int64_t strip, int64_t strips, int64_t tiles, int64_t t
     return width;
 }
 
-// line: where to keep codes that are packed as one line, up to a multiple of GROUP; NULL if each row
+// line: memory for codes that are packed as one line, up to a multiple of GROUP; NULL if each row
 // is packed by itself.
 int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float *mean,
                       const float *rstd, int64_t rows, int64_t columns, int64_t tile_rows, int bits,
@@ -147,7 +147,7 @@ int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float 
         float inverse[CODES], shift[CODES];
         uint8_t codes[CODES];
         ends_of(&from, s, start, end, limit, &range);
-        if (reach > 0) draw_in(&from, s, start, end, reach, &range);
+        if (reach > 0) limit_ends(&from, s, start, end, reach, &range);
         scales_of(&range, s, bits, seed ? 0 : 0.5f, zero_point + tile * columns,
                   scale + tile * columns, inverse, shift);
         for (int64_t row = start; row < end; row++) {
@@ -160,7 +160,7 @@ int razorctl_quantize(const void *x, int dtype, int64_t row_stride, const float 
     return 0;
 }
 
-// With a function, its values at those of the copy.
+// The values of a copy, or of a function of them.
 int razorctl_dequantize(const struct copy *copy, int function, void *values, int dtype,
                          int threads) {
     const int64_t columns = copy->columns, width = least(CODES, columns);

@@ -1,4 +1,4 @@
-// ops.slopes: one bit for each element of what has two slopes.
+// ops.slopes: one bit for each element of the input of a function with two slopes.
 #include "common.h"
 
 #define CHUNK 4096 // elements of a task; a multiple of PART
@@ -20,7 +20,8 @@ int razorctl_slope_bits(const void *x, int dtype, int64_t n, float low, float hi
             float buffer[PART];
             uint8_t inside[PART + 8];
             const float *v = loaded(x, dtype, at, count, buffer);
-            for (int64_t j = 0; j < count; j++) inside[j] = (v[j] > low) & (v[j] < high || high == INFINITY);
+            for (int64_t j = 0; j < count; j++)
+                inside[j] = (v[j] > low) & (v[j] < high || high == INFINITY);
             memset(inside + count, 0, 8);
             for (int64_t j = 0; j < count; j += 8) bits[(at + j) / 8] = gathered(inside + j);
         }

@@ -1,22 +1,22 @@
-// What the kernels of few-bit copies share: the scales of a tile, and codes that are turned round.
+// Shared by kernels of few-bit copies: the scales of a tile, and the transposition of codes.
 #ifndef RAZORCTL_TILES_H
 #define RAZORCTL_TILES_H
 
 #include "common.h"
 
 #define FURTHEST 4000.0f // codes: the largest distance of a zero point from its codes
-#define TILE_ROWS 256    // rows of a tile of images, at most
-#define CHANNELS 256     // of a task, at most
-#define SIDE 16          // of a square of codes that is turned round at once
-#define APART 320        // codes of a channel from those of the next, in different sets of a cache
+#define TILE_ROWS 256    // most rows of a tile of images
+#define CHANNELS 256     // most channels of a task
+#define SIDE 16          // of a square of codes that is transposed at once
+#define APART 320        // from the codes of a channel to the next, in different sets of a cache
 
-// Draws the ends of a tile in to `far` on either side of the mean.
+// Limits the ends of a tile to `far` on either side of the mean.
 inlined void clip(float mean, float far, float *low, float *high) {
     if (isfinite(mean - far)) *low = higher(*low, mean - far);
     if (isfinite(mean + far)) *high = lower(*high, mean + far);
 }
 
-// Zero point and scale for a tile's ends; a code is value * by + plus, without its fraction.
+// Zero point and scale for a tile's ends; a code is value * by + plus, truncated.
 inlined void scale_of_tile(float low, float high, int bits, float noise, int16_t *zero_point,
                            uint16_t *scale, float *by, float *plus) {
     const float levels = (float)((1 << bits) - 1);
@@ -46,7 +46,7 @@ inlined void values_of_one(const uint8_t *restrict codes, float offset, float sc
 
 typedef uint8_t bytes __attribute__((vector_size(16)));
 
-// Bytes of two vectors in turn, of their first or of their second halves.
+// Bytes of two vectors interleaved, of their first or of their second halves.
 inlined bytes firsts(bytes a, bytes b) {
     return SHUFFLED(bytes, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
@@ -54,7 +54,7 @@ inlined bytes seconds(bytes a, bytes b) {
     return SHUFFLED(bytes, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-// Four times, this turns a square of bytes round.
+// Four times, this transposes a square of bytes.
 inlined void interleave(const bytes *a, bytes *b) {
 #pragma GCC unroll 8
     for (int k = 0; k < SIDE / 2; k++) {

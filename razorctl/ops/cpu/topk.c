@@ -59,7 +59,7 @@ inlined uint64_t bits_from(const uint8_t *flags) {
     return word;
 }
 
-// The elements from `at` on, at most 64, that are above `smallest`; in `equal` those equal to it.
+// The bits of at most 64 elements from `at` on that are above `smallest`; `equal`: that equal it.
 inlined uint64_t above(const void *x, int dtype, int64_t at, int64_t n, uint32_t smallest,
                        uint64_t *equal) {
     uint8_t more[WORD] = {0}, same[WORD] = {0};
@@ -80,7 +80,7 @@ inlined uint64_t first_ones(uint64_t bits, int64_t count) {
 }
 
 // Elements of a chunk above the key, and equal to it.
-struct found {
+struct counts {
     int64_t above, equal;
 };
 
@@ -105,9 +105,9 @@ static void pack_chunk(const void *x, int dtype, int64_t from, int64_t n, uint32
 int razorctl_topk_pack(const void *x, int dtype, int64_t n, int64_t k, void *values,
                        uint8_t *bitmap, int threads) {
     const int64_t chunks = cdiv(n, CHUNK);
-    struct found *found = calloc((size_t)chunks, sizeof *found);
+    struct counts *counts = calloc((size_t)chunks, sizeof *counts);
     int64_t ties;
-    if (!found) return 1;
+    if (!counts) return 1;
     const uint32_t smallest = kth(x, dtype, n, k, threads, &ties);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c = 0; c < chunks; c++) {
@@ -116,20 +116,20 @@ int razorctl_topk_pack(const void *x, int dtype, int64_t n, int64_t k, void *val
             uint32_t key = key_of(x, dtype, i);
             more += key > smallest, same += key == smallest;
         }
-        found[c] = (struct found){more, same};
+        counts[c] = (struct counts){more, same};
     }
-    int64_t place = 0, before = 0; // from here on, `found` says where a chunk starts
+    int64_t place = 0, before = 0; // from here on, `counts` has the elements before a chunk
     for (int64_t c = 0; c < chunks; c++) {
-        const struct found own = found[c];
-        found[c] = (struct found){place, before};
-        place += own.above + least(own.equal, ties > before ? ties - before : 0);
-        before += own.equal;
+        const struct counts in_chunk = counts[c];
+        counts[c] = (struct counts){place, before};
+        place += in_chunk.above + least(in_chunk.equal, ties > before ? ties - before : 0);
+        before += in_chunk.equal;
     }
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c = 0; c < chunks; c++)
-        pack_chunk(x, dtype, c * CHUNK, n, smallest, ties - found[c].equal, found[c].above, values,
-                   bitmap);
-    free(found);
+        pack_chunk(x, dtype, c * CHUNK, n, smallest, ties - counts[c].equal, counts[c].above,
+                   values, bitmap);
+    free(counts);
     return 0;
 }
 

@@ -1,6 +1,6 @@
 """Kernels of ops.activation: y = f(x) with a copy of x, and dx = f'(x) dy, all [rows, columns].
 
-The copy is made by the kernels of `copies`, which store f(x) as well.
+The kernels of `copies` make the copy and store f(x) as well.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def activation_grad_int8_kernel(
     FUNCTION: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program works on ROWS whole rows of a tile, each held at once, and leaves their sum."""
+    """A program computes ROWS whole rows of a tile, one by one, and stores their sum."""
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
     start = tl.program_id(0) % along * ROWS
@@ -71,12 +71,12 @@ def activation_grad_int8_kernel(
     for number in tl.range(first, last, num_stages=AHEAD):
         row = number + tl.zeros((1,), tl.int64)
         numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
-        # Read again, from a cache, for each row: a thread has no registers left to hold these.
+        # Loaded again, from a cache, for each row: a thread has no registers left for them.
         offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
         x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
         src = dy + row[:, None] * stride + column[None, :]
         result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
-        # The int8 copy is that of the gradient in its dtype.
+        # The int8 copy is made of the gradient in its dtype.
         result = result.to(dy.dtype.element_ty).to(tl.float32)
         at = row[:, None] * columns + column[None, :]
         each = row_scale(result)
@@ -94,7 +94,7 @@ def takes_grad(dy: Tensor, copy: FewBitCopy, function: str) -> bool:
 
 @kernels.register(op.activation_grad, "cuda", takes_grad)
 def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
-    """Computes in single precision."""
+    """`op.activation_grad`, computed in single precision."""
     packed, zero_point, scale, bits, tile_rows, _ = copy
     rows, columns = dy.shape
     dx = dy.new_empty(rows, columns)
@@ -107,10 +107,10 @@ def activation_grad(dy: Tensor, copy: FewBitCopy, function: str) -> Tensor:
 
 
 def _held(columns: int, dtype: torch.dtype, bits: int, function: str) -> tuple[int, int, int]:
-    """The columns that `activation_grad_int8` has place for, its warps and the most registers."""
+    """The columns that a program of `activation_grad_int8` holds, its warps and most registers."""
     held = next_power_of_2(columns)
     warps = min(16, max(4, held // 256))
-    # Without a limit some spill, though two programs have place; others only if there is one.
+    # Some variants spill without a limit though two programs fit, others only with a limit.
     spills = dtype == torch.float32 or held > 4096 or (function == "gelu-tanh" and bits == 6)
     return held, warps, all_registers(warps if spills else 2 * warps)
 
@@ -155,7 +155,7 @@ def activation_quantize(
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     chosen = BITS if every else (5,)
     for dtype in dtypes(capability, every):
         for function in FUNCTIONS if every else ("gelu",):

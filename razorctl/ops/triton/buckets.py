@@ -42,7 +42,7 @@ def to_buckets_kernel(
             s = i * first_width(BITS) + plane
             inside = (u < strip) & (s * strip + u < count)
             values = tl.load(x + s * strip + u, mask=inside, other=0.0).to(tl.float32)
-            # In single precision: LLVM makes integers of three bits, for which it takes a stack.
+            # In single precision: LLVM would use 3-bit integers, for which it takes a stack.
             number = tl.zeros((U,), tl.float32)
             for j in tl.static_range(2**BITS - 1):
                 number += tl.where(values <= ENDS[j], 0.0, 1.0)
@@ -110,29 +110,18 @@ def from_buckets(
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     size = {"count": "i32", "line": "i32"}
     for dtype in dtypes(capability, every):
         for bits in op.BITS if every else (4,):
             ends, stand_ins = (_rounded(t, DTYPES[dtype]) for t in op.bucket_table("gelu", bits))
             yield Variant(
-                to_buckets_kernel,
-                {"x": f"*{dtype}", "packed": "*u8", **size},
-                {"ENDS": ends, "BITS": bits, "U": SPAN},
-                WARPS,
-                1,
+                to_buckets_kernel, {"x": f"*{dtype}", "packed": "*u8", **size},
+                {"ENDS": ends, "BITS": bits, "U": SPAN}, WARPS, 1,
                 f"to_buckets {bits} bits {dtype}",
-            )
+            )  # fmt: skip
+            sizes = {"BITS": bits, "C": RESTORED, "V": VECTOR // DTYPES[dtype].itemsize}
             yield Variant(
-                from_buckets_kernel,
-                {"packed": "*u8", "y": f"*{dtype}", **size},
-                {
-                    "STAND_INS": stand_ins,
-                    "BITS": bits,
-                    "C": RESTORED,
-                    "V": VECTOR // DTYPES[dtype].itemsize,
-                },
-                WARPS,
-                1,
-                f"from_buckets {bits} bits {dtype}",
-            )
+                from_buckets_kernel, {"packed": "*u8", "y": f"*{dtype}", **size},
+                {"STAND_INS": stand_ins, **sizes}, WARPS, 1, f"from_buckets {bits} bits {dtype}",
+            )  # fmt: skip

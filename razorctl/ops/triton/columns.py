@@ -11,7 +11,7 @@ from razorctl.ops import kernels
 from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
-COLUMNS = 128  # of the elements that a program gathers
+COLUMNS = 128  # that a program gathers
 WARPS, STAGES = 4, 2
 REGISTERS = 64  # of a thread: without a limit ptxas may take 48 and spill
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -22,7 +22,7 @@ def gather_kernel(
     x, index, out, rows, columns, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x[:, index], whose `columns` are those that are gathered."""
+    """A program gathers a tile of x[:, index], which has `columns` columns."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -33,8 +33,8 @@ def gather_kernel(
 
 
 def _rows(size: int) -> int:
-    """Of the elements that a program gathers, if they are of so many bytes."""
-    return 8 if size == 8 else 16  # of 16 rows of 8 bytes threads spill
+    """The rows that a program gathers, of elements of `size` bytes."""
+    return 8 if size == 8 else 16  # with 16 rows of 8 bytes threads spill
 
 
 @kernels.register(op.gather_columns, "cuda")
@@ -52,7 +52,7 @@ def gather_columns(x: Tensor, index: Tensor) -> Tensor:
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launch above asks for; tiles of four bytes take most registers."""
+    """The variants of the launch above; tiles of four bytes take most registers."""
     sizes = {"rows": "i32", "columns": "i32", "row_stride": "i32"}
     for bits in (8, 16, 32, 64) if every else (32, 64):
         kind = f"*i{bits}"

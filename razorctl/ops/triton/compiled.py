@@ -1,4 +1,4 @@
-"""What becomes of a kernel on cards that are not here: Triton's wheel has all that compiles it."""
+"""Kernels compiled for cards that are not in this machine, by the tools in Triton's wheel."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from razorctl.ops.triton.variants import Variant
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)(.*?);", re.M)
 _REGISTER = re.compile(r"\bR(\d+)\b")
-# Layouts of tensors over threads, and loads of tensors of pointers, in what Triton calls TTGIR.
+# Layouts of tensors over threads, and loads of tensors of pointers, in Triton's TTGIR.
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", re.M)
 _LOAD = re.compile(
     r"(?:tt\.load|ttg\.async_copy_global_to_local) .*?"
@@ -31,10 +31,17 @@ _LOAD = re.compile(
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """registers: of a thread. stack: bytes of a thread, registers that were spilled among them.
+    """A kernel compiled for a card.
 
-    shared: bytes of a block. ttir, ttgir: the kernel in Triton's own terms, before and after it
-    laid tensors out over threads. ptx: what ptxas was given. cubin: what it made.
+    Args:
+        registers: Registers of a thread.
+        stack: Bytes of a thread, spilled registers among them.
+        shared: Bytes of shared memory of a block.
+        warps: Warps of a block.
+        ttir: Triton's representation before tensors have layouts over threads.
+        ttgir: Triton's representation with layouts.
+        ptx: The input of ptxas.
+        cubin: The output of ptxas.
     """
 
     registers: int
@@ -47,29 +54,29 @@ class CompiledKernel:
     cubin: bytes
 
     def instructions(self, pattern: str) -> list[str]:
-        """The different instructions in the PTX that begin with what `pattern` matches."""
+        """The distinct instructions in the PTX whose beginnings match `pattern`."""
         return sorted(set(re.findall(rf"\b(?:{pattern})[\w.:]*", self.ptx)))
 
     @property
     def tensor_core(self) -> list[str]:
-        """The different tensor-core instructions."""
+        """The distinct tensor-core instructions."""
         return self.instructions(r"wgmma\.mma_async|mma\.sync|tcgen05\.mma")
 
     @cached_property
     def in_flight(self) -> float:
-        """Bytes that a program has asked memory for, at most, before it waits for some of them.
+        """The most bytes that a program has requested from memory before it waits for some.
 
-        Those that several threads ask for count once, as far as loads of the whole kernel do so.
+        Bytes that several threads request count once, by the average over all loads of the kernel.
         """
         return WARP * self.warps * self.outstanding * self._share
 
     @cached_property
     def outstanding(self) -> int:
-        """Bytes that a thread has asked memory for, at most, before it waits for some of them.
+        """The most bytes that a thread has requested from memory before it waits for some.
 
-        Counted along the machine code from its first line to its last, so a loop counts once. A
-        thread waits for a load where it first names a register of it, and for copies into shared
-        memory where it is told to; then what it asked for before is there too.
+        Counted along the machine code from first to last line, so a loop counts once. A thread
+        waits for a load at the first use of its registers, and for copies into shared memory at an
+        instruction that says so; earlier requests are then complete too.
         """
         loads: list[tuple[range, int]] = []
         groups: list[int] = [0]  # bytes of copies; those of the last one are not committed yet
@@ -89,48 +96,48 @@ class CompiledKernel:
             elif kind == "LDGDEPBAR":
                 groups.append(0)
             elif kind == "DEPBAR" and "LE" in parts:
-                kept = int(rest.split(",")[1].strip(), 16)
-                groups[:-1] = groups[:-1][max(0, len(groups) - 1 - kept) :]
+                pending = int(rest.split(",")[1].strip(), 16)
+                groups[:-1] = groups[:-1][max(0, len(groups) - 1 - pending) :]
             most = max(most, sum(size for _, size in loads) + sum(groups))
         return most
 
     @property
     def _share(self) -> float:
-        """Of the bytes that threads ask for, those that no other thread asks for too."""
+        """The distinct bytes that threads request, as a share of all that they request."""
         layouts = dict(_LAYOUT.findall(self.ttgir))
-        asked = different = 0
+        requested = distinct = 0
         for sizes, bits, dim, layout in _LOAD.findall(self.ttgir):
             shape = [int(size) for size in sizes.split("x")]
-            different += math.prod(shape) * int(bits)
+            distinct += math.prod(shape) * int(bits)
             if layout not in layouts:
-                asked += math.prod(shape) * int(bits)
+                requested += math.prod(shape) * int(bits)
                 continue
             each, over, warps = _lists(layouts[layout])
-            if dim:  # all threads along this dimension of the layout ask for the same
+            if dim:  # all threads along this dimension of the layout request the same
                 del each[int(dim)], over[int(dim)], warps[int(dim)]
             turns = [
                 -(-n // (e * o * w)) * e
                 for n, e, o, w in zip(shape, each, over, warps, strict=True)
             ]
-            asked += WARP * self.warps * math.prod(turns) * int(bits)
-        return different / asked if asked else 1.0
+            requested += WARP * self.warps * math.prod(turns) * int(bits)
+        return distinct / requested if requested else 1.0
 
 
 def _lists(layout: str) -> list[list[int]]:
     """Elements of a thread, threads of a warp and warps along each dimension of a layout."""
     kinds = "sizePerThread", "threadsPerWarp", "warpsPerCTA"
-    found = (re.search(rf"{kind} = \[(.*?)\]", layout) for kind in kinds)
-    return [[int(size) for size in one[1].split(",")] for one in found if one is not None]
+    matches = (re.search(rf"{kind} = \[(.*?)\]", layout) for kind in kinds)
+    return [[int(size) for size in match[1].split(",")] for match in matches if match is not None]
 
 
 def _bytes(parts: list[str]) -> int:
-    """What an instruction of such a name moves."""
+    """The bytes that an instruction moves, by the parts of its name."""
     widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
     return next((widths[part] for part in parts if part in widths), 4)
 
 
 def _dumped(cubin: bytes, what: str) -> str:
-    """What cuobjdump says of it."""
+    """The output of cuobjdump with an option."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         command = [knobs.nvidia.cuobjdump.path, what, file.name]
@@ -142,11 +149,11 @@ def compiled(variant: Variant, capability: int) -> CompiledKernel:
     target = GPUTarget("cuda", capability, WARP)
     kernel = triton.compile(variant.source(target), target=target, options=variant.options)
     usage = _dumped(kernel.asm["cubin"], "-res-usage")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None, usage
+    match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert match is not None, usage
     return CompiledKernel(
-        registers=int(found[1]),
-        stack=int(found[2]),
+        registers=int(match[1]),
+        stack=int(match[2]),
         shared=kernel.metadata.shared,
         warps=variant.num_warps,
         ttir=kernel.asm["ttir"],
@@ -159,16 +166,18 @@ def compiled(variant: Variant, capability: int) -> CompiledKernel:
 def compile_all(variants: Sequence[Variant], capability: int, threads: int) -> None:
     """Compiles variants for the card of this process into Triton's cache, where launches find them.
 
-    Threads share the work as far as Triton lets go of Python's lock: on two cores two took 0.7 of
-    one's time or less for the 39 kernels of a ViT; two processes took longer, as each imports
-    torch. Raises the first error of any, once the others are compiled.
+    Threads share the work where Triton releases the GIL: on two cores two threads took at most 0.7
+    of the time of one for the 39 kernels of a ViT; two processes took longer, as each imports
+    torch. Raises the first error once the other variants are compiled.
     """
     target = GPUTarget("cuda", capability, WARP)
 
     def one(variant: Variant) -> None:
-        made = triton.compile(variant.source(target), target=target, options=variant.options)
-        with suppress(Exception):  # a launch says what is wrong
-            CudaLauncher(made.src, made.metadata)  # Triton 3.6 compiles one in C for each signature
+        kernel = triton.compile(variant.source(target), target=target, options=variant.options)
+        with suppress(Exception):  # a launch raises the same error
+            CudaLauncher(
+                kernel.src, kernel.metadata
+            )  # Triton 3.6 compiles one in C for each signature
 
     with ThreadPoolExecutor(threads) as pool:
         done = [pool.submit(one, variant) for variant in variants]

@@ -26,14 +26,14 @@ FURTHEST = constexpr(op.FURTHEST)
 # A thread loads two columns at once: with more, the threads of a warp would lie along fewer
 # columns, and the ends of the tiles would take more shuffles.
 TWO = constexpr(2)
-COLUMNS = 16  # of each strip that a program quantizes
+COLUMNS = 16  # columns of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
 ONLY_LONG = HELD[-1] + 1
-# Strips of a tile that are held or on their way.
+# Strips of a tile that are held or being loaded.
 STAGES = {torch.float32: 3, torch.float16: 4, torch.bfloat16: 4}
-LONG, LONG_WARPS, LONG_STAGES = 32, 4, 5  # rows of a longer tile that it holds at a time
+LONG, LONG_WARPS, LONG_STAGES = 32, 4, 5  # for longer tiles: rows that a program holds at once
 OPTIONAL = ("mean", "rstd", "weight", "bias", "seed", "y")  # arguments of the kernels
-REGISTERS = 128  # of a thread, so that a multiprocessor has place for 16 warps
+REGISTERS = 128  # of a thread, so that 16 warps fit a multiprocessor
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _limited(x, LIMIT: tl.constexpr):
 
 @triton.jit
 def _clipped(low, high, mean, variance, CLIP: tl.constexpr):
-    """The ends, moved to within CLIP standard deviations of the mean."""
+    """The ends, limited to CLIP standard deviations from the mean."""
     reach = CLIP * tl.sqrt_rn(variance)
     least, most = mean - reach, mean + reach
     low = tl.where(tl.abs(least) < float("inf"), tl.maximum(low, least), low)
@@ -63,7 +63,7 @@ def _scales(low, high, BITS: tl.constexpr):
 
 @triton.jit
 def _values(x, first, row, column, wide, stride, mean, rstd):
-    """Some columns of rows, counted from `first`, normalized if there are statistics."""
+    """Some columns of rows `first` + `row`, normalized if there are statistics."""
     src = x + first * stride + (row[:, None] * stride + column[None, :])
     values = tl.load(src, mask=wide[None, :], other=0.0).to(tl.float32)
     if mean is not None:
@@ -75,7 +75,7 @@ def _values(x, first, row, column, wide, stride, mean, rstd):
 
 @triton.jit
 def _part(x, first, row, column, wide, stride, mean, rstd):
-    """The same, from pointers to the statistics."""
+    """`_values` for pointers to the statistics."""
     centers, factors = mean, rstd  # None stays None
     if mean is not None:
         centers = tl.load(mean + first + row)
@@ -98,7 +98,7 @@ def _store_output(y, at, inside, values, weight, bias, column, wide, FUNCTION: t
 
 @triton.jit
 def _code(values, zero, factor, seed, position, BITS: tl.constexpr):
-    """Truncation rounds to nearest after adding 1/2, and at random after adding a random number."""
+    """The codes: truncation rounds to nearest after adding 1/2, else at random."""
     if seed is None:
         code = values * factor[None, :] + (zero / PARTS + 0.5)[None, :]
     else:
@@ -129,10 +129,10 @@ def quantize_tile(
     inside = (local < count)[:, None] & wide[None, :]
     row = tl.minimum(local, count - 1)  # rows read twice change neither end of a tile
     to = packed + first * (strip * BITS) + (local[:, None] * (strip * BITS) + u[None, :])
-    # None stays None; no helper returns it: Triton 3.6 cannot.
-    own, key, centers, factors = y, seed, mean, rstd
+    # None stays None. Not in a helper: in Triton 3.6 none can return None.
+    output, key, centers, factors = y, seed, mean, rstd
     if y is not None:
-        own = y + first * columns
+        output = y + first * columns
     if seed is not None:
         key = tl.load(seed)
     if mean is not None:
@@ -140,8 +140,8 @@ def quantize_tile(
     if rstd is not None:
         factors = tl.load(rstd + first + row)
     word = tl.zeros((R, U), tl.int32)
-    # The strips whose codes share bytes follow each other. A loop, which Triton can pipeline:
-    # unrolled, it would hold the whole tile.
+    # Strips whose codes share bytes are consecutive. A loop, so that Triton pipelines it: unrolled,
+    # it would hold the whole tile.
     for number in tl.range(STRIPS, num_stages=STAGES):
         plane, i = number // in_byte(BITS), number % in_byte(BITS)
         s = i * first_width(BITS) + plane
@@ -149,7 +149,7 @@ def quantize_tile(
         values = _values(x, first, row, column, wide, stride, centers, factors)
         at = local[:, None] * columns + column[None, :]
         if y is not None and FUNCTION is None:
-            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+            _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
         low, high = _limited(tl.min(values, 0), LIMIT), _limited(tl.max(values, 0), LIMIT)
         if CLIP is not None:
             center = tl.sum(tl.where(inside, values, 0.0), 0) / count
@@ -161,8 +161,8 @@ def quantize_tile(
         position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
         code = _code(values, zero, factor, key, position, BITS)
         word |= placed(code, i, s, BITS)
-        if FUNCTION is not None:  # here f takes fewer registers than before, a norm more
-            _store_output(own, at, inside, values, weight, bias, column, wide, FUNCTION)
+        if FUNCTION is not None:  # at this place f takes fewer registers, a norm more
+            _store_output(output, at, inside, values, weight, bias, column, wide, FUNCTION)
         full = i == in_byte(BITS) - 1
         tl.store(to + plane * strip, word.to(tl.uint8), mask=inside & full)
         word &= tl.where(full, -256, -1)
@@ -233,19 +233,19 @@ def quantize_long_tile(
 
 
 def takes(x: Tensor, *others: Any) -> bool:
-    """Whether the kernels take such an activation."""
-    known = x.numel() > 0 and x.dtype in KNOWN
-    return known and x.shape[1] % GROUP == 0 and x.stride(1) == 1
+    """Whether the kernels take an activation."""
+    fits = x.numel() > 0 and x.dtype in KNOWN
+    return fits and x.shape[1] % GROUP == 0 and x.stride(1) == 1
 
 
 @cache
 def kernel_for(
     dtype: torch.dtype, tile_rows: int, bits: int, function: str | None, random: bool
 ) -> tuple[Any, dict[str, int], int, int]:
-    """The kernel for tiles of so many rows, its sizes, its warps and the most registers.
+    """The kernel for tiles of `tile_rows`, its sizes, its warps and the most registers.
 
-    A thread has 16 elements of a strip, half as many where a function, random numbers, the mean and
-    the deviation of 2 bits, or codes of 8, take registers.
+    A thread has 16 elements of a strip, or 8 where more registers are needed: by a function, random
+    numbers, the mean and the deviation of 2 bits, or codes of 8 bits.
     """
     if tile_rows > HELD[-1]:
         sizes = {"R": LONG, "U": COLUMNS, "STAGES": LONG_STAGES}
@@ -259,7 +259,7 @@ def kernel_for(
 
 @cache
 def limit(dtype: torch.dtype) -> float:
-    """The largest magnitude of a value that codes stand for."""
+    """The largest magnitude of the value of a code."""
     return op.LARGEST * min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
 
 
@@ -277,7 +277,7 @@ def make_copy(
     bias: Tensor | None = None,
     y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`op.quantize`, which also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
+    """`op.quantize`; also fills `y` [rows, columns] with f(x) or x_hat weight + bias."""
     rows, columns = x.shape
     packed, zero_point, scale = op.empty_copy(x, rows, columns, bits, tile_rows)
     kernel, sizes, warps, most = kernel_for(x.dtype, tile_rows, bits, function, seed is not None)
@@ -301,20 +301,26 @@ def copy_variants(
     every: bool = False,
     y: str | None = None,
 ) -> Iterator[Variant]:
-    """What `make_copy` compiles to for x of a dtype, with tiles of every length.
+    """The variants of `make_copy`.
 
-    norm: for mean, rstd, weight and bias. random: for a seed. y: its dtype, None for that of x.
-    every: or only the longest tile that is held at once.
+    Args:
+        dtype: The dtype of x.
+        bits: Bits of codes.
+        function: The function, if y is f(x).
+        norm: Whether there are mean, rstd, weight and bias.
+        random: Whether there is a seed.
+        every: Whether to yield tiles of every length, not only the longest that is held at once.
+        y: The dtype of y, None for that of x.
     """
-    given = {"x": f"*{dtype}"}
+    pointers = {"x": f"*{dtype}"}
     if norm:
-        given |= dict.fromkeys(("mean", "rstd", "weight", "bias"), "*fp32")
+        pointers |= dict.fromkeys(("mean", "rstd", "weight", "bias"), "*fp32")
     if random:
-        given["seed"] = "*i64"
+        pointers["seed"] = "*i64"
     if norm or function is not None:
-        given["y"] = f"*{y or dtype}"
+        pointers["y"] = f"*{y or dtype}"
     label = f"{dtype} to {y}" if y else dtype
-    signature = {**given, **COPY, **SHAPE, "offset": "i32"}
+    signature = {**pointers, **COPY, **SHAPE, "offset": "i32"}
     for number in bits:
         for tile_rows in (*HELD, ONLY_LONG) if every else HELD[-1:]:
             kernel, sizes, warps, most = kernel_for(
@@ -322,7 +328,7 @@ def copy_variants(
             )
             yield Variant(
                 kernel, signature,
-                dict.fromkeys(name for name in OPTIONAL if name not in given)
+                dict.fromkeys(name for name in OPTIONAL if name not in pointers)
                 | {"BITS": number, "CLIP": None if random else op.CLIP.get(number)}
                 | {"LIMIT": limit(DTYPES[dtype]), "FUNCTION": function, **sizes}, warps, 1,
                 f"{kernel.__name__} {number} bits {label} {sizes} {function} {norm=} {random=}",

@@ -48,7 +48,7 @@ def takes(
     dtype: torch.dtype,
     *outer: Tensor | None,
 ) -> bool:
-    """Whether `scaled_gemm` here can compute it: no operand is empty, nothing is float64."""
+    """Whether `scaled_gemm` here takes these: no operand is empty, nothing is float64."""
     return bool(a.numel() and b.numel()) and torch.float64 not in (dtype, b_scale.dtype)
 
 
@@ -82,7 +82,7 @@ def _gemm(
     left: Tensor | None,
     right: Tensor | None,
 ) -> Tensor:
-    """`scaled_gemm` in the way that is the fastest on the device of `a`."""
+    """`scaled_gemm` by the fastest way on the device of `a`."""
     (m, k), n = a.shape, b.shape[0]  # len() of a tensor takes the host several times as long
     out = a.new_empty(m, n, dtype=dtype)
     work = (a, b, a_scale, b_scale, left, right, out)
@@ -95,7 +95,7 @@ def _gemm(
 def _choices(
     capability: int, processors: int, m: int, n: int, k: int, dtype: torch.dtype
 ) -> tuple[dict[str, Callable[..., None]], str]:
-    """The ways to go, and what the fastest one depends on: sizes to two leading bits, and more."""
+    """The ways, and the key of the fastest one, with sizes rounded to two leading bits."""
     aligned = n % 16 == 0
     m, n, k = _rounded(m), _rounded(n), _rounded(k)
     few = any(
@@ -108,28 +108,34 @@ def _choices(
 
 @cache
 def ways(capability: int, aligned: bool, few: bool = False) -> dict[str, Callable[..., None]]:
-    """Name -> what fills the last of its arguments with the result; see `tiles`.
+    """Name of a way -> function that fills its last argument with the result.
 
-    few: whether the product has too few tiles for the card. Then the first way splits the terms.
+    Args:
+        capability: The compute capability of the card.
+        aligned: See `tiles_for`.
+        few: Whether the product has too few tiles for the card. Then the first way splits terms.
     """
-    found = tiles_for(capability, aligned)
+    tiles = tiles_for(capability, aligned)
     return {
-        **{f"{tile.label}-{SPLIT}": partial(run_split, tile) for tile in found[: int(few)]},
-        **{tile.label: partial(run_tile, tile) for tile in found},
+        **{
+            f"{tile.label}-{SPLIT}": partial(run_split, tile) for tile in (tiles[:1] if few else ())
+        },
+        **{tile.label: partial(run_tile, tile) for tile in tiles},
         CUBLAS: run_cublas,
     }
 
 
 def _shared_by(a: Tensor) -> int:
-    """How many multiprocessors share a product; 1 where its terms are too few to be split."""
+    """The multiprocessors that share a product; 1 where its terms are too few to be split."""
     return _processors(a.device) if a.shape[1] >= 2 * FEWEST_TERMS else 1
 
 
 def programs_per_tile(tile: Tile, m: int, n: int, k: int, processors: int) -> int:
-    """Among how many programs to split the terms of each tile of a product [m, n] of k terms.
+    """The number of programs that share the terms of each tile of a product [m, n] of k terms.
 
-    The fewest of which all waves together leave at most a fifth of the processors idle; else those
-    that leave least. 1 where a program would have few terms, or where the product is large.
+    The lowest number whose waves leave at most a fifth of the processors idle on average; if there
+    is none, the number that leaves least idle. 1 where a program would have few terms, or where the
+    product is large.
     """
     most = min(MOST_PARTS, k // FEWEST_TERMS)
     if most < 2 or m * n > op.PART:
@@ -144,9 +150,9 @@ def programs_per_tile(tile: Tile, m: int, n: int, k: int, processors: int) -> in
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """int8 `x` [rows, k], of which 16 bytes can be read at once; terms of 0 come after its own.
+    """int8 `x` [rows, k], copied and padded with zeros unless 16 bytes can be loaded at once.
 
-    Reading byte by byte is so slow, and spills so many registers, that a copy is faster.
+    Loading byte by byte is so slow, and spills so many registers, that a copy is faster.
     """
     if x.stride(1) == 1 and not (x.shape[1] % 16 or x.stride(0) % 16 or x.storage_offset() % 16):
         return x
@@ -169,7 +175,7 @@ def run_split(
     right: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Fills `out` by one launch of `scaled_gemm_kernel`, for which several programs share a tile.
+    """Fills `out` by a launch of `scaled_gemm_kernel` in which several programs share each tile.
 
     The int32 product takes the memory of `out` if that is as wide.
     """

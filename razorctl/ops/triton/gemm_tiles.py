@@ -15,10 +15,10 @@ from razorctl.ops.triton.variants import DTYPES, Variant, dtypes
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program of `scaled_gemm_kernel` computes: rows x columns, `depth` terms at a time.
+    """A tile of a program of `scaled_gemm_kernel`: rows x columns, `depth` terms at a time.
 
-    dots: how many times `depth` a turn of the loop takes. With one, Triton prefetches the operands
-    on sm_8x, a register for each byte, and large tiles spill.
+    dots: products of `depth` terms in an iteration of the loop. With one product, Triton prefetches
+    the operands on sm_8x, a register for each byte, and large tiles spill.
     """
 
     rows: int
@@ -30,7 +30,7 @@ class Tile:
 
     @property
     def label(self) -> str:
-        """A name by which the choice of this tile is kept."""
+        """The name of the tile on disk."""
         return f"{self.rows}x{self.columns}x{self.depth}x{self.dots}-{self.warps}w-{self.stages}s"
 
     @property
@@ -56,8 +56,8 @@ _CONSUMER_BLACKWELL = (Tile(128, 256, 64, 1, 8, 4), Tile(128, 256, 128, 1, 8, 3)
 def tiles_for(capability: int, aligned: bool = True) -> tuple[Tile, ...]:
     """The tiles to choose from on cards of a compute capability; none before sm_80.
 
-    aligned: whether the result has a multiple of 16 columns. Other rows are stored by elements,
-    which takes the large tiles more registers than there are.
+    aligned: whether the result has a multiple of 16 columns. Other rows are stored element by
+    element, for which large tiles have too few registers.
     """
     sizes: tuple[Tile, ...] = ()
     if capability >= 120:
@@ -93,7 +93,7 @@ def _halves(product, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _add(product, out, rows, columns, m, n):
-    """Adds a tile at `rows` and `columns` to `out`, whose other programs may do so meanwhile."""
+    """Adds a tile at `rows` and `columns` to `out`, as other programs may at the same time."""
     inside = (rows < m)[:, None] & (columns < n)[None, :]
     tl.atomic_add(out + rows[:, None] * n + columns[None, :], product, mask=inside, sem="relaxed")
 
@@ -105,10 +105,10 @@ def scaled_gemm_kernel(
 ):  # fmt: skip
     """One tile [BM, BN] of `scaled_gemm`; k must not exceed MOST_TERMS.
 
-    terms_each: None, or of how many terms each program along the grid's second axis adds the
-    products to int32 `out`, without scales.
+    terms_each: None, or the number of terms that each program along the grid's second axis
+    multiplies and adds to int32 `out`, without scales.
     """
-    # Programs that run at a time share rows of b: eight tiles down, then the next column.
+    # Concurrent programs share rows of b: eight tiles down, then the next column.
     DOWN: tl.constexpr = 8
     band = DOWN * tl.cdiv(n, BN)
     program = tl.program_id(0)
@@ -118,8 +118,8 @@ def scaled_gemm_kernel(
     column = program % band // height * BN
 
     rows, columns, terms = row + tl.arange(0, BM), column + tl.arange(0, BN), tl.arange(0, BK)
-    # Rows past the end are read again from the start, so that loads need masks along k alone;
-    # k, the strides and the pointers are multiples of 16.
+    # Rows past the end wrap around to the start, so that loads need masks along k only; k, the
+    # strides and the pointers are multiples of 16.
     a_at = a + (rows % m).to(tl.int64)[:, None] * a_stride + terms[None, :]
     b_at = b + (columns % n).to(tl.int64)[None, :] * b_stride + terms[:, None]
     if terms_each is not None:
@@ -137,11 +137,11 @@ def scaled_gemm_kernel(
         a_at += BK * DOTS
         b_at += BK * DOTS
 
-    # Half of the columns at a time, in half of the registers.
+    # Half of the columns at a time takes half of the registers.
     HALF: tl.constexpr = BN // 2
     near, far = _halves(product, BM, BN)
     columns = column + tl.arange(0, HALF)
-    if terms_each is not None:  # each address takes two registers, so a quarter at a time
+    if terms_each is not None:  # an address takes two registers, so a quarter at a time
         QUARTER: tl.constexpr = BN // 4
         columns = column + tl.arange(0, QUARTER)
         first, second = _halves(near, BM, HALF)
@@ -160,7 +160,7 @@ def epilogue_kernel(
     product, out, a_scale, b_scale, left, right, m, n, stride,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The scales of an int32 product [m, n] whose rows are `stride` apart."""
+    """A program scales a block of an int32 product [m, n] whose rows are `stride` apart."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     at = product + rows.to(tl.int64)[:, None] * stride + columns[None, :]
@@ -173,7 +173,7 @@ EPILOGUE_WARPS, STAGES = 4, 3
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches above ask for; single precision takes a tile's epilogue most registers."""
+    """The variants that `gemm` launches; single precision takes most registers of an epilogue."""
     scales = dict.fromkeys(("a_scale", "b_scale", "left", "right"), "*fp32")
     sizes = dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
     for aligned in (True, False):

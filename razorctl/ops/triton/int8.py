@@ -23,9 +23,9 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 LEVELS = constexpr(op.LEVELS)
 LARGEST = constexpr(torch.finfo(torch.float32).max)
-WIDEST = 16384  # columns of a row that a program holds at once
-WIDEST_HEADS = 4096  # columns of all heads of q; those of k and v, and their places, it holds too
-ROWS = 32  # that a program of `int8_rows` copies one after the other
+WIDEST = 16384  # most columns of a row that a program holds
+WIDEST_HEADS = 4096  # most columns of all heads of q; a program also holds those of k and v
+ROWS = 32  # rows that a program of `int8_rows` copies, one by one
 TILE = {"R": 128, "C": 64}  # of the programs that transpose
 TILE_WARPS = 8
 COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spill
@@ -33,20 +33,20 @@ COLUMNS_REGISTERS = 64  # of a thread: without a limit ptxas may take 40 and spi
 
 @triton.jit
 def _magnitude(x):
-    """The bits of |x|, which order as magnitudes do, with NaN above infinity."""
+    """The bits of |x|, in the order of magnitudes, with NaN above infinity."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _scale(bits):
-    """The scale of values up to a magnitude, whose bits these are; NaN if that is NaN."""
+    """The scale of values up to a magnitude, given by its bits; NaN for NaN."""
     scale = tl.div_rn(tl.minimum(bits.to(tl.float32, bitcast=True), LARGEST), 127.0)
     return tl.where(bits > 0x7F800000, float("nan"), scale)
 
 
 @triton.jit
 def row_scale(x):
-    """The scale of each row of `x`, which lies along the last axis; NaN for one with a NaN."""
+    """The scale of each row of `x`, along the last axis; NaN for a row with NaN."""
     return _scale(tl.max(_magnitude(x), len(x.shape) - 1))
 
 
@@ -61,9 +61,9 @@ def int8_rows_kernel(
     x, codes, scale, sums, rows, columns, stride,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program copies ROWS whole rows, each held at once, and leaves the sum of them.
+    """A program copies ROWS whole rows, one by one, and stores their sum.
 
-    V: columns that a thread loads, and stores, at once.
+    V: columns that a thread loads and stores at once.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     there = column < columns
@@ -84,9 +84,10 @@ def int8_heads_kernel(
     batch_stride, head_stride, token_stride,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """`int8_rows_kernel` for rows that lie in pieces of `width` columns in q, k and v.
+    """`int8_rows_kernel` for rows in pieces of `width` columns, the heads of q, k and v.
 
-    columns: of the heads of one of them, of which each C are held. V divides width and the strides.
+    columns: of all heads of q; C columns are held of each of q, k and v. V divides width and the
+    strides.
     """
     column = tl.max_contiguous(tl.arange(0, C), V)
     at = column // width * head_stride + column % width
@@ -119,7 +120,7 @@ def int8_heads_kernel(
 
 @triton.jit
 def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """The rows, int64, and columns of a block, and which of them there are."""
+    """The rows, int64, and columns of a block, and its mask."""
     across = tl.cdiv(columns, C)
     row = (number // across).to(tl.int64) * R + tl.arange(0, R)
     column = number % across * C + tl.arange(0, C)
@@ -128,7 +129,7 @@ def _tile(number, rows, columns, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C: tl.constexpr):
-    """Leaves the largest magnitudes in a block of R rows of C columns; NaN is the largest."""
+    """Stores the largest magnitude of each column of a block of R rows; NaN is the largest."""
     row, column, inside = _tile(number, rows, columns, R, C)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
@@ -142,15 +143,15 @@ def leave_largest(number, x, partial, rows, columns, stride, R: tl.constexpr, C:
 def copy_columns(
     number, x, partial, codes, scale, rows, columns, stride, R: tl.constexpr, C: tl.constexpr
 ):
-    """Copies a block whose columns have the magnitudes in `partial`, transposed."""
+    """Copies a block, transposed, by the magnitudes of its columns in `partial`."""
     row, column, inside = _tile(number, rows, columns, R, C)
     there, blocks = column < columns, tl.cdiv(rows, R)
     largest = tl.zeros((16, C), tl.int32)
     for first in range(0, blocks, 16):
         block = first + tl.arange(0, 16)
         src = partial + block[:, None] * columns + column[None, :]
-        found = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
-        largest = tl.maximum(largest, _magnitude(found))
+        values = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
+        largest = tl.maximum(largest, _magnitude(values))
     step = _scale(tl.max(largest, 0))
     if number < tl.cdiv(columns, C):
         tl.store(scale + column, step, mask=there)
@@ -162,7 +163,7 @@ def copy_columns(
 
 @triton.jit
 def share(scale, largest):
-    """The square roots of the rows' scales over the largest; a scale that is NaN counts as 0."""
+    """The square roots of the rows' scales over the largest; NaN counts as 0."""
     return tl.sqrt_rn(tl.where(scale > 0, scale, 0.0) * inverse(largest))
 
 
@@ -171,9 +172,9 @@ def round_again(
     number, codes, scale, largest, balanced, rows, columns, stride,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Rounds a block by the shares of its rows, transposed; returns the rows and their shares.
+    """Multiplies a block by the shares of its rows and rounds it; returns the rows and shares.
 
-    stride: the length of the transposed rows, in which zeros follow those of `rows`.
+    stride: the length of the transposed rows, which are padded with zeros.
     """
     row, column, inside = _tile(number, rows, columns, R, C)
     each = share(tl.load(scale + row, mask=row < rows, other=0.0), largest)
@@ -216,7 +217,7 @@ def _warps(columns: int) -> int:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels of `int8_rows` and `int8_columns` take x."""
+    """Whether the kernels of `int8_rows` and `int8_columns` take `x`."""
     return x.numel() > 0 and x.dtype in KNOWN and x.stride(1) == 1 and x.shape[1] <= WIDEST
 
 
@@ -302,7 +303,7 @@ def balance(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     shape = {"rows": "i32", "columns": "i32", "stride": "i32"}
     yield sums_variant()
     for dtype in dtypes(capability, every):

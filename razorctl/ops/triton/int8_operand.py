@@ -26,7 +26,7 @@ from razorctl.ops.triton.variants import Variant
 
 LEVELS = constexpr(CODES)
 BOUNDS = {"T": 64, "C": 32, "N": 4096}
-STAGES = constexpr(3)  # parts of the rows' scales that are looked at or on their way
+STAGES = constexpr(3)  # parts of the rows' scales that are compared or being loaded
 VECTOR = 8  # columns whose bytes a thread loads at once
 
 
@@ -45,7 +45,7 @@ def bounds(
     T: tl.constexpr,
     C: tl.constexpr,
 ):
-    """The middle of what each column's codes reach, and half the width of it, [C]."""
+    """The middle of the range of each column's values, and half its width, [C]."""
     low = tl.full((T, C), float("inf"), tl.float32)
     high = -low
     shift = tl.zeros((C,), tl.float32)
@@ -75,13 +75,13 @@ def bounds(
 
 @triton.jit
 def largest_scale(row_scale, rows, N: tl.constexpr):
-    """The largest of the rows' scales, but for those that are NaN."""
-    found = tl.zeros((N,), tl.float32)
+    """The largest of the rows' scales that are not NaN."""
+    largest = tl.zeros((N,), tl.float32)
     for start in tl.range(0, rows, N, num_stages=STAGES):
         row = start + tl.arange(0, N)
         each = tl.load(row_scale + row, mask=row < rows, other=0.0)
-        found = tl.maximum(found, tl.where(each > 0, each, 0.0))
-    return tl.max(found, 0)
+        largest = tl.maximum(largest, tl.where(each > 0, each, 0.0))
+    return tl.max(largest, 0)
 
 
 @launchable
@@ -90,9 +90,9 @@ def bounds_kernel(
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
     T: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """A program finds the scales of C columns; each looks at all of the rows' scales.
+    """A program computes the scales of C columns; each loads all of the rows' scales.
 
-    factor: 1 / (scale of a column without the largest of the rows' scales). fold: 1 / that largest.
+    fold: 1 / the largest of the rows' scales. factor: 1 / (scale of a column times fold).
     """
     column = tl.program_id(0) * C + tl.arange(0, C)
     there = column < columns
@@ -112,7 +112,7 @@ def int8_operand_kernel(
     rows, columns, tile_rows,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program has R rows of a tile and C columns, and stores their codes transposed."""
+    """A program stores the codes of R rows of a tile and C columns, transposed."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
     relative = tl.load(row_scale + row, mask=row < rows, other=0.0) * tl.load(fold)
     values = centered(
@@ -128,7 +128,7 @@ def centered(
     packed, zero_point, scale, bias, center, factor, tile, row, column, columns, inside,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """What a block stands for, without the center of each column, times its factor."""
+    """The values of a block minus the centers of its columns, times their factors."""
     there = column < columns
     numbers = unpacked_block(packed, row, column, columns, inside, BITS, V).to(tl.float32)
     offset, step = tile_affine(zero_point, scale, bias, tile, column, columns)
@@ -141,13 +141,13 @@ def centered(
 
 
 def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:
-    """The sizes of a program and its warps, for tiles of so many rows."""
+    """The sizes of a program and its warps, for tiles of `tile_rows`."""
     rows = 128 if tile_rows > 64 else 64 if tile_rows > 32 else 32
     return {"R": rows, "C": 64, "V": VECTOR}, rows // 16
 
 
 def takes(copy: FewBitCopy, row_scale: Tensor, function: str | None) -> bool:
-    """Whether the kernels take these."""
+    """Whether the kernels take these arguments."""
     columns = copy.scale.shape[1]
     single = row_scale.dtype == torch.float32 and copy.scale.dtype != torch.float64
     return row_scale.shape[0] * columns > 0 and columns % GROUP == 0 and single
@@ -178,7 +178,7 @@ def int8_operand(
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     some = [(None, 5), ("gelu", 5)]
     for function, bits in product((None, *FUNCTIONS), BITS) if every else some:
         yield from _variants(function, bits, every)
@@ -190,7 +190,7 @@ def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]
     floats = dict.fromkeys(("row_scale", "center", "factor", "fold"), "*fp32")
     shape = {"rows": "i32", "columns": "i32"}
     scales = {"": "*bf16"}
-    if every and function is None:  # a copy that a norm shares has its weight in the scale
+    if every and function is None:  # a copy shared with a norm has the norm's weight in its scale
         scales[" of a norm"] = "*fp32"
     for of, scale in scales.items():
         copy = {**COPY, "scale": scale, "bias": "*fp32"}
@@ -205,6 +205,5 @@ def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]
             yield Variant(
                 int8_operand_kernel,
                 {**copy, **floats, "codes": "*i8", **shape, "tile_rows": "i32"},
-                {**chosen, **sizes}, warps, 1,
-                f"int8_operand {label}{of}" + f" {tile_rows} rows" * (tile_rows < 128),
+                {**chosen, **sizes}, warps, 1, f"int8_operand {label}{of} {tile_rows} rows",
             )  # fmt: skip

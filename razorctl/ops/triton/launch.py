@@ -1,4 +1,4 @@
-"""Launches of kernels, and what each asks of Triton's compiler, whose own defaults change."""
+"""Launches of kernels, with explicit options for Triton's compiler, whose defaults change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-# a * b + c is rounded once, as by torch.addcmul in the PyTorch bodies, and by the C kernels.
+# a * b + c is rounded once, as by torch.addcmul in the PyTorch bodies and by the C kernels.
 OPTIONS = {"enable_fp_fusion": True}
-# Of a multiprocessor, and the most of a thread; all cards since sm_70 have as many.
+# Registers of a multiprocessor, and the most of a thread, of all cards since sm_70.
 REGISTERS, MOST_REGISTERS = 2**16, 255
 WARP = 32
-ALIGNED = 16  # bytes of a pointer, or the number itself: what Triton's launcher specializes on
-MOST_PLANS = 4096  # of a kernel, all forgotten then: texts may have new sizes in each step
+ALIGNED = 16  # Triton's launcher specializes on pointers and numbers that are multiples of this
+MOST_PLANS = 4096  # of a kernel, then all are dropped: texts may have new sizes in each step
 
 
 Plan = tuple[Callable[..., object], tuple[Any, ...]]
@@ -26,8 +26,8 @@ Plan = tuple[Callable[..., object], tuple[Any, ...]]
 class Kernel(JITFunction[Any]):  # type: ignore[misc]
     """A jitted function whose launches go through `launch`.
 
-    plans: what launches it again, and its constants, by all that it was compiled for and the grid;
-    None if a hook of Triton's keeps from its caller what was compiled.
+    plans: key of a launch -> Triton's launcher of the compiled kernel, and the constants; None if a
+    hook of Triton hides compiled kernels from callers.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -40,11 +40,14 @@ class Kernel(JITFunction[Any]):  # type: ignore[misc]
 
 @dataclass
 class Recorder:
-    """Takes launches for a card that is not used, or not yet; see `recorded`.
+    """Receives launches for a card that is not used, or not yet; see `recorded`.
 
-    capability, processors: of the card. device: where the card is; None if it is not here. note:
-    called with the kernel, the grid, the arguments and the settings of a launch. trial: whether it
-    is one that only finds out which way is the fastest.
+    Args:
+        capability: The compute capability of the card.
+        processors: The multiprocessors of the card.
+        device: The card, None if it is not in this machine.
+        note: Called with the kernel, the grid, the arguments and the settings of a launch.
+        trial: Whether launches only serve to find the fastest of several ways.
     """
 
     capability: int
@@ -58,13 +61,13 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder | None:
-    """What takes launches in their place."""
+    """The recorder that receives launches now, None if kernels are launched."""
     return _recorder
 
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Inside the block nothing is launched, and tensors stand for those of the recorder's card."""
+    """Inside the block nothing is launched; tensors stand for tensors on the recorder's card."""
     global _recorder
     before, _recorder = _recorder, recorder
     try:
@@ -79,13 +82,13 @@ def capability(device: torch.device) -> int:
 
 
 def processors(device: torch.device) -> int:
-    """How many multiprocessors the card has that a tensor is on."""
+    """The number of multiprocessors of the card that a tensor is on."""
     return count_processors(device) if _recorder is None else _recorder.processors
 
 
 @cache
 def count_processors(device: torch.device) -> int:
-    """How many multiprocessors a card has."""
+    """The number of multiprocessors of a card that is in this machine."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -96,17 +99,22 @@ def _capability(device: torch.device) -> int:
 
 
 def launchable(function: Callable[..., None]) -> Any:
-    """`triton.jit` for a kernel that is launched, rather than called by others."""
+    """`triton.jit` for a kernel that is launched, not called by other kernels."""
     return triton.jit(function) if triton.knobs.runtime.interpret else Kernel(function)
 
 
 def launch(kernel: Kernel, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
     """Launches a kernel. All kernels of this package are launched here.
 
-    args: the kernel's arguments but its constants; the first is a tensor. settings: its constants,
-    and options of Triton's compiler. The first launch of a kind goes through Triton, which compiles
-    the kernel. Later ones give the arguments to what it compiled: Triton would look at each of them
-    and at all settings again, which takes several times as long.
+    The first launch of a kind goes through Triton, which compiles the kernel. Later ones call the
+    compiled kernel directly: Triton would inspect all arguments and settings again, which takes
+    several times as long.
+
+    Args:
+        kernel: The kernel.
+        grid: The numbers of programs.
+        args: The kernel's arguments without its constants; the first is a tensor.
+        settings: The kernel's constants, and options of Triton's compiler.
     """
     if _recorder is not None:
         _recorder.note(kernel, grid, args, settings)
@@ -142,8 +150,8 @@ def next_power_of_2(size: int) -> int:
 
 
 def all_registers(warps: int) -> int:
-    """How many a thread may have if a multiprocessor runs one program of so many warps.
+    """The most registers of a thread if a multiprocessor runs one program of `warps`.
 
-    To be given as the limit where ptxas would spill some without one, so that two programs fit.
+    To be set as the limit where ptxas would otherwise spill so that two programs fit.
     """
     return min(MOST_REGISTERS, REGISTERS // (WARP * warps))

@@ -1,7 +1,7 @@
-"""Kernels of linear_operands: first all scales and bounds, then all codes, side by side.
+"""Kernels of linear_operands: the first computes all scales and bounds, the second all codes.
 
 int8 copies of dy [rows, out], x [rows, in] and the weight [out, in], each transposed. A program of
-either does what one of `int8_operand`, `int8.balance` or `int8.int8_columns` does.
+either kernel does the work of one of `int8_operand`, `int8.balance` or `int8.int8_columns`.
 """
 
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ REGISTERS = 128  # of a thread: without a limit ptxas may take 80 and spill
 
 @launchable
 def scales_kernel(
-    zero_point, scale, bias, row_scale, column_scale, center, found, weight,
+    zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
     tiles, rows, columns, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, LOWEST: tl.constexpr,
     T: tl.constexpr, N: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """A program finds the scales of C columns of x, or the largest of R rows of C of the weight.
+    """A program computes the scales of C columns of x, or largest magnitudes of the weight.
 
-    found: takes, one after the other, what `bounds_kernel` calls factor, [columns]; the largest of
-    the rows' scales, in as much place; and what `leave_largest` calls partial.
+    workspace: receives `factor` of `bounds_kernel`, [columns]; the largest of the rows' scales, in
+    the first of the next [columns]; and `partial` of `leave_largest`.
     """
-    factor, most, partial = found, found + columns, found + 2 * columns
+    factor, most, partial = workspace, workspace + columns, workspace + 2 * columns
     number, across = tl.program_id(0), tl.cdiv(columns, C)
     if number < across:
         column = number * C + tl.arange(0, C)
@@ -57,16 +57,16 @@ def scales_kernel(
 
 @launchable
 def codes_kernel(
-    packed, zero_point, scale, bias, row_scale, center, found, x,
+    packed, zero_point, scale, bias, row_scale, center, workspace, x,
     dy, balanced, weight, of_weight, weight_scale,
     rows, terms, columns, tile_rows, outputs, stride,
     BITS: tl.constexpr, FUNCTION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program has R rows and C columns of x, of dy or of the weight, and stores their codes.
+    """A program stores the codes of R rows and C columns of x, of dy or of the weight.
 
-    found: what `scales_kernel` has left there. terms: the length of the transposed rows of x, dy.
+    workspace: as `scales_kernel` filled it. terms: the length of the transposed rows of x and dy.
     """
-    factor, most, partial = found, found + columns, found + 2 * columns
+    factor, most, partial = workspace, workspace + columns, workspace + 2 * columns
     number = tl.program_id(0)
     of_x = tl.cdiv(rows, tile_rows) * tl.cdiv(tile_rows, R) * tl.cdiv(columns, C)
     of_dy = tl.cdiv(rows, R) * tl.cdiv(outputs, C)
@@ -94,10 +94,10 @@ def codes_kernel(
 def takes(
     dy: Tensor, row_scale: Tensor, copy: FewBitCopy, function: str | None, weight: Tensor | None
 ) -> bool:
-    """Whether the kernels take these."""
-    known = weight is None or int8.takes(weight)
+    """Whether the kernels take these arguments."""
+    fits = weight is None or int8.takes(weight)
     dense = dy.is_contiguous() and dy.numel() > 0
-    return known and dense and int8_operand.takes(copy, row_scale, function)
+    return fits and dense and int8_operand.takes(copy, row_scale, function)
 
 
 @kernels.register(op.linear_operands, "cuda", takes)
@@ -112,7 +112,7 @@ def linear_operands(
     balanced, x = dy.new_empty(outputs, terms), dy.new_empty(columns, terms)
     column_scale, center = row_scale.new_empty(columns), row_scale.new_empty(columns)
     across, down = cdiv(columns, width), 0 if weight is None else cdiv(outputs, height)
-    found = row_scale.new_empty(2 + down, columns)
+    workspace = row_scale.new_empty(2 + down, columns)
     if weight is None:
         of_weight, weight_scale, stride = dy.new_empty(0), center.new_empty(0), 0
     else:
@@ -120,7 +120,7 @@ def linear_operands(
         stride = weight.stride(0)
     lowest = None if function is None else FUNCTIONS[function].lowest
     scales_kernel[(across * (1 + down),)](
-        zero_point, scale, bias, row_scale, column_scale, center, found, weight,
+        zero_point, scale, bias, row_scale, column_scale, center, workspace, weight,
         tiles, rows, columns, outputs, stride, BITS=bits, FUNCTION=function, LOWEST=lowest,
         T=BOUNDS["T"], N=BOUNDS["N"], R=height, C=width, num_warps=warps, num_stages=1,
         maxnreg=REGISTERS,
@@ -128,7 +128,7 @@ def linear_operands(
     programs = block_count(rows, columns, tile_rows, sizes)
     programs += cdiv(rows, height) * cdiv(outputs, width) + down * across
     codes_kernel[(programs,)](
-        packed, zero_point, scale, bias, row_scale, center, found, x,
+        packed, zero_point, scale, bias, row_scale, center, workspace, x,
         dy, balanced, weight, of_weight, weight_scale,
         rows, terms, columns, tile_rows, outputs, stride, BITS=bits, FUNCTION=function, **sizes,
         num_warps=warps, num_stages=1, maxnreg=REGISTERS,
@@ -137,7 +137,7 @@ def linear_operands(
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     for function in (None, *FUNCTIONS) if every else (None, "gelu"):
         for bits in ALL_BITS if every else (5,):
             for dtype in (*dtypes(capability, every), "fp32") if not every else DTYPES:
@@ -147,14 +147,14 @@ def variants(capability: int, every: bool = False) -> Iterator[Variant]:
 def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Iterator[Variant]:
     lowest = None if function is None else FUNCTIONS[function].lowest
     chosen = {"BITS": bits, "FUNCTION": function}
-    names = "row_scale", "center", "found"
+    names = "row_scale", "center", "workspace"
     floats = dict.fromkeys(names, "*fp32") | {"weight": f"*{dtype}"}
     sizes_of = dict.fromkeys(("rows", "columns", "outputs", "stride"), "i32")
     lengths = {"terms": "i32", "tile_rows": "i32"}
     scales = ("bf16", "fp32") if every and function is None else ("bf16",)
     for scale in scales:  # a copy that a norm shares has its weight in the scale
         copy = {**COPY, "scale": f"*{scale}", "bias": "*fp32"}
-        tile_affine = {name: kind for name, kind in copy.items() if name != "packed"}
+        scale_kinds = {name: kind for name, kind in copy.items() if name != "packed"}
         of_codes = dict.fromkeys(("x", "dy", "balanced", "of_weight"), "*i8")
         for tile_rows in (128, 64, 32) if every else (128,):
             sizes, warps = tile_of(tile_rows)
@@ -162,7 +162,7 @@ def _variants(function: str | None, bits: int, dtype: str, every: bool) -> Itera
             shape = {"R": sizes["R"], "C": sizes["C"], "T": BOUNDS["T"], "N": BOUNDS["N"]}
             yield Variant(
                 scales_kernel,
-                {**tile_affine, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
+                {**scale_kinds, **floats, "column_scale": "*fp32", "tiles": "i32", **sizes_of},
                 {**chosen, "LOWEST": lowest, **shape}, warps, 1, f"scales {label}", ("tiles",),
                 REGISTERS,
             )  # fmt: skip

@@ -3,10 +3,10 @@
 x_hat = (x - mean) rstd of x [rows, columns]; with g = dy weight, dx = rstd (g - mean(g) - x_hat
 mean(g x_hat)) + residual, dweight = sum dy x_hat, dbias = sum dy; without means for RMSNorm.
 
-norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they are
-known, as after `residual_add`; the second, one of `copies`, reads it again for y and the codes.
-One kernel for both would have to hold or reread whole tiles of rows, some hundred programs for a
-batch, too few to fill a card.
+norm_quantize runs two kernels. The first reads x for the statistics of its rows, unless they come
+from `residual_add`; the second, one of `copies`, reads it again for y and the codes. A single
+kernel would have to hold or reread whole tiles of rows, with some hundred programs for a batch, too
+few to fill a card.
 """
 
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ from razorctl.ops.triton.tiles import AHEAD, COPY, VECTOR, tile_affine
 from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant, dtypes
 
 STATISTICS = {"R": 8, "C": 256}  # a warp has whole rows, so that no sum crosses warps
-WIDEST = 4096  # columns of a row that a program holds at once
-ROWS = 32  # that a program of `norm_grad` works on one after the other
+WIDEST = 4096  # most columns of a row that a program holds
+ROWS = 32  # rows of a program of `norm_grad`, which computes them one by one
 ADDED = 2048  # elements of whole rows that a program of `residual_add` holds, or one wider row
 
 
 @launchable
 def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr, C: tl.constexpr):
-    """The mean, unless that is None, and 1 / std of R rows, which a program reads once or twice."""
+    """A program computes 1 / std of R rows, and the mean unless that is None."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < rows
     center = tl.zeros((R,), tl.float32)
@@ -64,7 +64,7 @@ def statistics_kernel(x, mean, rstd, rows, columns, stride, eps, R: tl.constexpr
 def residual_add_kernel(
     x, f, y, mean, rstd, rows, columns, x_stride, f_stride, eps, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """A program holds R whole rows of y = x + f, whose statistics are those of y in its dtype."""
+    """A program computes R whole rows of y = x + f, and the statistics of y in its dtype."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.arange(0, C)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -90,10 +90,10 @@ def norm_grad_kernel(
     CENTERS: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program works on ROWS whole rows of a tile, each held at once.
+    """A program computes ROWS whole rows of a tile, one by one.
 
-    Leaves its sums of dy x_hat and, after those of all programs, its sums of dy, and of dx if its
-    int8 copy is wanted. codes: None if it is not.
+    sums: [2 or 3, programs, columns], receives the sums of dy x_hat, of dy, and of dx if `codes`,
+    its int8 copy, is not None.
     """
     along = tl.cdiv(tile_rows, ROWS)
     tile = (tl.program_id(0) // along).to(tl.int64)
@@ -150,7 +150,7 @@ def _added(columns: int) -> tuple[dict[str, int], int]:
 
 
 def takes_sum(x: Tensor, f: Tensor, eps: float, centers: bool) -> bool:
-    """Whether `residual_add` takes these."""
+    """Whether the kernel of `residual_add` takes these arguments."""
     alike = x.shape == f.shape and x.stride(-1) == f.stride(-1) == 1
     single = x.dtype in KNOWN and f.dtype in KNOWN
     return alike and single and x.numel() > 0 and x.shape[-1] <= WIDEST
@@ -187,13 +187,13 @@ def norm_quantize(
     flat = x.reshape(-1, x.shape[-1])
     y = x.new_empty(x.shape, dtype=dtype)
     if rstd is None:
-        mean, found = _statistics(flat, eps, centers)
+        mean, used_rstd = _statistics(flat, eps, centers)
     else:
-        mean, found = op.mean_or_none(mean), rstd
+        mean, used_rstd = op.mean_or_none(mean), rstd
     copy = copies.make_copy(
-        flat, bits, tile_rows, mean=mean, rstd=found, weight=weight, bias=bias, y=y
+        flat, bits, tile_rows, mean=mean, rstd=used_rstd, weight=weight, bias=bias, y=y
     )
-    return y, found if rstd is None else found.new_empty(0), *copy
+    return y, used_rstd if rstd is None else used_rstd.new_empty(0), *copy
 
 
 def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Tensor]:
@@ -208,7 +208,7 @@ def _statistics(x: Tensor, eps: float, centers: bool) -> tuple[Tensor | None, Te
 
 
 def _held(columns: int) -> tuple[int, int]:
-    """The columns that a program of `norm_grad` has place for, and its warps."""
+    """The columns that a program of `norm_grad` holds, and its warps."""
     held = next_power_of_2(columns)
     return held, min(16, max(4, held // 256))
 
@@ -223,9 +223,9 @@ def _grad(
     codes: Tensor | None = None,
     code_scale: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """dx; and the sums for weight and bias, and of dx if there are `codes`, each [columns].
+    """dx, the gradients of weight and bias, and the sum of dx if there are `codes`, each [columns].
 
-    Fills codes [rows, columns] and code_scale [rows, 1] with its int8 copy.
+    Fills codes [rows, columns] and code_scale [rows, 1] with the int8 copy of dx.
     """
     packed, zero_point, scale, bits, tile_rows, _ = copy
     rows, columns = dy.shape
@@ -279,14 +279,15 @@ def norm_grad_int8(
     centers: bool,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    codes, each = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(dy.shape[0], 1)
-    args = dy, copy, weight, rstd, centers, residual
-    dx, dweight, dbias, total = _grad(*args, codes, each)
-    return dx, dweight, dbias, codes, each, total
+    codes, code_scale = dy.new_empty(dy.shape, dtype=torch.int8), rstd.new_empty(dy.shape[0], 1)
+    dx, dweight, dbias, total = _grad(
+        dy, copy, weight, rstd, centers, residual, codes=codes, code_scale=code_scale
+    )
+    return dx, dweight, dbias, codes, code_scale, total
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     for dtype in dtypes(capability, every):
         signature = {"x": f"*{dtype}", "mean": "*fp32", "rstd": "*fp32", **_ROWS, "stride": "i32"}
         signature["eps"] = "fp32"
@@ -317,15 +318,15 @@ def _gradients(dtype: str, bits: int, every: bool) -> Iterator[Variant]:
     floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
     copy = {"codes": "*i8", "code_scale": "*fp32"}
     shape = _ROWS | dict.fromkeys(("stride", "tile_rows", "residual_stride"), "i32")
-    width, of = VECTOR // DTYPES[dtype].itemsize, f" {bits} bits" * (bits != 5)
+    width = VECTOR // DTYPES[dtype].itemsize
     for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
         held, warps = _held(columns)
         sizes = {"CENTERS": True, "BITS": bits, "ROWS": ROWS, "C": held, "V": width}
         for int8 in (False, True) if every else (True,):
-            given = copy if int8 else {}
+            int8_copy = copy if int8 else {}
             yield Variant(
                 norm_grad_kernel,
-                {"dy": f"*{dtype}", **COPY, **floats, **given, "sums": "*fp32", **shape},
-                dict.fromkeys(copy.keys() - given.keys()) | sizes, warps, 1,
-                f"norm_grad{'_int8' * int8} {columns} {dtype}{of}",
+                {"dy": f"*{dtype}", **COPY, **floats, **int8_copy, "sums": "*fp32", **shape},
+                dict.fromkeys(copy.keys() - int8_copy.keys()) | sizes, warps, 1,
+                f"norm_grad{'_int8' if int8 else ''} {columns} {dtype} {bits} bits",
             )  # fmt: skip

@@ -12,9 +12,9 @@ def nearest(x):
 
 @triton.jit
 def as_bfloat16(x):
-    """The bfloat16 nearest to `x`, half to even, as float32; a cast, which may truncate, keeps it.
+    """The bfloat16 nearest to `x`, half to even, as float32, so that a cast to bfloat16 is exact.
 
-    Triton's interpreter truncates, and sm_75 has no instruction for it.
+    Such a cast truncates in Triton's interpreter, and sm_75 has no instruction for it.
     """
     bits = x.to(tl.uint32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)

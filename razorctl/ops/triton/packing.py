@@ -1,6 +1,6 @@
-"""Codes of 2 to 8 bits in packed bytes, within a kernel; razorctl.ops.packing says where each is.
+"""Codes of 2 to 8 bits in packed bytes, within a kernel, in the layout of razorctl.ops.packing.
 
-Columns must be a multiple of 64, so that each row is a line of its own. A strip is an eighth of a
+Columns must be a multiple of 64, so that each row is packed by itself. A strip is an eighth of a
 row. A program that holds the same columns of all eight strips holds whole bytes of every plane.
 """
 
@@ -15,22 +15,22 @@ STRIPS = constexpr(8)
 
 @triton.constexpr_function
 def first_width(bits):
-    """The bits of the first plane of a code; a second plane has the rest, if there are more."""
+    """The bits of a code in its first plane; a second plane has the rest, if any."""
     return PLANES[bits][0]
 
 
 @triton.constexpr_function
 def in_byte(bits):
-    """How many codes have bits in one byte of the first plane."""
+    """The number of codes that have bits in one byte of the first plane."""
     return 8 // PLANES[bits][0]
 
 
 @triton.jit
 def placed(code, i, s, BITS: tl.constexpr):
-    """Where the bits of a code go in an int32 whose lowest byte is one of the first plane.
+    """The bits of a code at their places in an int32 that collects bytes of both planes.
 
-    The next bytes are those of the second plane, of one column of each strip. The code is that of
-    strip s, the i-th in the lowest byte.
+    Its lowest byte is one of the first plane; the next ones are those of the second plane, of one
+    column of each strip. The code is of strip s and is the i-th in the lowest byte.
     """
     LOW: tl.constexpr = first_width(BITS)
     HIGH: tl.constexpr = BITS - LOW
@@ -42,7 +42,7 @@ def placed(code, i, s, BITS: tl.constexpr):
 
 @triton.jit
 def store_others(to, word, strip, inside, BITS: tl.constexpr):
-    """Stores the bytes of the second plane; to: pointers to the row's bytes in the first strip."""
+    """Stores the bytes of the second plane; `to` points to the row's bytes in the first strip."""
     LOW: tl.constexpr = first_width(BITS)
     for i in tl.static_range(BITS - LOW):
         tl.store(to + (LOW + i) * strip, (word >> 8 * (i + 1)).to(tl.uint8), mask=inside)
@@ -52,7 +52,7 @@ def store_others(to, word, strip, inside, BITS: tl.constexpr):
 def _plane(
     packed, width, begin, row, column, columns, inside, WIDTH: tl.constexpr, V: tl.constexpr
 ):
-    """The WIDTH bits of the codes in the plane that begins at a byte of the packed rows."""
+    """The WIDTH bits of codes in a plane, which starts at byte `begin` of each packed row."""
     size = columns // STRIPS * WIDTH
     at = tl.multiple_of(tl.max_contiguous(column % size, V), V)
     src = packed + row[:, None] * width + begin + at[None, :]
@@ -64,8 +64,8 @@ def _plane(
 def unpacked_block(packed, row, column, columns, inside, BITS: tl.constexpr, V: tl.constexpr):
     """The codes of rows `row` [R], int64, and columns `column` [C], int32 [R, C].
 
-    A byte is loaded for each code in it; all but the first of these loads hit a cache. V: so many
-    columns from a multiple of V on follow each other.
+    A byte is loaded once for each code in it; all loads but the first hit a cache. V: columns come
+    in runs of V that start at multiples of V.
     """
     LOW: tl.constexpr = first_width(BITS)
     strip = tl.multiple_of(columns // STRIPS, 8)

@@ -1,4 +1,4 @@
-"""The least kernel there is: if it does not run, no kernel of Triton does."""
+"""The smallest kernel: if it does not run, no kernel of Triton does."""
 
 import torch
 import triton.language as tl
@@ -12,5 +12,5 @@ def probe_kernel(x, N: tl.constexpr):
 
 
 def run() -> None:
-    """Launches it on the current CUDA device; raises what that raises."""
+    """Launches the kernel on the current CUDA device; raises Triton's errors."""
     probe_kernel[(1,)](torch.empty(32, device="cuda"), N=32, num_warps=1)

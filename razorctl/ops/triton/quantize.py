@@ -27,7 +27,7 @@ def dequantize_kernel(
     packed, zero_point, scale, bias, y, rows, columns, tile_rows,
     BITS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program restores R rows of a tile and C columns; a thread loads V columns at once."""
+    """A program dequantizes R rows of a tile and C columns; a thread loads V columns at once."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
     codes = unpacked_block(packed, row, column, columns, inside, BITS, V)
     offset, step = tile_affine(zero_point, scale, bias, tile, column, columns)
@@ -70,13 +70,13 @@ def dequantize(copy: FewBitCopy, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches of this file compile to."""
+    """The variants that this file launches."""
     for dtype in dtypes(capability, every):
         yield from copy_variants(dtype, BITS if every else (5, 2), every=every)
         yield from copy_variants(dtype, BITS if every else (5,), random=True)
         sizes, warps = block(DTYPES[dtype])
         shape = {name: kind for name, kind in SHAPE.items() if name != "stride"}
-        # A copy that a norm shares has its weight in the scale.
+        # A copy shared with a norm has the norm's weight in its scale.
         scales = {"": "*bf16", " of a norm": "*fp32"} if every else {"": "*bf16"}
         for bits, (of, scale) in product(BITS if every else (5,), scales.items()):
             yield Variant(

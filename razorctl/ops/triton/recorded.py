@@ -1,4 +1,4 @@
-"""The launches that ops would make on a card, recorded on tensors that need neither it nor data."""
+"""The launches of ops on a card, recorded without the card on tensors without data."""
 
 import pkgutil
 from collections.abc import Iterable
@@ -31,14 +31,17 @@ PROCESSORS = 128  # of a card of which only the capability is known
 
 
 class Card(NamedTuple):
-    """What launches depend on: compute capability (75, 80, ...) and number of multiprocessors."""
+    """The properties of a card that launches depend on.
+
+    capability: compute capability, 75, 80, ... processors: multiprocessors.
+    """
 
     capability: int
     processors: int = PROCESSORS
 
     @classmethod
     def of(cls, device: torch.device) -> "Card":
-        """The card that is there."""
+        """The properties of a card in this machine."""
         return cls(capability(device), count_processors(device))
 
 
@@ -46,9 +49,12 @@ class Card(NamedTuple):
 class Launch:
     """A launch of a kernel.
 
-    op: what asked for it. variant: what it is compiled as. grid: of programs. arguments: by name,
-    the numbers that the kernel gets, and the shapes of tensors. trial: whether only the first step
-    launches it, to find the fastest of several ways.
+    Args:
+        op: The name of the op.
+        variant: The compiled variant.
+        grid: The numbers of programs.
+        arguments: Name of an argument of the kernel -> number, or shape of a tensor.
+        trial: Whether only the first step launches it, to find the fastest of several ways.
     """
 
     op: str
@@ -60,7 +66,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What Triton's binder looks at of a tensor. CUDA's allocator aligns storages."""
+    """The properties of a tensor that Triton's binder uses. CUDA's allocator aligns storages."""
 
     dtype: torch.dtype
     offset: int
@@ -70,13 +76,13 @@ class _Pointer:
 
 
 class Recording(TorchDispatchMode):
-    """Inside it, ops on fake or meta tensors note what they would launch on cards.
+    """A mode in which ops on fake or meta tensors record the launches that they make on cards.
 
-    Their results are as without it, and nothing is launched. Where several ways lead to the same
-    result and `device` has not chosen yet, which times them all, all of them are noted.
-    `kernels.assumed` must say the same of the cards.
+    Nothing is launched, and results are as without it. Where an op has several ways and `device`
+    has not chosen one yet, all are recorded, as the card would time them all. Must be used inside
+    `kernels.assumed` for these cards.
 
-    device: where the only card is, if it is here. launches: for each card, in their order.
+    device: the only card, if it is in this machine. launches: card -> its launches, in their order.
     """
 
     def __init__(self, *cards: Card, device: torch.device | None = None) -> None:
@@ -87,33 +93,33 @@ class Recording(TorchDispatchMode):
         self._recorders = {card: Recorder(*card, device, self._note) for card in cards}
         self._backend = make_backend(GPUTarget("cuda", cards[0].capability, WARP))
         self._binders: dict[str, Any] = {}
-        self._op, self._found = "", list[Launch]()
-        # A step calls an op many times with equal shapes, each of which launches the same.
-        self._known: dict[Any, dict[Card, list[Launch]]] = {}
+        self._op, self._current = "", list[Launch]()
+        # A step calls an op many times with equal shapes, with equal launches.
+        self._recorded: dict[Any, dict[Card, list[Launch]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         op = func._schema.name.removeprefix("razorctl::")  # others keep their namespace
         run = kernels.REGISTERED.get((op, "cuda"))
         if run is not None and kernels.wanted():
-            given = OPS[func._schema.name].grouped((*args, *kwargs.values()))
+            arguments = OPS[func._schema.name].grouped((*args, *kwargs.values()))
             if recorder() is not None:  # the kernel of another op calls it
-                run(*given)
+                run(*arguments)
             else:
-                self._record(op, run, given)
+                self._record(op, run, arguments)
         return func(*args, **kwargs)
 
     def _record(self, op: str, run: kernels.Registered, args: tuple[Any, ...]) -> None:
-        """Notes what an op launches."""
+        """Adds the launches of an op."""
         key = op, *map(_kind, args)
-        if key not in self._known:
-            self._op, self._known[key] = op, {}
-            for card, own in self._recorders.items():
-                self._found = self._known[key][card] = []
-                with self, recorded_by(own):
+        if key not in self._recorded:
+            self._op, self._recorded[key] = op, {}
+            for card, its_recorder in self._recorders.items():
+                self._current = self._recorded[key][card] = []
+                with self, recorded_by(its_recorder):
                     run(*args)
-        for card, found in self._known[key].items():
-            self.launches[card] += found
+        for card, launches in self._recorded[key].items():
+            self.launches[card] += launches
 
     def _note(
         self, kernel: Kernel, grid: tuple[int, ...], args: tuple[Any, ...], settings: dict[str, Any]
@@ -127,15 +133,15 @@ class Recording(TorchDispatchMode):
             for a in args
         ]
         bound, kinds, options = bind(*pointers, **settings)
-        found = {name: kind for name, kind in zip(bound, kinds, strict=True) if kind[0] != CONSTANT}
+        types = {name: kind for name, kind in zip(bound, kinds, strict=True) if kind[0] != CONSTANT}
         variant = Variant(
             kernel,
-            {name: kind for name, (kind, _) in found.items()},
-            {name: value for name, value in bound.items() if name not in found},
+            {name: kind for name, (kind, _) in types.items()},
+            {name: value for name, value in bound.items() if name not in types},
             options.pop("num_warps"),
             options.pop("num_stages"),
-            f"{self._op}: {kernel.__name__} {' '.join(kind for kind, _ in found.values())}",
-            tuple(name for name, (_, noted) in found.items() if noted == ""),
+            f"{self._op}: {kernel.__name__} {' '.join(kind for kind, _ in types.values())}",
+            tuple(name for name, (_, multiple) in types.items() if multiple == ""),
             options.pop("maxnreg", None),
         )
         assert not options, options
@@ -145,18 +151,18 @@ class Recording(TorchDispatchMode):
         }
         now = recorder()
         assert now is not None
-        self._found.append(Launch(self._op, variant, grid, arguments, now.trial))
+        self._current.append(Launch(self._op, variant, grid, arguments, now.trial))
 
 
 def _kind(value: Any) -> Any:
-    """What of an argument settles what is launched."""
+    """The properties of an argument that launches depend on."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.storage_offset(), value.dtype
     return tuple(map(_kind, value)) if isinstance(value, list | tuple) else value
 
 
 def distinct(launches: Iterable[Launch]) -> list[Variant]:
-    """What the launches compile to, each once."""
+    """The distinct variants of launches."""
     return list(
         {launch.variant.key: launch.variant for launch in reversed(list(launches))}.values()
     )

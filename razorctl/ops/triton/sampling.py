@@ -1,6 +1,7 @@
 """Kernels of ops.sampling: the bandit's projection and a draw, each one launch of one program.
 
-p = clip(c w, p_min, 1) with sum p = total; and the entries that hold u, u + 1, ... of their sums.
+p = clip(c w, p_min, 1) with sum p = total; and the entries whose interval of the running sum of p
+holds one of u, u + 1, ...
 """
 
 from collections.abc import Iterator
@@ -21,19 +22,19 @@ WARPS, STAGES = 8, 1
 WIDEST = constexpr(op.WIDEST)
 GOLDEN = constexpr(op.GOLDEN)
 HALVINGS = constexpr(36)  # of up to 2 * WIDEST to 1e-6
-ROUGH = constexpr(1e-4)  # how far off log_c may be that single precision found
+ROUGH = constexpr(1e-4)  # the largest error of log_c in single precision
 STEPS = constexpr(8)
 
 
 @triton.jit
 def _weights(log_w, entry, size, least):
-    """A block of log weights that are not finite no more, nor below `least`; and which exist."""
+    """A block of log weights, made finite and at least `least`, and its mask."""
     inside = entry < size
-    given = tl.load(log_w + entry, inside, 0).to(tl.float64)
-    given = tl.where(given == given, given, 0)
-    given = tl.where(given == float("inf"), WIDEST, given)
-    given = tl.where(given == float("-inf"), -WIDEST, given)
-    return tl.maximum(given, least), inside
+    weights = tl.load(log_w + entry, inside, 0).to(tl.float64)
+    weights = tl.where(weights == weights, weights, 0)
+    weights = tl.where(weights == float("inf"), WIDEST, weights)
+    weights = tl.where(weights == float("-inf"), -WIDEST, weights)
+    return tl.maximum(weights, least), inside
 
 
 @triton.jit
@@ -42,8 +43,8 @@ def _rough_sum(log_w, log_c, size, least, p_min, BLOCK: tl.constexpr):
     floor = tl.log(p_min).to(tl.float32)
     between, bounds = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float64)
     for start in range(0, size, BLOCK):
-        given, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, least)
-        shifted = (given + log_c).to(tl.float32)
+        weights, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, least)
+        shifted = (weights + log_c).to(tl.float32)
         free = (shifted < 0) & (shifted > floor)
         between += tl.where(inside & free, tl.exp(tl.minimum(shifted, 0)), 0)
         bounds += tl.where(inside & (free == 0), tl.where(shifted < 0, p_min, 1), 0)
@@ -52,11 +53,11 @@ def _rough_sum(log_w, log_c, size, least, p_min, BLOCK: tl.constexpr):
 
 @triton.jit
 def _exact_sum(log_w, log_c, size, least, p_min, BLOCK: tl.constexpr):
-    """The sum of p for a log_c, and of those that are at neither bound."""
+    """The sum of p for a log_c, and the sum of the p that are at neither bound."""
     parts, free = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     for start in range(0, size, BLOCK):
-        given, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, least)
-        shifted = given + log_c
+        weights, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, least)
+        shifted = weights + log_c
         part = tl.maximum(tl.exp(tl.minimum(shifted, 0)), p_min)
         parts += tl.where(inside, part, 0)
         free += tl.where(inside & (shifted < 0) & (part > p_min), part, 0)
@@ -72,19 +73,19 @@ def project_kernel(
     highest = tl.full((), float("-inf"), tl.float64)
     lowest = tl.full((), float("inf"), tl.float64)
     for start in range(0, size, BLOCK):
-        given, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, float("-inf"))
-        highest = tl.maximum(highest, tl.max(tl.where(inside, given, float("-inf")), 0))
-        lowest = tl.minimum(lowest, tl.min(tl.where(inside, given, float("inf")), 0))
+        weights, inside = _weights(log_w, start + tl.arange(0, BLOCK), size, float("-inf"))
+        highest = tl.maximum(highest, tl.max(tl.where(inside, weights, float("-inf")), 0))
+        lowest = tl.minimum(lowest, tl.min(tl.where(inside, weights, float("inf")), 0))
     least = highest - WIDEST
 
-    # Cards have few units for doubles, so single precision finds log_c as far as it can.
+    # Cards have few units for doubles, so log_c is found roughly in single precision first.
     low, high = tl.log(p_min) - highest, -tl.maximum(lowest, least)
     for _ in range(HALVINGS):
         log_c = (low + high) / 2
         above = _rough_sum(log_w, log_c, size, least, p_min, BLOCK) >= total
         low, high = tl.where(above, low, log_c), tl.where(above, log_c, high)
 
-    # Between two entries that reach a bound the sum is linear in c, so a step there is exact.
+    # Between the c at which entries reach a bound the sum is linear in c, so a step is exact.
     log_c = high
     low, high = low - ROUGH, high + ROUGH
     for _ in range(STEPS):
@@ -93,13 +94,13 @@ def project_kernel(
         low, high = tl.where(missing > 0, log_c, low), tl.where(missing > 0, high, log_c)
         ratio = missing / tl.where(free > 0, free, 1)
         exact = log_c + tl.log(tl.maximum(1 + ratio, 0.5))  # less than half of c is out of bounds
-        known = (free > 0) & (exact >= low) & (exact <= high)
-        step = tl.where(known, exact, (low + high) / 2)
+        valid = (free > 0) & (exact >= low) & (exact <= high)
+        step = tl.where(valid, exact, (low + high) / 2)
         log_c = tl.where(missing == 0, log_c, step)
     for start in range(0, size, BLOCK):
         entry = start + tl.arange(0, BLOCK)
-        given, inside = _weights(log_w, entry, size, least)
-        part = tl.maximum(tl.exp(tl.minimum(given + log_c, 0)), p_min)
+        weights, inside = _weights(log_w, entry, size, least)
+        part = tl.maximum(tl.exp(tl.minimum(weights + log_c, 0)), p_min)
         tl.store(p + entry, tl.where(total < size, part, 1), inside)
 
 
@@ -120,14 +121,14 @@ def draw_kernel(p, phase, index, drawn, size, count, BLOCK: tl.constexpr):
         entry = start + tl.arange(0, BLOCK)
         chance = tl.load(p + entry, entry < size, 0)
         ends = (end + tl.cumsum(chance, 0)) * factor
-        points = tl.ceil(ends - u)  # so many are below an end, but for the rounding of ends - u
+        points = tl.ceil(ends - u)  # the points below an end, but for the rounding of ends - u
         points = tl.where(u + (points - 1) >= ends, points - 1, points)
         points = tl.where(u + points < ends, points + 1, points)
         points = tl.minimum(tl.maximum(points, 0), count).to(tl.int32)
         points = tl.where(entry < size - 1, points, count)
         first = tl.gather(points, tl.maximum(tl.arange(0, BLOCK) - 1, 0), 0)
         first = tl.where(entry > start, first, before)
-        # Rounding may put two points into the stretch of an entry whose p is 1.
+        # Rounding may put two points into the interval of an entry whose p is 1.
         for second in tl.static_range(2):
             place = points - 1 if second else first
             here = (entry < size) & (points > first)
@@ -139,7 +140,7 @@ def draw_kernel(p, phase, index, drawn, size, count, BLOCK: tl.constexpr):
 
 
 def takes_project(log_w: Tensor, total: float, p_min: float) -> bool:
-    """Whether there is a projection; the op's body says why not."""
+    """Whether there is a projection; the op's body raises an error if not."""
     size = len(log_w)
     return size > 0 and size * p_min <= total <= size
 
@@ -168,7 +169,7 @@ def draw(p: Tensor, phase: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches above ask for."""
+    """The variants that this file launches."""
     signature = {"log_w": "*fp32", "p": "*fp64", "size": "i32", "total": "fp64", "smallest": "fp64"}
     yield Variant(project_kernel, signature, {"BLOCK": BLOCK}, WARPS, STAGES, "project")
     signature = {"p": "*fp64", "phase": "*fp64", "index": "*i64", "drawn": "*fp32"}

@@ -1,4 +1,4 @@
-"""Sums of partial sums, which several kernels leave for each of their programs.
+"""Sums of partial sums, which several kernels store for each of their programs.
 
 total [columns] = sum over rows of partial [rows, columns], for up to three matrices.
 """
@@ -10,7 +10,7 @@ from razorctl.ops.triton.launch import cdiv, launchable
 from razorctl.ops.triton.variants import Variant
 
 ROWS, COLUMNS, WARPS = 128, 16, 4
-STAGES = 3  # blocks of rows that are summed or on their way
+STAGES = 3  # blocks of rows that are summed or being loaded
 
 
 @launchable
@@ -18,18 +18,18 @@ def column_sums_kernel(
     partial, first, second, third, rows, columns,
     R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program sums C columns of one of up to three matrices; always in the same order."""
+    """A program sums C columns of one of up to three matrices, always in the same order."""
     across = tl.cdiv(columns, C)
     matrix = tl.program_id(0) // across
     column = tl.program_id(0) % across * C + tl.arange(0, C)
     partial += matrix.to(tl.int64) * rows * columns
-    found = tl.zeros((R, C), tl.float32)
+    sums = tl.zeros((R, C), tl.float32)
     for start in tl.range(0, rows, R, num_stages=STAGES):
         row = start + tl.arange(0, R)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         src = partial + row[:, None].to(tl.int64) * columns + column[None, :]
-        found += tl.load(src, mask=inside, other=0.0)
-    total, there = tl.sum(found, 0), column < columns
+        sums += tl.load(src, mask=inside, other=0.0)
+    total, there = tl.sum(sums, 0), column < columns
     if matrix == 0:
         tl.store(first + column, total, mask=there)
     if second is not None:
@@ -43,7 +43,7 @@ def column_sums_kernel(
 def column_sums(partial: Tensor) -> tuple[Tensor, ...]:
     """The sums over rows of up to three float32 matrices [matrices, rows, columns].
 
-    Each [columns], in memory of its own, as results of an op must be.
+    Each [columns], in separate memory, as results of an op must be.
     """
     matrices, rows, columns = partial.shape
     totals = tuple(partial.new_empty(columns) for _ in range(matrices))
@@ -55,7 +55,7 @@ def column_sums(partial: Tensor) -> tuple[Tensor, ...]:
 
 
 def variant() -> Variant:
-    """What `column_sums` compiles to."""
+    """The variant of `column_sums`."""
     totals = dict.fromkeys(("first", "second", "third"), "*fp32")
     signature = {"partial": "*fp32", **totals, "rows": "i32", "columns": "i32"}
     sizes = {"R": ROWS, "C": COLUMNS, "STAGES": STAGES}

@@ -1,4 +1,4 @@
-"""Blocks of rows and columns within tiles, and what a block's codes stand for."""
+"""Blocks of rows and columns within tiles, and the offsets and scales of their codes."""
 
 from collections.abc import Mapping
 
@@ -11,33 +11,33 @@ from razorctl.ops import quantize as op
 from razorctl.ops.triton.launch import cdiv
 
 PARTS = constexpr(op.PARTS)
-ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program that works on elements
+ROWS, COLUMNS, WARPS = 32, 128, 4  # of a program of an elementwise kernel
 VECTOR = 16  # bytes that a thread loads at once
-# Of a loop over rows: while a program works on one, the next is on its way, where a card can copy
-# into shared memory meanwhile.
+# Stages of a loop over rows: while a program computes one row, the next is being loaded, where a
+# card can copy into shared memory meanwhile.
 AHEAD = constexpr(2)
-# Arguments of kernels that `variants` gives types.
+# Types of arguments of kernels, for `variants`.
 COPY = {"packed": "*u8", "zero_point": "*i16", "scale": "*bf16"}
 SHAPE = {"rows": "i32", "columns": "i32", "stride": "i32", "tile_rows": "i32"}
 
 
 def block(dtype: torch.dtype) -> tuple[dict[str, int], int]:
-    """The sizes and the warps of a program that works on elements of such a dtype."""
+    """The sizes and the warps of a program of an elementwise kernel on a dtype."""
     return {"R": ROWS, "C": COLUMNS, "V": VECTOR // dtype.itemsize}, WARPS
 
 
 def block_count(rows: int, columns: int, tile_rows: int, sizes: Mapping[str, int]) -> int:
-    """How many blocks `block_of_tile` numbers."""
+    """The number of blocks of `block_of_tile`."""
     tile_blocks = cdiv(tile_rows, sizes["R"])
     return op.tile_count(rows, tile_rows) * tile_blocks * cdiv(columns, sizes["C"])
 
 
 @triton.jit
 def block_of_tile(rows, columns, tile_rows, R: tl.constexpr, C: tl.constexpr):
-    """The tile, rows [R], int64, and columns [C] of this program, and which of them there are.
+    """The tile, rows [R], int64, and columns [C] of this program, and its mask.
 
-    A block lies within one tile, so it has one scale for each column. Blocks of the same rows
-    follow each other, because they share packed bytes.
+    A block is within one tile, so it has one scale for each column. Blocks of the same rows are
+    consecutive, because they share packed bytes.
     """
     across = tl.cdiv(columns, C)
     along = tl.cdiv(tile_rows, R)

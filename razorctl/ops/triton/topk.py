@@ -2,11 +2,10 @@
 
 values [k] and bits [n] of the k largest |x|; and the dense tensor [n] of them.
 
-Keys are the bits of |x|, 15 or 31 of them, so kernels see integers. Every program owns one stretch
-of positions, of which there are at most PROGRAMS; what lies before a stretch is the sum of the
-counts of those before it, which each program makes for itself. So nothing is scanned in a launch of
-its own, and a float16 or bfloat16 tensor takes four, a float32 one six, after a histogram is
-cleared.
+Keys are the 15 or 31 bits of |x|, so kernels load integers. Each of at most PROGRAMS programs has
+one stretch of positions, and sums the counts of earlier stretches itself. So no scan takes a launch
+of its own, and after a histogram is cleared there are four launches for a float16 or bfloat16
+tensor and six for a float32 one.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from razorctl.ops.triton.variants import Variant
 PROGRAMS = constexpr(1024)
 BLOCK = 2048  # elements that a program holds; a multiple of 8, below 2 ** 16
 WARPS, STAGES = 8, 2
-DIGIT = constexpr(8)  # bits that a histogram tells apart
+DIGIT = constexpr(8)  # bits of a histogram
 BINS = constexpr(256)
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
@@ -38,7 +37,7 @@ def _keys(bits):
 
 @triton.jit
 def _chosen(histograms, k, FOUND: tl.constexpr):
-    """The first FOUND digits of the key of rank k from above, and its rank among keys with them."""
+    """The first FOUND digits of the key of rank k from above, and its rank among such keys."""
     bins = tl.arange(0, BINS)
     prefix, rank = 0, k
     for digit in tl.static_range(FOUND):
@@ -55,7 +54,7 @@ def histogram_kernel(
     x, histograms, n, k, stretch,
     FOUND: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts digit FOUND of the keys whose first digits are those of the key of rank k."""
+    """Counts digit FOUND of the keys whose digits before are those of the key of rank k."""
     prefix, _ = _chosen(histograms, k, FOUND)
     SHIFT: tl.constexpr = (DIGITS - 1 - FOUND) * DIGIT
     start = tl.program_id(0).to(tl.int64) * stretch
@@ -70,18 +69,18 @@ def histogram_kernel(
 
 @launchable
 def count_kernel(x, histograms, counts, n, k, stretch, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many keys of each stretch are above the key of rank k, and how many equal it."""
+    """Counts the keys of each stretch that are above the key of rank k, and that equal it."""
     smallest, _ = _chosen(histograms, k, DIGITS)
     start = tl.program_id(0).to(tl.int64) * stretch
-    # Those above, and 2 ** 16 times those equal; positions past the end may be among these, but
-    # nothing comes after the last stretch.
-    found = tl.zeros((BLOCK,), tl.int32)
+    # Keys above, plus 2 ** 16 times keys equal. Positions past the end may count as equal, but
+    # nothing depends on the count of the last stretch.
+    both = tl.zeros((BLOCK,), tl.int32)
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
         keys = _keys(tl.load(x + position, position < n, 0))
-        found += tl.where(keys == smallest, 65536, (keys > smallest).to(tl.int32))
-    tl.store(counts + tl.program_id(0), tl.sum(found & 65535, 0))
-    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(found >> 16, 0))
+        both += tl.where(keys == smallest, 65536, (keys > smallest).to(tl.int32))
+    tl.store(counts + tl.program_id(0), tl.sum(both & 65535, 0))
+    tl.store(counts + PROGRAMS + tl.program_id(0), tl.sum(both >> 16, 0))
 
 
 @triton.jit
@@ -97,7 +96,7 @@ def pack_kernel(
     DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the values of the kept elements of a stretch, and its bits."""
-    smallest, ties = _chosen(histograms, k, DIGITS)  # so many of those equal to it are kept
+    smallest, ties = _chosen(histograms, k, DIGITS)  # of keys equal to it, `ties` are kept
     above, equal = _before(counts), _before(counts + PROGRAMS)
     start = tl.program_id(0).to(tl.int64) * stretch
     for block in range(start, min(start + stretch, n), BLOCK):
@@ -106,12 +105,12 @@ def pack_kernel(
         bits = tl.load(x + position, inside, 0)
         keys = _keys(bits)
         tie = (keys == smallest) & inside
-        # One scan counts both: those above, and 2 ** 16 times those equal.
+        # One scan counts both: keys above, plus 2 ** 16 times keys equal.
         one = tl.where(tie, 65536, (keys > smallest).to(tl.int32))
-        found = tl.cumsum(one, 0)
-        rank = equal + (found >> 16)
+        running = tl.cumsum(one, 0)
+        rank = equal + (running >> 16)
         mask = (keys > smallest) | (tie & (rank <= ties))
-        place = above + (found & 65535) + tl.minimum(rank, ties) - 1
+        place = above + (running & 65535) + tl.minimum(rank, ties) - 1
         tl.store(values + place, bits, mask)
         bitset = mask.to(tl.int32).reshape(BLOCK // 8, 8) << tl.arange(0, 8)[None, :]
         byte = block // 8 + tl.arange(0, BLOCK // 8)
@@ -123,7 +122,7 @@ def pack_kernel(
 
 @launchable
 def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
-    """How many bits of each stretch are set; `n` and `stretch` count bits."""
+    """Counts the bits of each stretch that are set; `n` and `stretch` are numbers of bits."""
     start = tl.program_id(0).to(tl.int64) * stretch
     total = tl.zeros((BLOCK // 8,), tl.int32)
     for block in range(start, min(start + stretch, n), BLOCK):
@@ -137,29 +136,29 @@ def count_bits_kernel(bitmap, counts, n, stretch, BLOCK: tl.constexpr):
 @launchable
 def unpack_kernel(values, bitmap, counts, dense, n, stretch, BLOCK: tl.constexpr):
     """Writes a stretch of the dense tensor."""
-    saved = _before(counts)
+    kept = _before(counts)
     start = tl.program_id(0).to(tl.int64) * stretch
     for block in range(start, min(start + stretch, n), BLOCK):
         position = block + tl.arange(0, BLOCK)
         byte = tl.load(bitmap + (position >> 3), position < n, 0).to(tl.int32)
         mask = (byte >> (position & 7).to(tl.int32)) & 1
-        place = saved + tl.cumsum(mask, 0) - 1
+        place = kept + tl.cumsum(mask, 0) - 1
         tl.store(dense + position, tl.load(values + place, mask != 0, 0), position < n)
-        saved += tl.sum(mask, 0)
+        kept += tl.sum(mask, 0)
 
 
 def takes(x: Tensor, *others: object) -> bool:
-    """Whether the kernels here can work on `x`: float16, bfloat16 or float32."""
+    """Whether the kernels here support the dtype of `x`: float16, bfloat16 or float32."""
     return x.element_size() in INTEGERS
 
 
 def takes_pack(x: Tensor, k: int) -> bool:
-    """Whether `topk_pack` here can do it: counts are int32."""
+    """Whether `topk_pack` here takes `x`: counts are int32."""
     return takes(x) and x.numel() < 2**31
 
 
 def takes_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> bool:
-    """Whether `topk_unpack` here can do it: counts are int32."""
+    """Whether `topk_unpack` here takes these arguments: counts are int32."""
     return takes(values) and 8 * bitmap.numel() < 2**31
 
 
@@ -182,8 +181,8 @@ def topk_pack(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     stretch = _stretch(n)
     grid = (cdiv(n, stretch),)
     options = {"BLOCK": BLOCK, "num_warps": WARPS, "num_stages": STAGES}
-    for found in range(digits):
-        histogram_kernel[grid](x, histograms, n, k, stretch, found, digits, **options)
+    for digit in range(digits):
+        histogram_kernel[grid](x, histograms, n, k, stretch, digit, digits, **options)
     count_kernel[grid](x, histograms, counts, n, k, stretch, digits, **options)
     pack_kernel[grid](x, histograms, counts, values, bitmap, n, k, stretch, digits, **options)
     return values.view(dtype), bitmap
@@ -207,7 +206,7 @@ def topk_unpack(values: Tensor, bitmap: Tensor, shape: list[int]) -> Tensor:
 
 
 def variants(capability: int, every: bool = False) -> Iterator[Variant]:
-    """What the launches above ask for; 16 bits, read eight at once, take most."""
+    """The variants that this file launches; 16 bits, loaded eight at once, take most registers."""
     block = {"BLOCK": BLOCK}
     tail = {"n": "i32", "k": "i32", "stretch": "i32"}
     odd = {"": ("k",), " odd": ("n", "k")} if every else {"": ("k",)}

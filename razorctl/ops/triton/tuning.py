@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest on a card: timed once, kept on disk."""
+"""The fastest of several ways to compute the same on a card: timed once, stored on disk."""
 
 import os
 import tempfile
@@ -19,31 +19,35 @@ from razorctl.ops.triton import launch
 
 WARM_UPS = 2  # the first compiles
 ROUNDS, CALLS = 3, 5
-AHEAD = 2_000_000  # cycles that the card waits, so that launching takes none of the time
-LONGEST = 32_000_000  # the most of them, for a way that takes many launches
-TRIES = 3  # timings that run out of memory before the process keeps what it found
+AHEAD = 2_000_000  # cycles that the card waits, so that the time of launching is not measured
+LONGEST = 32_000_000  # most cycles, for a way of many launches
+TRIES = 3  # timings that run out of memory before the process keeps its choice
 
-_short: Counter[tuple[str, str]] = Counter()  # (card, key) -> how often memory did not suffice
+_short: Counter[tuple[str, str]] = Counter()  # (card, key) -> timings that ran out of memory
 _uncompiled: set[tuple[str, str]] = set()  # (op, way)
 
 
 def fastest(
     ways: Mapping[str, Callable[..., None]], work: tuple[Any, ...], key: str
 ) -> Callable[..., None]:
-    """Which of the `ways` takes least time on `work`, whose first entry says on which card.
+    """The fastest way.
 
-    Times them all when it sees `key`, whose first word names the op, for the first time on this
-    kind of card, unless a CUDA graph is being captured, which gets the first of them. All must
-    leave the same behind. Where one of them fails, the disk keeps nothing, so that the next process
-    times them again and names what fails. Where memory does not suffice for one, this process keeps
-    nothing either until it has timed them TRIES times. Raises what a way raises if all do, or if
-    the card can run nothing after it.
+    All ways are timed at the first call with a `key` on a kind of card, except while a CUDA graph
+    is being captured, which gets the first way. If a way fails, the choice is not stored on disk,
+    so that the next process times all again and reports the failure. If a way runs out of memory,
+    this process does not keep its choice either until it has timed them TRIES times. Raises the
+    error of a way if all fail, or if the card can run nothing after it.
+
+    Args:
+        ways: Name -> function of `work`. All have the same results.
+        work: Arguments of the ways. The first is a tensor on the card.
+        key: The name of the op, a space, and the sizes that the choice depends on.
     """
     if len(ways) == 1:
         return next(iter(ways.values()))
     if (recorder := launch.recorder()) is not None:
-        known = recorder.device and _chosen(_card(recorder.device)).get(key)
-        return ways.get(known or "", partial(_each, ways, recorder))
+        choice = recorder.device and _chosen(_card(recorder.device)).get(key)
+        return ways.get(choice or "", partial(_each, ways, recorder))
     card = _card(work[0].device)
     chosen = _chosen(card)
     if chosen.get(key) not in ways:
@@ -56,12 +60,12 @@ def fastest(
             return ways[best]
         chosen[key] = best
         if times.keys() == ways.keys():
-            _keep(card, key, best)
+            _store(card, key, best)
     return ways[chosen[key]]
 
 
 def _each(ways: Mapping[str, Callable[..., None]], recorder: launch.Recorder, *work: Any) -> None:
-    """Takes all ways, as a card that has not chosen yet; the first stands for the chosen one."""
+    """Calls all ways, as a card without a choice would; the first stands for the chosen one."""
     for way in ways.values():
         way(*work)
         recorder.trial = True
@@ -71,9 +75,9 @@ def _each(ways: Mapping[str, Callable[..., None]], recorder: launch.Recorder, *w
 def _times(
     ways: Mapping[str, Callable[..., None]], work: tuple[Any, ...], op: str
 ) -> tuple[dict[str, float], bool]:
-    """Way -> milliseconds, without those that fail, and whether one failed for lack of memory.
+    """Way -> milliseconds, without failed ways, and whether one ran out of memory.
 
-    What Triton could not compile it could not for other sizes either.
+    A way that Triton cannot compile is not tried for other sizes either.
     """
     times: dict[str, float] = {}
     errors: list[Exception] = []
@@ -100,12 +104,12 @@ def _times(
 
 
 def _milliseconds(way: Callable[..., None], work: tuple[Any, ...]) -> float:
-    """The least time of a few calls; raises what the way raises."""
+    """The least time of a few calls; raises the errors of the way."""
     for _ in range(WARM_UPS):
         way(*work)
-    found: list[float] = []
+    times: list[float] = []
     ahead = AHEAD
-    while len(found) < ROUNDS:
+    while len(times) < ROUNDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(ahead)
         start.record()
@@ -117,8 +121,8 @@ def _milliseconds(way: Callable[..., None], work: tuple[Any, ...]) -> float:
         if overtaken and ahead < LONGEST:
             ahead = min(4 * ahead, LONGEST)
         else:
-            found.append(start.elapsed_time(end) / CALLS)
-    return min(found)
+            times.append(start.elapsed_time(end) / CALLS)
+    return min(times)
 
 
 @cache
@@ -133,22 +137,22 @@ def _file() -> Path:
 
 @cache
 def _chosen(card: str) -> dict[str, str]:
-    """Key -> way, as kept on disk for a card; grows in the process."""
-    return _kept().get(card, {})
+    """Key -> way on a card, from disk and from this process."""
+    return _stored().get(card, {})
 
 
-def _kept() -> dict[str, dict[str, str]]:
-    """What is on disk; nothing if that cannot be read or is anything else."""
+def _stored() -> dict[str, dict[str, str]]:
+    """Card -> key -> way on disk; empty if the file cannot be read or is not valid."""
     return documents.read_cached(_file(), dict[str, dict[str, str]]) or {}
 
 
-def _keep(card: str, key: str, way: str) -> None:
-    """Adds a choice to the file, in one step; if it cannot be written, the process remembers."""
+def _store(card: str, key: str, way: str) -> None:
+    """Adds a choice to the file, atomically; if it cannot be written, only the process keeps it."""
     with suppress(OSError):
-        kept, file = _kept(), _file()
-        kept.setdefault(card, {})[key] = way
+        choices, file = _stored(), _file()
+        choices.setdefault(card, {})[key] = way
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
         with os.fdopen(handle, "w") as part:
-            part.write(documents.text(kept, indent=1))
+            part.write(documents.text(choices, indent=1))
         Path(name).replace(file)

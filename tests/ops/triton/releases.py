@@ -2,8 +2,8 @@
 
     python -m tests.ops.triton.releases RELEASE CARD <VARIANTS
 
-The path must lead to that Triton first. VARIANTS is a pickled list of what `named` returns; each
-that does not compile, or of which something is wrong, is a line of the output.
+PYTHONPATH must lead to that Triton first. VARIANTS is a pickled list of results of `named`; the
+output has a line for each that does not compile or has another fault.
 """
 
 import importlib
@@ -23,28 +23,28 @@ INT8_DOT = r"mma\.sync[\w.]*\.s32\.s8\.s8|wgmma\.mma_async[\w.]*\.s32\.s8\.s8|tc
 
 
 def named(variant: Variant) -> dict[str, Any]:
-    """A variant whose kernel goes by its name, which another process can read."""
+    """The fields of a variant with the name of its kernel, for another process."""
     values = {field.name: getattr(variant, field.name) for field in fields(variant)}
     return values | {"kernel": (variant.kernel.fn.__module__, variant.kernel.fn.__name__)}
 
 
-def found(values: dict[str, Any]) -> Variant:
-    """The variant that `named` named."""
+def unnamed(values: dict[str, Any]) -> Variant:
+    """The inverse of `named`."""
     module, name = values["kernel"]
     return Variant(**values | {"kernel": getattr(importlib.import_module(module), name)})
 
 
 def wrong(variant: Variant, card: int) -> str | None:
-    """What is wrong with a variant, in a line."""
+    """The fault of a variant, in a line, or None."""
     try:
-        found = compiled(variant, card)
+        kernel = compiled(variant, card)
     except Exception as error:
         return f"{variant.label} fails: {type(error).__name__}: {error}".replace("\n", " ")
     # Before sm_80 tl.dot on int8 does not compile, on fp16 it is scalar and spills.
-    dot, product = "tt.dot " in found.ttir, bool(found.instructions(INT8_DOT))
+    dot, product = "tt.dot " in kernel.ttir, bool(kernel.instructions(INT8_DOT))
     for why, is_so in (
-        (f"spills {found.stack} bytes", found.stack),
-        (f"asks for {found.shared} bytes of shared memory", found.shared > 1024 * SHARED[card]),
+        (f"spills {kernel.stack} bytes", kernel.stack),
+        (f"asks for {kernel.shared} bytes of shared memory", kernel.shared > 1024 * SHARED[card]),
         (f"has a product: {dot}, its instructions: {product}", dot != product),
         ("has a product", dot and card < 80),
     ):
@@ -56,7 +56,7 @@ def wrong(variant: Variant, card: int) -> str | None:
 def main() -> None:
     release, card = sys.argv[1], int(sys.argv[2])
     assert triton.__version__.startswith(release), (triton.__version__, triton.__file__)
-    variants = [found(values) for values in pickle.load(sys.stdin.buffer)]
+    variants = [unnamed(values) for values in pickle.load(sys.stdin.buffer)]
     with ThreadPoolExecutor(2) as threads:
         for line in threads.map(lambda variant: wrong(variant, card), variants):
             if line:

@@ -36,14 +36,14 @@ MODULES = {
 
 
 def part(card: int) -> list[Variant]:
-    """What is compiled for a card here; each Triton compiles every kernel."""
+    """The variants that are compiled for a card here; each Triton compiles every kernel."""
     return compilations(card, every_kernel=card not in INSTALLED[1:])
 
 
 def pytest_generate_tests(metafunc):
     every = metafunc.config.getoption("--every-variant")
     if metafunc.function is test_compiles_without_spilling:
-        found = [
+        all_variants = [
             pytest.param(card, lambda variant=variant: [variant], id=f"sm_{card} {variant.label}")
             for card in CARDS
             for module in MODULES.values()
@@ -52,13 +52,13 @@ def pytest_generate_tests(metafunc):
         usual = [
             pytest.param(card, lambda card=card: part(card), id=f"sm_{card}") for card in INSTALLED
         ]
-        metafunc.parametrize(("card", "variants"), found if every else usual)
+        metafunc.parametrize(("card", "variants"), all_variants if every else usual)
 
 
 def test_compiles_without_spilling(card, variants):
-    found = list(variants())
-    assert all(isinstance(variant.kernel, Kernel) for variant in found)  # launched with its options
-    assert not [line for variant in found if (line := releases.wrong(variant, card))]
+    some = list(variants())
+    assert all(isinstance(variant.kernel, Kernel) for variant in some)  # launched with its options
+    assert not [line for variant in some if (line := releases.wrong(variant, card))]
 
 
 def test_each_variant_is_compiled_for_a_card():
@@ -71,13 +71,17 @@ def test_each_variant_is_compiled_for_a_card():
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_compiles_under_every_triton(release):
-    """That it is of another version than the installed one is seen to in the process itself."""
+    """The process itself checks that its Triton is of that version."""
     card = RELEASES[release]
-    given = pickle.dumps([releases.named(variant) for variant in part(card)])
+    pickled = pickle.dumps([releases.named(variant) for variant in part(card)])
     paths = os.pathsep.join((str(unpacked(release)), str(ROOT)))
     command = [sys.executable, "-m", "tests.ops.triton.releases", release, str(card)]
     done = subprocess.run(
-        command, input=given, capture_output=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}
+        command,
+        input=pickled,
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
     )
     assert (done.returncode, done.stdout.decode()) == (0, ""), done.stderr.decode()[-2000:]
 

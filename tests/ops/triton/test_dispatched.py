@@ -35,12 +35,12 @@ def codes(*shape: int) -> Tensor:
 
 
 def some_bytes(elements: int) -> Tensor:
-    """Of [ROWS, WIDTH], each for so many elements."""
+    """Bytes for [ROWS, WIDTH], each for a number of elements."""
     return torch.randint(256, (ROWS * WIDTH // elements,), dtype=torch.uint8)
 
 
 def packed(bias: Tensor | None = None) -> tuple[Any, ...]:
-    """A few-bit copy of [ROWS, WIDTH], as schemas have it."""
+    """The arguments in schemas for a few-bit copy of [ROWS, WIDTH]."""
     shape = -(-ROWS // TILE_ROWS), WIDTH
     scale = torch.rand(shape).bfloat16()
     zero_point = torch.randint(0, 8 * 2**BITS, shape, dtype=torch.int16)
@@ -55,7 +55,7 @@ def _norm() -> tuple[Any, ...]:
 
 
 NORM = (BITS, TILE_ROWS, torch.float32)
-# Op -> arguments that its kernel takes, for each way that it can go.
+# Op -> arguments that its kernel takes, for each branch of it.
 CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "activation_grad": lambda: [(normal(), *packed(), "gelu")],
     "activation_grad_int8": lambda: [(normal(), *packed(), "gelu")],
@@ -84,8 +84,12 @@ CALLS: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "norm_grad": lambda: [_norm()],
     "norm_grad_int8": lambda: [_norm()],
     "norm_quantize": lambda: [
-        (normal(), normal(WIDTH), normal(WIDTH), 1e-6, centers, *NORM, *known)
-        for centers, known in ((True, ()), (False, ()), (True, (normal(ROWS, 1), normal(ROWS, 1))))
+        (normal(), normal(WIDTH), normal(WIDTH), 1e-6, centers, *NORM, *statistics)
+        for centers, statistics in (
+            (True, ()),
+            (False, ()),
+            (True, (normal(ROWS, 1), normal(ROWS, 1))),
+        )
     ],
     "project": lambda: [(normal(WIDTH).double(), 32.0, 0.01)],
     "quantize": lambda: [(normal(), BITS, TILE_ROWS), (normal(), 2, 400)],
@@ -118,12 +122,12 @@ def test_programs_may_run_in_any_order(name, programs, monkeypatch):
     monkeypatch.setattr(topk, "BLOCK", 256)
     monkeypatch.setattr(topk, "_stretch", lambda n: 512)
     for args in CALLS[name]():
-        found = []
+        results = []
         for order in (None, "reverse", "shuffle"):
             programs(order)
-            found.append(getattr(OWN, name)(*copy.deepcopy(args)))
-        for other in found[1:]:
-            torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
+            results.append(getattr(OWN, name)(*copy.deepcopy(args)))
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0], rtol=0, atol=0, equal_nan=True)
 
 
 class ConvNet(nn.Module):
@@ -138,8 +142,7 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.net(x)
-        return y
+        return self.net(x)
 
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50}

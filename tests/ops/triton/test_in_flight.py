@@ -1,7 +1,8 @@
 """No kernel of a default job leaves a card's memory or multiprocessors idle, by arithmetic.
 
-Little's law: memory gives its bandwidth only while bandwidth x latency bytes are asked for. What a
-kernel asks for follows from its machine code, its registers and its grid. Nothing is timed here.
+Little's law: memory reaches its bandwidth only while bandwidth x latency bytes are requested. The
+bytes that a kernel requests follow from its machine code, its registers and its grid. Nothing is
+timed here.
 """
 
 from collections import Counter
@@ -25,18 +26,18 @@ from tests.planning.test_gpus import CHIPS
 # 847 GB/s, with 8 KiB on each of 70, which is 677 ns (Euhedral, "Memory system of the RTX 5070
 # Ti"). Of idle memory it is about half.
 LATENCY = 700e-9
-# What a launch takes anyway; what takes no longer need not fill a card.
+# Seconds of an empty launch; a kernel that takes no longer need not fill a card.
 SHORTEST = 5e-6
-# Of a multiprocessor: KiB of shared memory, of which each program takes one more than it asks for,
+# Of a multiprocessor: KiB of shared memory, of which each program takes one more than it requests,
 # and threads (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 PROCESSORS = {
     75: (64, 1024), 80: (164, 2048), 86: (100, 1536), 89: (100, 1536),
     90: (228, 2048), 120: (100, 1536),
 }  # fmt: skip
 BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i32": 4, "*i16": 2, "*i8": 1, "*u8": 1}
-# Kernels of which each program that has columns of its own reads all of the rows' scales.
+# Kernels whose programs each read all of the rows' scales.
 BY_COLUMNS = ("bounds_kernel", "scales_kernel")
-THIRSTIEST = "h100-80gb"  # of the presets: it wants most for each multiprocessor
+THIRSTIEST = "h100-80gb"  # the preset that needs most bytes for each multiprocessor
 
 
 def pytest_generate_tests(metafunc):
@@ -60,22 +61,22 @@ def moved(launch: Launch) -> int:
     return sum(sizes.values())
 
 
-def resident(found: CompiledKernel, capability: int) -> int:
-    """Programs that a multiprocessor has place for."""
+def resident(kernel: CompiledKernel, capability: int) -> int:
+    """The number of programs that fit a multiprocessor."""
     shared, threads = PROCESSORS[capability]
-    registers = ceil(found.registers / 8) * 8 * WARP * found.warps
-    places = REGISTERS // registers, shared * 1024 // (found.shared + 1024)
-    return min(*places, threads // (WARP * found.warps))
+    registers = ceil(kernel.registers / 8) * 8 * WARP * kernel.warps
+    places = REGISTERS // registers, shared * 1024 // (kernel.shared + 1024)
+    return min(*places, threads // (WARP * kernel.warps))
 
 
-def starves(launch: Launch, found: CompiledKernel | None, name: str) -> str | None:
-    """Why a launch takes more than twice as long as the card could take for it, or None."""
+def starves(launch: Launch, kernel: CompiledKernel | None, name: str) -> str | None:
+    """Why a launch takes more than twice as long as the card needs for it, or None."""
     gpu, (processors, *_), programs = gpus.load(name), CHIPS[name], prod(launch.grid)
     if launch.variant.kernel is gemm_tiles.scaled_gemm_kernel:
         busy = programs / (processors * ceil(programs / processors))
         return f"{programs} programs keep {busy:.0%} of the card busy" if busy < 0.5 else None
-    places = resident(found, capability_of(gpu))
-    in_flight = found.in_flight * min(places, programs / processors)
+    places = resident(kernel, capability_of(gpu))
+    in_flight = kernel.in_flight * min(places, programs / processors)
     wanted = gpu.bandwidth * LATENCY / processors
     takes = moved(launch) * LATENCY / (in_flight * processors)
     if in_flight >= wanted / 2 or takes <= SHORTEST:
@@ -84,7 +85,7 @@ def starves(launch: Launch, found: CompiledKernel | None, name: str) -> str | No
 
 
 def launches_of(name: str) -> list[Launch]:
-    """What the default job launches on a card."""
+    """The launches of the default job on a card."""
     gpu, (processors, *_) = gpus.load(name), CHIPS[name]
     precision = "bf16" if "bf16" in gpu.rates else "fp16"
     job = Job("vit-b16", "cifar100", batch_size=128, precision=precision)
@@ -99,15 +100,15 @@ def capability_of(gpu: gpus.Gpu) -> int:
 
 
 def test_kernels_of_the_default_job_fill_a_card(name):
-    found, starving = {}, Counter()
+    compilations, starving = {}, Counter()
     for launch in launches_of(name):
         if not launch.trial:
             key, kernel = launch.variant.key, launch.variant.kernel
-            if key not in found and kernel is not gemm_tiles.scaled_gemm_kernel:
-                found[key] = compiled(launch.variant, capability_of(gpus.load(name)))
-            if why := starves(launch, found.get(key), name):
+            if key not in compilations and kernel is not gemm_tiles.scaled_gemm_kernel:
+                compilations[key] = compiled(launch.variant, capability_of(gpus.load(name)))
+            if why := starves(launch, compilations.get(key), name):
                 starving[f"{launch.op}: {kernel.__name__} of {launch.grid} programs, {why}"] += 1
-    assert found
+    assert compilations
     assert not starving
 
 
@@ -153,20 +154,20 @@ COPIES = """
         (COPIES, "DEPBAR.LE SB0, 0x2", 8 + 16 + 4),
     ],
 )
-def test_what_a_thread_has_asked_for(code, between, most, monkeypatch):
+def test_bytes_that_a_thread_has_requested(code, between, most, monkeypatch):
     line = f"\n        /*0040*/                   {between} ;" if between else ""
     monkeypatch.setattr("razorctl.ops.triton.compiled._dumped", lambda *args: code.format(line))
-    found = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
-    assert found.outstanding == most
-    assert found.in_flight == 4 * 32 * most
+    kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir="", ptx="", cubin=b"")
+    assert kernel.outstanding == most
+    assert kernel.in_flight == 4 * 32 * most
 
 
-def test_what_threads_ask_for_together_counts_once():
+def test_bytes_that_several_threads_request_count_once():
     ttgir = """
 #blocked = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
 %x = tt.load %a : tensor<32x16x!tt.ptr<f32>, #blocked> loc(#loc1)
 %mean = tt.load %b : tensor<32x!tt.ptr<f32>, #ttg.slice<{dim = 1, parent = #blocked}>> loc(#loc2)
 """  # noqa: E501
-    found = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
-    # Of x each thread has four elements; of the means two, as the seven threads beside it.
-    assert found._share == (32 * 16 + 32) / (128 * 4 + 128 * 2)
+    kernel = CompiledKernel(32, 0, 0, warps=4, ttir="", ttgir=ttgir, ptx="", cubin=b"")
+    # Each thread has four elements of x, and two of the means, like the seven threads beside it.
+    assert kernel._share == (32 * 16 + 32) / (128 * 4 + 128 * 2)

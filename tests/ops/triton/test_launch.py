@@ -1,4 +1,4 @@
-"""A second launch of a kind gives the compiled kernel what Triton would have given it."""
+"""A second launch of a kind passes the same arguments to the compiled kernel as Triton does."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from razorctl.ops.triton import int8, launch
 
 
 class Compiled:
-    """Stands for a compiled kernel; `runs` gets the grid and arguments of each launch of it."""
+    """A stand-in for a compiled kernel that appends grid and arguments of launches to `runs`."""
 
     def __init__(self, runs):
         self.runs = runs
@@ -22,8 +22,8 @@ class Compiled:
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The launches of `largest_kernel`, each as ("triton" or "again", grid, arguments)."""
-    kernel, found, again = int8.largest_kernel, [], []
+    """The launches of `largest_kernel` through Triton, and others: grids and arguments."""
+    kernel, through_triton, again = int8.largest_kernel, [], []
     backend = CUDABackend(GPUTarget("cuda", 89, 32))
     bind = jit.create_function_from_signature(kernel.signature, kernel.params, backend)
 
@@ -31,12 +31,12 @@ def launched(monkeypatch):
         bound, _, options = bind(*args, **settings)
         assert not warmup
         assert options["enable_fp_fusion"]
-        found.append((grid, tuple(bound.values())))
+        through_triton.append((grid, tuple(bound.values())))
         return Compiled(again)
 
     monkeypatch.setattr(kernel, "run", run)
     monkeypatch.setattr(kernel, "plans", {})
-    return found, again
+    return through_triton, again
 
 
 def test_a_second_launch_of_a_kind_skips_triton(launched):

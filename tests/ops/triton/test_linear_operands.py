@@ -1,4 +1,4 @@
-"""The joint kernels against the body, for tiles of each height and sizes that no block divides."""
+"""The joint kernels against the body, for each height of tiles and sizes that no block divides."""
 
 import pytest
 import torch

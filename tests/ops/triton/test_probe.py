@@ -1,4 +1,4 @@
-"""The kernel by which it is found out whether any runs."""
+"""Tests of the kernel that shows whether any kernel runs."""
 
 import pytest
 from triton import knobs

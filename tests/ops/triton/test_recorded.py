@@ -96,27 +96,27 @@ def test_of_several_ways_only_that_is_noted_which_a_card_has_chosen(monkeypatch)
 
 @pytest.fixture(scope="module")
 def step():  # vit-micro needs no file
-    """What a step of razor launches for a ViT of two blocks, and how each launch asks Triton."""
-    asked, note = [], Recording._note
+    """The launches of a step of razor for a ViT of two blocks, with arguments for Triton."""
+    launches, note = [], Recording._note
 
     def noted(self, kernel, grid, args, settings):
         note(self, kernel, grid, args, settings)
         stand_ins = [triton.MockTensor(a.dtype) if torch.is_tensor(a) else a for a in args]
-        asked.append((self._found[-1].variant, stand_ins, settings))
+        launches.append((self._current[-1].variant, stand_ins, settings))
 
     job = Job("vit-micro", "random", batch_size=32, precision="bf16", optimizer="sgd")
     job = replace(job, learning_rate=1e-3, weight_decay=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recording, "_note", noted)
         job_trace.launches(job, Recipe("razor", 0.9), 10, ADA)
-    return asked
+    return launches
 
 
 def test_what_is_noted_is_what_triton_would_compile(step, card, monkeypatch):
-    asked = []
+    compilations = []
 
     def note(source, target, options):
-        asked.append((source.hash(), target, options))
+        compilations.append((source.hash(), target, options))
 
     monkeypatch.setattr("triton.compiler.compile", note)
     variants = {}
@@ -127,7 +127,7 @@ def test_what_is_noted_is_what_triton_would_compile(step, card, monkeypatch):
         forget(variant.kernel, monkeypatch)
         variant.kernel.run(*args, grid=(1,), warmup=True, **settings, **launch.OPTIONS)
     assert len(variants) > 10
-    for variant, (source, target, options) in zip(variants.values(), asked, strict=True):
+    for variant, (source, target, options) in zip(variants.values(), compilations, strict=True):
         assert variant.source(CARD).hash() == source
         assert target == CARD
         wanted = triton.compiler.make_backend(CARD).parse_options(variant.options)

@@ -22,7 +22,7 @@ WAYS = {"slow": slow, "quick": quick}
 
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-    """The ways that were timed; the file of choices is in `tmp_path`."""
+    """The ways that are timed; the file of choices is in `tmp_path`."""
     calls = []
 
     def milliseconds(way, work):
@@ -49,8 +49,8 @@ def test_the_fastest_is_timed_once_and_kept(timed, tmp_path):
     tuning._chosen.cache_clear()  # as a new process
     assert tuning.fastest(WAYS, WORK, "key") is quick
     assert len(timed) == 4
-    kept = json.loads((tmp_path / "folder" / "kernels.json").read_text())
-    assert kept == {"a card": {"key": "quick", "other": "quick"}}
+    choices = json.loads((tmp_path / "folder" / "kernels.json").read_text())
+    assert choices == {"a card": {"key": "quick", "other": "quick"}}
     assert len(list((tmp_path / "folder").iterdir())) == 1
 
 
@@ -125,8 +125,8 @@ def test_ways_that_fail_are_named_and_not_chosen(timed, tmp_path):
     tuning._uncompiled.clear()
     assert [tuning.fastest(ways, WORK, key) for key in ("gemm 4x4", "gemm 2x2")] == [slow, slow]
     assert tuning.fastest(WAYS, WORK, "gemm 6x6") is quick
-    kept = json.loads((tmp_path / "folder" / "kernels.json").read_text())
-    assert kept == {"a card": {"gemm 6x6": "quick"}}  # the next process says what fails, too
+    choices = json.loads((tmp_path / "folder" / "kernels.json").read_text())
+    assert choices == {"a card": {"gemm 6x6": "quick"}}  # the next process reports failures too
 
 
 @pytest.mark.parametrize("error", [ValueError("no way"), SHORT[0]])
@@ -181,7 +181,7 @@ class Event:
 
 @pytest.mark.parametrize(("launch", "gaps"), [(1_000, False), (500_000, False), (2e6, True)])
 def test_launching_takes_no_part_of_the_time(launch, gaps, monkeypatch):
-    """Unless it takes longer than any wait, which ends all the same."""
+    """The exception is launching that takes longer than the longest wait."""
     card = Card(launch)
     monkeypatch.setattr(tuning.torch.cuda, "_sleep", card.run, raising=False)
     monkeypatch.setattr(tuning.torch.cuda, "Event", card.event)
