@@ -202,8 +202,9 @@ def _variants(function: str | None, bits: int, every: bool) -> Iterator[Variant]
         )  # fmt: skip
         for tile_rows in (128, 64, 32) if every else (128,):
             sizes, warps = tile_of(tile_rows)
+            suffix = "" if tile_rows == 128 else f" {tile_rows} rows"
             yield Variant(
                 int8_operand_kernel,
                 {**copy, **floats, "codes": "*i8", **shape, "tile_rows": "i32"},
-                {**chosen, **sizes}, warps, 1, f"int8_operand {label}{of} {tile_rows} rows",
+                {**chosen, **sizes}, warps, 1, f"int8_operand {label}{of}{suffix}",
             )  # fmt: skip

@@ -318,7 +318,7 @@ def _gradients(dtype: str, bits: int, every: bool) -> Iterator[Variant]:
     floats = dict.fromkeys(("weight", "rstd", "residual", "dx"), "*fp32")
     copy = {"codes": "*i8", "code_scale": "*fp32"}
     shape = _ROWS | dict.fromkeys(("stride", "tile_rows", "residual_stride"), "i32")
-    width = VECTOR // DTYPES[dtype].itemsize
+    width, suffix = VECTOR // DTYPES[dtype].itemsize, "" if bits == 5 else f" {bits} bits"
     for columns in (1024, 2048, WIDEST) if every else (WIDEST,):
         held, warps = _held(columns)
         sizes = {"CENTERS": True, "BITS": bits, "ROWS": ROWS, "C": held, "V": width}
@@ -328,5 +328,5 @@ def _gradients(dtype: str, bits: int, every: bool) -> Iterator[Variant]:
                 norm_grad_kernel,
                 {"dy": f"*{dtype}", **COPY, **floats, **int8_copy, "sums": "*fp32", **shape},
                 dict.fromkeys(copy.keys() - int8_copy.keys()) | sizes, warps, 1,
-                f"norm_grad{'_int8' if int8 else ''} {columns} {dtype} {bits} bits",
+                f"norm_grad{'_int8' if int8 else ''} {columns} {dtype}{suffix}",
             )  # fmt: skip

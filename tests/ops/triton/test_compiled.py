@@ -1,6 +1,6 @@
-"""What the default jobs launch compiles for every card, without a spill, and by every Triton.
+"""The launches of the default jobs compile for every card, without a spill, by every Triton.
 
-With --every-variant the installed Triton compiles instead all that kernels may be launched as.
+With --every-variant the installed Triton compiles all variants of kernels instead.
 """
 
 import importlib

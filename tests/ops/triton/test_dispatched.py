@@ -198,7 +198,7 @@ def any_size() -> Iterator[None]:
 
 
 def gradient(stock: nn.Module, recipe: Recipe | None, x: Tensor) -> Tensor:
-    """That of all parameters, in a step under bfloat16 autocast."""
+    """The gradient of all parameters, in a step under bfloat16 autocast."""
     model = copy.deepcopy(stock).train()
     torch.manual_seed(3)
     if recipe is not None:

@@ -1,4 +1,4 @@
-"""What is recorded of a card's launches is what Triton would compile and launch there."""
+"""The launches that are recorded for a card are those that Triton would compile and launch there."""
 
 from collections import defaultdict
 from dataclasses import replace
