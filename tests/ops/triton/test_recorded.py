@@ -1,4 +1,4 @@
-"""The launches that are recorded for a card are those that Triton would compile and launch there."""
+"""The launches recorded for a card are those that Triton would compile and launch there."""
 
 from collections import defaultdict
 from dataclasses import replace
