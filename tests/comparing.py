@@ -22,7 +22,7 @@ def compare(*args: str) -> Result:
 
 
 def call_here(command: list[str], wait: Callable[[], object]) -> None:
-    """Stands in for `grid.run_child` where no run fails."""
+    """A `run_child` that runs the command in this process; no run may fail."""
     result = CliRunner().invoke(app, command[command.index("razorctl") + 1 :])
     assert result.exit_code == 0, result.stderr
     wait()
@@ -44,9 +44,9 @@ def write(
     figure: str = "accuracy",
     **job: Any,
 ) -> Path:
-    """A run directory as finetune writes it, but for the weights.
+    """A run directory as finetune writes it, but without weights.
 
-    figure: what `accuracies` are, if not accuracies.
+    figure: the name of the figure that `accuracies` are.
     """
     out = Path(name)
     out.mkdir(parents=True)
@@ -103,7 +103,7 @@ def write(
 
 
 def assert_refused(result: Result, code: int, sentence: str) -> None:
-    """One sentence on stderr, below what is said first, and the exit code are all there is."""
+    """Asserts an exit code and a last line on stderr with a sentence, and nothing on stdout."""
     assert result.exit_code == code, result.stderr
     assert result.stdout == ""
     *said, last = result.stderr.splitlines()

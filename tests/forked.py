@@ -1,6 +1,6 @@
 """Processes that tests start are forked from one that has imported what they need, once for all.
 
-None of its threads runs, so that what they fork in turn misses none.
+That process runs no threads, so its forks lose none.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""One optimizer step of every task: what a label weighs, and what is updated when."""
+"""One optimizer step of every task: the weight of a label, and the time of updates."""
 
 import copy
 import math

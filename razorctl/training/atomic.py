@@ -1,4 +1,4 @@
-"""Files and folders that are there as a whole or not at all, whatever ends the process."""
+"""Files and folders that are written completely or not at all, even if the process is killed."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from razorctl.errors import UsageError
 
-ROOM = 2**20  # bytes that a file needs that a command writes at its end, such as a report
+ROOM = 2**20  # bytes of a file that a command writes at its end, such as a report
 
 
 def unwritable(out: Path, reason: str | None) -> UsageError:
@@ -28,10 +28,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_file(file: Path) -> Iterator[Path]:
-    """Yields a temporary path that replaces `file` if the block succeeds and is removed if not.
+    """Yields a temporary path that replaces `file` if the block succeeds, and else is removed.
 
-    What is replaced is on the disk then. The file gets the permissions of a new file, whatever the
-    writer sets.
+    The new file is synced. It gets the permissions of a new file, whatever the writer sets.
     """
     partial = _partial(file)
     partial.unlink(missing_ok=True)  # of a process that was killed
@@ -59,9 +58,9 @@ def writing(out: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """As `whole`, of a folder that does not exist yet; yields a new one beside it.
+    """Yields a new folder that becomes `folder` if the block succeeds, and else is removed.
 
-    Raises UsageError if either cannot be made.
+    Raises UsageError if `folder` exists, or if one of them cannot be made.
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
@@ -82,10 +81,10 @@ def _partial(file: Path) -> Path:
 
 
 def check_room(file: Path, option: str, replace: bool = False) -> None:
-    """Checks that `whole` could write a file of ROOM bytes, before long work for it begins.
+    """Checks that `atomic_file` could write ROOM bytes, before long work for the file begins.
 
-    option: names the file. Raises UsageError if it could not, and if the file exists, unless it is
-    to be replaced.
+    option: the option that names the file. Raises UsageError if the file cannot be written, and if
+    it exists, unless `replace` says that it may.
     """
     if file.exists() and not (replace and file.is_file()):
         raise UsageError(f"{file} exists already; name another file with {option}.")

@@ -76,7 +76,7 @@ def write_finished(run: Record) -> None:
     save = partial(_save, models.find(job.model, job.task), run.classes, job.input_size)
     try:
         assert run.metrics is not None
-        run.check_own()
+        run.check_directory()
         run.metrics.close()
         if best is not None:
             export(deepcopy(run.model), save, (out / LAST).parent)
@@ -84,7 +84,7 @@ def write_finished(run: Record) -> None:
         export(run.model, save, out)
         files = (name for name in (WEIGHTS, LAST) if (out / name).exists())
         run.checksums = {name: documents.size_and_checksum(out / name) for name in files}
-        run.check_own()
+        run.check_directory()
         with atomic_file(out / RESULT) as file:
             file.write_text(documents.text(summary.of(run), indent=2) + "\n")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A run as it stands: what its summary, the files of its result and trackers are made from."""
+"""The state of a run, from which its summary, its result and the values of trackers are made."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """What is known of a run, and how good it is.
+    """The state of a run, and its evaluation.
 
-    command: what resumes it. held: the identity of its directory, for which `lock` is held.
+    command: resumes the run. held: the identity of its directory, for which `lock` is held.
     metric: the figure by which the best weights are chosen.
-    usual_epochs: those of data with as many rows, if that is known.
+    usual_epochs: the default for as many rows; None if their number is not known.
     saved_bytes, full_saved_bytes: bytes that this run and full fine-tuning keep for backward.
-    stock: what is not compressed and keeps a share worth naming, as a sentence.
-    history: the steps that were taken, also those before the run was resumed.
-    tested, best_figures: figures of the last weights, if there is a test split, and of the best.
-    checksums: of the weights in its directory, when it is finished.
+    stock: a sentence on layers that are not compressed and keep a large share; else empty.
+    history: the steps so far, also those before the run was resumed.
+    tested: figures of the last weights on the test split, if it is not the one of `history`.
+    best_figures: figures of the best weights.
+    checksums: of the weights in its directory, when the run is finished.
     """
 
     job: Job
@@ -66,12 +67,12 @@ class Record:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole batches in the training data; None if that is not known."""
+        """The number of whole batches in the training data; None if it is not known."""
         return self.feed.loading.steps_per_epoch
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the last evaluations were no better, as many as the job is patient for."""
+        """Whether the best evaluation is as many evaluations ago as the job is patient for."""
         patience = self.job.patience or math.inf
         return waited(self.history, self.metric) >= patience
 
@@ -82,7 +83,7 @@ class Record:
             return None
         return best if best.score > last else None
 
-    def check_own(self) -> None:
+    def check_directory(self) -> None:
         """Raises RazorError if the run directory is not the one that was locked any more."""
         if self.lock is None or not self.lock.is_locked:
             return
@@ -97,7 +98,7 @@ class Record:
     def evaluate(self, rows: DataLoader[Any] | None = None) -> dict[str, float]:
         """The figures of `evaluation.evaluate` for rows.
 
-        None is the split that is evaluated during training: validation, or else test.
+        None is the split that is evaluated during training: validation if there is one, else test.
         """
         batches = map(self.feed.moved, self.feed.evaluated if rows is None else rows)
         return evaluate(self.model, self.logits, batches, len(self.classes), self.job)

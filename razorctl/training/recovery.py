@@ -1,4 +1,4 @@
-"""What a run changes when a step runs out of memory, so that the step can be taken after all."""
+"""The changes by which a run goes on after a step ran out of memory."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ from razorctl.rules.allocation import largest, width
 
 log = logging.getLogger(__name__)
 
-RATIOS = (0.5, 0.75, 0.9)  # that are tried above the run's own, and below the largest allowed one
-JOINT = (0.5, 0.25)  # joint budgets that are tried last
+RATIOS = (0.5, 0.75, 0.9)  # tried if above the run's ratio and below the largest allowed one
+JOINT = (0.5, 0.25)  # joint budgets, tried last
 
 
 @dataclass(frozen=True)
 class Relief:
-    """How a run needs less memory than it was begun with.
+    """Settings with which a run needs less memory than before.
 
-    parts: equal parts of each micro-batch, which are taken one after the other. ratio,
-    joint_budget: those of the recipe from then on; None are the run's own.
+    parts: the number of equal parts of each micro-batch, which are taken one after the other.
+    ratio, joint_budget: those of the recipe from then on; None is unchanged.
     """
 
     parts: int = 1
@@ -33,7 +33,7 @@ class Relief:
     joint_budget: float | None = None
 
     def job(self, job: Job) -> Job:
-        """The job as its steps are taken."""
+        """The job with the micro-batches that its steps take."""
         return replace(job, accumulate=job.accumulate * self.parts)
 
     def recipe(self, recipe: Recipe) -> Recipe:
@@ -42,8 +42,8 @@ class Relief:
         budget = recipe.joint_budget if self.joint_budget is None else self.joint_budget
         return replace(recipe, ratio=ratio, joint_budget=budget)
 
-    def said(self, job: Job) -> str:
-        """It in words, for a resolved job."""
+    def describe(self, job: Job) -> str:
+        """The settings in words, for a resolved job."""
         words = [f"in micro-batches of {self.job(job).micro_batch}"]
         if self.ratio is not None:
             words.append(f"at ratio {self.ratio:g}")
@@ -53,9 +53,9 @@ class Relief:
 
 
 class Recovery:
-    """What a run of a resolved job and a recipe has changed so far.
+    """The relief of a run of a resolved job and a recipe so far.
 
-    relieved: the steps that ran out of memory, and what changed with each of them.
+    relieved: the steps that ran out of memory, each with the relief from then on.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Recovery:
         return self.relief.recipe(self._begun)
 
     def relieve(self, step: int, sparsify: Callable[[Recipe], object]) -> bool:
-        """Goes on to the next change after a step ran out of memory; False if none is left.
+        """Goes on to the next relief after a step ran out of memory; False if none is left.
 
         sparsify: sparsifies the model anew; it may raise UsageError.
         """
@@ -83,21 +83,21 @@ class Recovery:
             try:
                 if recipe != self.recipe:
                     sparsify(recipe)
-            except UsageError:  # what the model cannot take
+            except UsageError:  # the model does not support the recipe
                 continue
             self.relief = relief
             self.relieved.append({"step": step, **asdict(relief)})
-            said = relief.said(self.job)
-            log.warning("out of memory at step %s; from now on, steps run %s.", f"{step:,}", said)
+            how = relief.describe(self.job)
+            log.warning("out of memory at step %s; from now on, steps run %s.", f"{step:,}", how)
             return True
         return False
 
 
 def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
-    """All that a run may change, in order: first what is exact, then the ratio, then the budget.
+    """All reliefs of a run in order: exact ones first, then by the ratio, then by the joint budget.
 
-    Nothing for a strict job, and for several processes: they wait for each other in the middle of
-    the step that one of them cannot take.
+    There are none for a strict job, nor for several processes, which wait for each other in the
+    middle of the step that one of them cannot take.
     """
     if job.strict or job.processes > 1:
         return
@@ -113,9 +113,9 @@ def reliefs(job: Job, recipe: Recipe) -> Iterator[Relief]:
 
 
 def _ratios(job: Job, recipe: Recipe) -> list[float]:
-    """The ratios above the recipe's own that it can have, in ascending order.
+    """The ratios above the recipe's that it can have, in ascending order.
 
-    There are none with adapters, which would be made anew and lose what they have learned.
+    There are none with adapters, which would be made anew and lose their training.
     """
     if not METHODS[recipe.method].has_ratio or recipe.part:
         return []

@@ -141,7 +141,7 @@ class Run(PreparedRun, Iterator[Step]):
                 raise
             self.history.append(taken)
             if self.job.processes == 1:
-                self.check_own()
+                self.check_directory()
             if self.metrics is not None:
                 self.metrics.add(taken)
             if self._due(taken):
@@ -263,7 +263,7 @@ class Run(PreparedRun, Iterator[Step]):
 
     def _try(self, save: Callable[[], None]) -> tuple[bool, list[Checkpoint]]:
         """Returns whether `save` could write, and the checkpoints that are valid afterwards."""
-        self.check_own()
+        self.check_directory()
         newest = self.checkpoints.newest
         try:
             save()

@@ -58,9 +58,10 @@ def write_settings(
         **{name: version(name) for name in ("torch", "timm", "datasets")},
     }
     tables = {"recipe": asdict(recipe), "job": asdict(job), ENVIRONMENT: environment}
-    given = {t: {k: v for k, v in d.items() if v is not None} for t, d in tables.items()}
+    for name, table in tables.items():  # TOML has no null
+        tables[name] = {key: value for key, value in table.items() if value is not None}
     with atomic_file(out / CONFIG) as file:
-        file.write_text(tomli_w.dumps(given), "utf-8")
+        file.write_text(tomli_w.dumps(tables), "utf-8")
     for name, document in ((PLAN, plan), (SPLIT, split)):
         if document is not None:
             with atomic_file(out / name) as file:
@@ -68,7 +69,7 @@ def write_settings(
 
 
 def read_settings(out: Path) -> tuple[Job, Recipe] | None:
-    """The resolved job and the recipe of the run in a directory; None if none is prepared there.
+    """The resolved job and the recipe of the run in a directory; None without a prepared run.
 
     Raises DataError if they cannot be read.
     """
@@ -82,7 +83,7 @@ def read_settings(out: Path) -> tuple[Job, Recipe] | None:
 
 
 def read_threads(out: Path) -> int | None:
-    """The number of threads that the run in a directory was begun with, as far as it says."""
+    """The number of threads that the run in a directory was begun with; None if unknown."""
     if not exists(out / CONFIG):
         return None
     number = read_toml(out / CONFIG).get(ENVIRONMENT, {}).get("threads")
@@ -90,34 +91,33 @@ def read_threads(out: Path) -> int | None:
 
 
 def split_document(splits: "Splits") -> dict[str, Any] | None:
-    """What the run directory says of the rows of splits; None of streams, which are not known."""
+    """The document of the rows of splits; None for streams, whose rows are not known."""
     if splits.digests is None:
         return None
     white = {} if splits.white is None else {"white": splits.white}
-    found: dict[str, Any] = documents.parse(
-        documents.text({**(splits.record or {}), "digests": splits.digests, **white})
-    )
-    return found
+    document = {**(splits.record or {}), "digests": splits.digests, **white}
+    parsed: dict[str, Any] = documents.parse(documents.text(document))  # as it is read again
+    return parsed
 
 
 def read_split(run: Path) -> dict[str, Any]:
-    """What a run directory says of its rows; DataError if that is damaged.
+    """The document of the rows of the run in a directory; DataError if it is damaged.
 
-    That of a stream says nothing, and one of an older razorctl has no digests.
+    That of a stream is empty, and that of an older razorctl has no digests.
     """
     from razorctl.training.schemas import Split  # imported here: few commands need it
 
-    found = read_document(run / SPLIT, Split) or {}
-    return {name: value for name, value in found.items() if value is not None}
+    document = read_document(run / SPLIT, Split) or {}
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def read_document(file: Path, kind: type) -> dict[str, Any] | None:
-    """What `documents.read` returns of a file in a run directory; None if it is not there."""
+    """The document in a file of a run directory; None if there is no file."""
     try:
-        found: dict[str, Any] = documents.read(file, kind, ELSEWHERE)
+        document: dict[str, Any] = documents.read(file, kind, ELSEWHERE)
     except FileNotFoundError:
         return None
-    return found
+    return document
 
 
 def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
@@ -127,8 +127,8 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
     there is no finished run, and DataError if the result is damaged or of another version.
     """
     if not (exists(run) and run.is_dir()):
-        what = "is no directory" if exists(run) else "does not exist"
-        raise UsageError(f"{run} {what}; {WRITTEN}.")
+        fault = "is no directory" if exists(run) else "does not exist"
+        raise UsageError(f"{run} {fault}; {WRITTEN}.")
     file = run / RESULT
     if not file.exists():
         if (run / METRICS).exists():
@@ -147,29 +147,29 @@ def finished_run(run: Path) -> tuple[dict[str, Any], Job]:
 
 def merged_settings(job: Job, recipe: Recipe) -> dict[str, Any]:
     """The settings of a job and a recipe by name; `seed` is the job's."""
-    of_recipe = asdict(recipe)
-    return {"seed_of_draws": of_recipe.pop("seed"), **of_recipe, **asdict(job)}
+    settings = asdict(recipe)
+    return {"seed_of_draws": settings.pop("seed"), **settings, **asdict(job)}
 
 
-def refuse_others(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UsageError that names all settings that are not as in the run in `out`.
+def refuse_others(out: Path, settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UsageError that names all settings of the run in `out` that differ from the wanted.
 
-    known: the settings of the run. Names that only one of both has do not count.
+    settings: those of the run. Names that are in only one of both do not count.
     """
-    other = [name for name in wanted if name in known and known[name] != wanted[name]]
-    if other:
-        told = (
-            f"{name.replace('_', ' ')} {'left out' if known[name] is None else known[name]}"
-            for name in other
+    differing = [n for n in wanted if n in settings and settings[n] != wanted[n]]
+    if differing:
+        words = (
+            f"{name.replace('_', ' ')} {'left out' if settings[name] is None else settings[name]}"
+            for name in differing
         )
         raise UsageError(
-            f"{out} was begun with {', '.join(told)}; resume it with the same, or name another "
+            f"{out} was begun with {', '.join(words)}; resume it with the same, or name another "
             "directory with --out."
         )
 
 
 def steps_taken(out: Path) -> int:
-    """Number of steps in the metrics of a run."""
+    """The number of steps in the metrics of a run."""
     try:
         return (out / METRICS).read_bytes().count(b"\n")
     except OSError:

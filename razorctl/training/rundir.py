@@ -23,9 +23,9 @@ PLAN = "plan.json"  # written from the start too, if the run was planned
 CHECKPOINTS, LOCK = "checkpoints", ".lock"  # there while the run is not finished
 WEIGHTS, RESULT = "model.safetensors", "result.json"  # written at the end
 SPLIT = "split.json"  # the rows that were put aside or skipped, and digests of all, unless streamed
-# Written at the end: the last model, if the best is another one, and adapters, if there are some.
+# Written at the end: the last model if another one is the best, and adapters if there are any.
 LAST, ADAPTER = "last/model.safetensors", "adapter/adapter_model.safetensors"
-OLD_BEST = "best/model.safetensors"  # of an older razorctl, whose directory was the last model
+OLD_BEST = "best/model.safetensors"  # of an older razorctl, which had the last model in WEIGHTS
 
 AGAIN = "copy the whole run directory again, or train again"  # the mend of a damaged finished run
 
@@ -34,13 +34,12 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
     """`out`, or for None a path under runs/ named by `words` and the time; makes no directory.
 
     Of a word that is a path only the last part is taken. Raises UsageError if the path cannot be
-    made, or exists; with `resume` a run may be in it.
+    made, or exists; with `resume` there may be a run.
     """
     if out is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        out = Path("runs") / re.sub(
-            r"[^\w.+-]+", "-", "-".join([*(Path(w).name for w in words), stamp])
-        )
+        name = "-".join([*(Path(word).name for word in words), stamp])
+        out = Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
     out = Path(out)
     if spelled(str(out)) != str(out):
         raise unwritable(Path(spelled(str(out))), "its name is not UTF-8")
@@ -59,7 +58,7 @@ def choose(out: Path | str | None, *words: str, resume: bool = False) -> Path:
 
 
 def _resumable(out: Path) -> bool:
-    """Whether a run has begun in `out`, or nothing at all."""
+    """Whether `out` is a folder with a run, or without files."""
     if not out.is_dir():
         return False
     return (out / METRICS).exists() or {file.name for file in out.iterdir()} <= {LOCK}
@@ -73,13 +72,11 @@ def _taken(out: Path) -> UsageError:
 
 @contextmanager
 def claimed(out: Path, resume: bool = False) -> Iterator["BaseFileLock"]:
-    """Makes a run directory, and locks it; removes it if that or the block inside fails.
-
-    One that lies there by then in the place of the one that was made stays.
+    """Makes a run directory and locks it; removes the directory if that or the block fails.
 
     Yields the lock, which the kernel releases when the process ends. resume: the directory may
-    exist, and then stays whatever fails. Raises UsageError if it exists without `resume`, if it
-    cannot be written, or if another process has locked it.
+    exist, and then is never removed, nor is one that somebody put in its place. Raises UsageError
+    if it exists without `resume`, if it cannot be written, or if another process has locked it.
     """
     missing = [path for path in out.parents if not exists(path)]
     made, lock, held = False, None, None
@@ -121,24 +118,26 @@ def _locked(out: Path) -> "BaseFileLock":
 
 
 def identity(out: Path) -> tuple[int, int] | None:
-    """Which file the lock in a directory is; None if there is none."""
+    """The device and inode of a directory's lock file; None if there is none."""
     try:
-        found = (out / LOCK).stat()
+        status = (out / LOCK).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def unlock(out: Path, lock: "BaseFileLock") -> None:
-    """Removes the lock of a finished run, if it holds it."""
+    """Removes the lock file of a finished run, if `lock` is held."""
     if not lock.is_locked:
         return
     with suppress(OSError):
-        (out / LOCK).unlink(missing_ok=True)  # who waits for it sees that, and locks a new file
+        (out / LOCK).unlink(missing_ok=True)  # a process that waits for it locks a new file
     lock.release()
 
 
 def resuming(out: Path, device: str | None = None, processes: int = 1) -> str:
-    """The command that goes on with the run in a directory, on a device if one was asked for."""
+    """The command that goes on with the run in a directory."""
     words = [*program(processes), "finetune", "--resume", "--out", str(out)]
-    return shlex.join([*words, *(("--device", device) if device else ())])
+    if device:
+        words += ["--device", device]
+    return shlex.join(words)

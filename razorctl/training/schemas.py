@@ -1,7 +1,6 @@
 """The JSON documents of a run directory, as types that `documents` checks.
 
-What was added to a kind after others were written has a default. Figures that were not finite are
-None.
+A field that older versions did not write has a default. Figures that were not finite are None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class Relieved:
-    """A step that ran out of memory, and the `recovery.Relief` from then on."""
+    """A step that ran out of memory, with the fields of the `recovery.Relief` from then on."""
 
     step: int
     parts: int
@@ -38,7 +37,7 @@ class Relieved:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A result.json, as `summary.of` makes it; checksums: of weights, by their paths beside it."""
+    """A result.json, made by `summary.of`; checksums: of weights, by their paths beside it."""
 
     run_dir: str
     model: str
@@ -85,7 +84,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StepLine:
-    """A line of metrics.jsonl, as `metrics.Step`."""
+    """A line of metrics.jsonl: a `metrics.Step`, whose figures of no finite size are None."""
 
     step: int
     epoch: float | None
@@ -101,10 +100,11 @@ class StepLine:
 
 @dataclass(frozen=True)
 class Marker:
-    """The marker of a checkpoint; digest: of all the rest, which an older razorctl did not write.
+    """The marker of a checkpoint.
 
-    step: the number of steps that were taken. score: that of the last one, None if it was not
-    evaluated. files: by their names in its directory.
+    step: the number of steps so far. score: of the last step, None if it was not evaluated. files:
+    by their names in the checkpoint's directory. digest: of all the rest, which an older razorctl
+    did not write.
     """
 
     format: int
@@ -127,7 +127,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Split:
-    """A split.json, as `run_files.split_document` makes it."""
+    """A split.json, made by `run_files.split_document`."""
 
     dataset: str | None = None
     split: str | None = None
@@ -157,7 +157,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The tables of a config.toml that say what a run is."""
+    """The tables of a config.toml with the settings of a run."""
 
     job: Job
     recipe: Recipe
@@ -165,21 +165,21 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Environment:
-    """The table of a config.toml that says what a run was run with."""
+    """The table of a config.toml with the device, the versions and the time of a run."""
 
     environment: Mapping[str, str | int]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """All that is set of the recipes of a grid."""
+    """The setting that all recipes of a grid share."""
 
     ratio: float
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a grid, with a budget also a run's share of it, and the steps of each method."""
+    """The runs of a grid; with a budget also the share of a run, and the steps of each method."""
 
     methods: Sequence[str]
     seeds: Sequence[int]

@@ -11,7 +11,7 @@ from razorctl import processes
 from razorctl.errors import Terminated
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-TOGETHER = 1.0
+TOGETHER = 1.0  # seconds
 
 
 def _raise(number: int, _: object) -> None:
@@ -20,9 +20,10 @@ def _raise(number: int, _: object) -> None:
 
 @contextmanager
 def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[Callable[[], None]]:
-    """Inside the block, signals that nobody else handles or ignores call `handler`.
+    """Inside the block, signals with their default handling call `handler`.
 
-    Yields what gives them back before its end. Only the main thread can handle signals.
+    Yields a function that restores that handling before the block ends. Only the main thread can
+    handle signals.
     """
     before: dict[int, Any] = {}
 
@@ -32,8 +33,8 @@ def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[
 
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            found = signal.getsignal(number)
-            if found in (signal.SIG_DFL, signal.default_int_handler, _raise):
+            current = signal.getsignal(number)
+            if current in (signal.SIG_DFL, signal.default_int_handler, _raise):
                 before[number] = signal.signal(number, handler)
     try:
         yield hand_back
@@ -43,7 +44,7 @@ def _handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[
 
 @contextmanager
 def termination_raises() -> Iterator[None]:
-    """Inside the block SIGTERM and SIGHUP raise Terminated, and do not end the process silently."""
+    """Inside the block SIGTERM and SIGHUP raise Terminated and do not end the process silently."""
     with _handled(_raise, *ENDING):
         yield
 
@@ -52,15 +53,15 @@ def termination_raises() -> Iterator[None]:
 def termination_waits() -> Iterator[Callable[[], None]]:
     """Delays SIGTERM and SIGHUP inside the block, so that a child process can be ended first.
 
-    Yields a function that raises Terminated if one has come; the end of the block does too.
+    Yields a function that raises Terminated after a signal; the end of the block does so too.
     """
-    came: list[int] = []
+    signals: list[int] = []
 
     def check() -> None:
-        if came:
-            raise Terminated(128 + came[0])
+        if signals:
+            raise Terminated(128 + signals[0])
 
-    with _handled(lambda number, _: came.append(number), *ENDING):
+    with _handled(lambda number, _: signals.append(number), *ENDING):
         yield check
     check()
 
@@ -69,29 +70,29 @@ def termination_waits() -> Iterator[Callable[[], None]]:
 def noted() -> Iterator[Callable[[], BaseException | None]]:
     """Inside the block the first SIGINT, SIGTERM or SIGHUP is only noted; later ones are as before.
 
-    What comes within TOGETHER seconds of the first belongs to it: a terminal that closes sends
-    several. Of several processes each only notes all that come: torchrun sends them again, and
-    kills a process that takes long.
+    Signals within TOGETHER seconds of the first belong to it: a terminal that closes sends several.
+    With several processes all signals are only noted: torchrun repeats them, and kills a process
+    that takes long.
 
-    Yields a function that returns what the first would have raised, None as long as none came.
-    A signal that others handle or ignore is left alone.
+    Yields a function that returns the exception for the first signal, None before it. A signal that
+    other code handles or ignores is left alone.
     """
-    came: list[int] = []
+    signals: list[int] = []
     first = 0.0
 
     def note(number: int, _: object) -> None:
         nonlocal first
-        came.append(number)
-        if len(came) == 1:
+        signals.append(number)
+        if len(signals) == 1:
             first = time.monotonic()
         elif processes.count() == 1 and time.monotonic() - first > TOGETHER:
             hand_back()
             signal.raise_signal(number)
 
     def stop() -> BaseException | None:
-        if not came:
+        if not signals:
             return None
-        number = came[0]
+        number = signals[0]
         return KeyboardInterrupt() if number == signal.SIGINT else Terminated(128 + number)
 
     with _handled(note, signal.SIGINT, *ENDING) as hand_back:

@@ -1,4 +1,4 @@
-"""Whether the disk has the space that a run will take."""
+"""The space on disk that a run will take."""
 
 import math
 import shutil
@@ -12,13 +12,13 @@ from razorctl.job import Job
 from razorctl.training import tensors
 from razorctl.training.checkpoints import Checkpoints
 
-REST = 1 << 20  # bytes of all that is no weight: metrics, random states, draws
+REST = 1 << 20  # bytes of all but weights: metrics, random states, draws
 
 
 def needed(model: nn.Module, job: Job) -> int:
     """The most bytes that checkpoints and weights of a resolved job take at once.
 
-    While a checkpoint is written, there are the newest one and the best one too.
+    While a checkpoint is written, the newest and the best one exist too.
     """
     assert job.steps is not None
     assert job.evaluate_every is not None
@@ -26,12 +26,13 @@ def needed(model: nn.Module, job: Job) -> int:
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     moments = int(job.momentum > 0) if job.optimizer == "sgd" else 2
     checkpoint = weights + moments * trained + REST
-    kept = 1 if job.steps <= min(job.evaluate_every, job.save_every or job.steps) else 2
-    return kept * checkpoint + max(checkpoint if kept > 1 else 0, kept * weights)
+    if job.steps <= min(job.evaluate_every, job.save_every or job.steps):  # one checkpoint
+        return checkpoint + weights
+    return 2 * checkpoint + max(checkpoint, 2 * weights)
 
 
 def check_space(out: Path, model: nn.Module, job: Job, checkpoints: Checkpoints) -> None:
-    """Raises RazorError if the disk of a run directory has no space for all that it lacks."""
+    """Raises RazorError if the disk of a run directory has no space for files still to write."""
     lacking = needed(model, job) - checkpoints.size
     free = shutil.disk_usage(out).free
     if lacking > free:

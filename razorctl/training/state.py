@@ -1,4 +1,4 @@
-"""What a checkpoint holds: all that the next step depends on, and the history of the run.
+"""The content of a checkpoint: all that the next step depends on, and the history of the run.
 
 Tensors are in safetensors and the rest is JSON, so reading a checkpoint runs no code from it.
 """
@@ -23,10 +23,10 @@ MODEL, TENSORS, REST = "model.safetensors", "state.safetensors", "state.json"
 
 
 def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Writes a model's state dict and `state`: mappings, lists and tensors, the rest as in JSON."""
-    found: dict[str, Tensor] = {}
-    tree = _without_tensors(state, found, "")
-    for name, content in ((MODEL, model), (TENSORS, found)):
+    """Writes a model's state dict and `state`: mappings, lists, tensors, and values of JSON."""
+    state_tensors: dict[str, Tensor] = {}
+    tree = _without_tensors(state, state_tensors, "")
+    for name, content in ((MODEL, model), (TENSORS, state_tensors)):
         with (folder / name).open("wb") as file:
             tensors.write(file, content)
     with (folder / REST).open("w", encoding="utf-8") as file:
@@ -34,19 +34,19 @@ def write(folder: Path, model: Mapping[str, Tensor], state: Mapping[str, Any]) -
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Gives a model the weights in a checkpoint."""
+    """Loads the weights of a checkpoint into a model."""
     parallel.put(tensors.read(folder / MODEL), model)
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The state that `write` was given; its tensors are on the CPU, and tuples are lists."""
+    """The state that `write` wrote; its tensors are on the CPU, and tuples are lists."""
     tree = documents.parse(documents.read_bytes(folder / REST))
     state: dict[str, Any] = _with_tensors(tree, tensors.read(folder / TENSORS))
     return state
 
 
 def transient(model: nn.Module) -> dict[str, Any]:
-    """A copy of what a forward and a backward pass change: random states, draws and buffers."""
+    """A copy of all that forward and backward passes change: random states, draws and buffers."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changing = {
         "draws": {name: each.state_dict() for name, each in draws(model).items()},
@@ -56,7 +56,7 @@ def transient(model: nn.Module) -> dict[str, Any]:
 
 
 def load_transient(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Takes back what `transient` gave, or what a checkpoint has of it."""
+    """Restores the result of `transient`, or its copy in a checkpoint."""
     for name, each in draws(model).items():
         each.load_state_dict(state["draws"][name])
     model.load_state_dict(state["buffers"], strict=False)
@@ -73,7 +73,7 @@ def seed(number: int) -> None:
 def random_states(cuda: bool = True) -> dict[str, Any]:
     """The states of all default generators: torch's, on CUDA if it is in use, Python's, NumPy's.
 
-    cuda: whether those on CUDA are among them.
+    cuda: whether states of generators on CUDA are included.
     """
     kind, keys, *rest = numpy.random.get_state(legacy=True)
     return {
@@ -85,7 +85,7 @@ def random_states(cuda: bool = True) -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Takes back what `random_states` gave; a device that is not there any more is left out."""
+    """Restores the result of `random_states`; a device that is missing now is left out."""
     torch.set_rng_state(states["torch"])
     if _cuda():
         for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
@@ -97,41 +97,41 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def _cuda() -> bool:
-    """Whether CUDA is in use; asking for its states would begin to use it."""
+    """Whether CUDA is initialized; reading its random states would initialize it."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _without_tensors(value: Any, found: dict[str, Tensor], name: str) -> Any:
-    """`value` for JSON, with the names of its tensors in their place; `found` gets the tensors."""
+def _without_tensors(value: Any, out: dict[str, Tensor], name: str) -> Any:
+    """`value` for JSON, with names in the place of its tensors, which are added to `out`."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if type(value).__name__ == EIGHT_BITS:
         parts, [signed, _] = value.__tensor_flatten__()
         tensors = {part: getattr(value, part) for part in parts}
-        return {EIGHT_BITS: [_without_tensors(tensors, found, name), signed]}
+        return {EIGHT_BITS: [_without_tensors(tensors, out, name), signed]}
     if isinstance(value, Tensor):
-        found[name] = value
+        out[name] = value
         return {"tensor": name}
     if isinstance(value, Mapping):  # as pairs, since not all keys are text
-        pairs = ([k, _without_tensors(v, found, f"{name}/{k}")] for k, v in value.items())
+        pairs = ([k, _without_tensors(v, out, f"{name}/{k}")] for k, v in value.items())
         return {"pairs": list(pairs)}
     if isinstance(value, (list, tuple)):
-        return [_without_tensors(v, found, f"{name}/{i}") for i, v in enumerate(value)]
+        return [_without_tensors(v, out, f"{name}/{i}") for i, v in enumerate(value)]
     return value
 
 
-def _with_tensors(value: Any, found: Mapping[str, Tensor]) -> Any:
+def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "tensor" in value:
-            return found[value["tensor"]]
+            return tensors[value["tensor"]]
         if "float" in value:
             return float(value["float"])
         if EIGHT_BITS in value:
             from torchao.optim.subclass_8bit import OptimState8bit
 
             parts, signed = value[EIGHT_BITS]
-            return OptimState8bit(**_with_tensors(parts, found), signed=signed)
-        return {key: _with_tensors(each, found) for key, each in value["pairs"]}
+            return OptimState8bit(**_with_tensors(parts, tensors), signed=signed)
+        return {key: _with_tensors(each, tensors) for key, each in value["pairs"]}
     if isinstance(value, list):
-        return [_with_tensors(each, found) for each in value]
+        return [_with_tensors(each, tensors) for each in value]
     return value

@@ -12,7 +12,7 @@ from razorctl.training.record import Record
 def of(run: Record) -> dict[str, Any]:
     """The summary of a run under the stable keys of `finetune --json`.
 
-    The time of compiling is in `payoff`, not in `epoch_seconds`, nor in `step_seconds`, which is of
+    `payoff` has the time of compiling; `epoch_seconds` and `step_seconds` are without it, and of
     compiled steps if there are any. Bytes are those of one process.
     """
     last, payoff, best = run.history[-1], run.trial.payoff, run.best()

@@ -1,7 +1,7 @@
 """Files of named tensors in the format of safetensors, written a tensor at a time.
 
-The library itself writes a file under a name of its own choice, and gives an error of its own class
-when the disk is full. Here the file is the caller's, and the error is the OSError.
+The library itself writes to a path only, and raises an error of its own class when the disk is
+full. Here the caller opens the file, and the error is an OSError.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ ALIGN = 8  # of the data; the header is padded with spaces
 
 
 def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    """Writes `tensors` of any device to an open file; a tensor of several names is written once.
+    """Writes tensors of any device to an open file; a tensor with several names is written once.
 
     As in `safetensors.torch.save_model`, the metadata map its other names to the one written.
     """
@@ -56,7 +56,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, each under all of its names."""
+    """The tensors of a file, on the CPU, each under all its names."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         aliases = file.metadata() or {}
@@ -69,7 +69,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _place(tensor: Tensor, name: str) -> object:
-    """Equal for two names of one tensor only; empty tensors have no place in memory."""
+    """A key that two names share only if they are of one tensor; empty tensors have no memory."""
     if not tensor.numel():
         return name
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

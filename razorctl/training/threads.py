@@ -1,8 +1,8 @@
 """The threads of a run on a CPU: fewer than its cores if other processes keep some of these busy.
 
-Threads wait for each other at the end of every operation, so one that shares its core holds up all.
-The weights of a run depend on the number to the bit. So a trial settles it before the first step,
-which changes nothing else, and it stays.
+Threads wait for each other at the end of every operation, so one that shares its core delays all.
+The bits of the weights depend on the number of threads. So a trial, which changes nothing else,
+settles it before the first step of a run for all its steps.
 """
 
 import os
@@ -17,16 +17,16 @@ from razorctl.units import count, duration
 if TYPE_CHECKING:
     from razorctl.training.run import Run
 
-BUSY = 0.8  # cores that others keep busy, from which on a trial may pay off
-TIMED = 3  # passes by each number, after one that warms up
-LEAST = 80  # micro-batches of a run of which the passes are at most a tenth
-STAT = Path("/proc/stat")  # of Linux; elsewhere runs have the threads that torch has
+BUSY = 0.8  # cores that other processes keep busy before a trial may pay off
+TIMED = 3  # passes by each number, after a warm-up
+LEAST = 80  # micro-batches of a run before a trial is at most a tenth of it
+STAT = Path("/proc/stat")  # on Linux; elsewhere there is no trial
 WORKING = (0, 1, 2, 5, 6, 7)  # columns there: user, nice, system, irq, softirq, steal
-CHOSEN = ("OMP_", "MKL_NUM_THREADS")  # variables by which a user, or torchrun, has settled it
+CHOSEN = ("OMP_", "MKL_NUM_THREADS")  # variables by which a user, or torchrun, sets the number
 
 
 class Threads:
-    """The number of torch's threads, which `settle` sets for a run; it is as before afterwards."""
+    """Inside the block, `settle` sets the number of torch's threads for a run."""
 
     def __enter__(self) -> Self:
         self._began, self._before = _used(), 0
@@ -40,15 +40,15 @@ class Threads:
 
     @property
     def others(self) -> float:
-        """The cores that other processes have kept busy since this was entered."""
-        passed, own, all_ = (new - old for old, new in zip(self._began, _used(), strict=True))
-        return max(0.0, all_ - own) / passed
+        """The cores that other processes have kept busy since the block began."""
+        seconds, own, total = (new - old for old, new in zip(self._began, _used(), strict=True))
+        return max(0.0, total - own) / seconds
 
     def settle(self, run: "Run", progress: Callable[[str], None]) -> None:
-        """Sets it for a run that has taken no step in this process, and notes there if it is lower.
+        """Sets the number for a run before its first step here; a note says if it is lowered.
 
-        A run that was begun before has the number that it was begun with. A new one has all, or
-        those that leave busy cores to others if these take its passes faster.
+        A resumed run has the number that it was begun with. A new one has all threads, or fewer
+        that leave busy cores to other processes if its passes are faster so.
         """
         import torch
 
@@ -57,18 +57,18 @@ class Threads:
         if settled or run.device.type != "cpu" or run.job.processes > 1:
             return
         self._before = most
-        known = run_files.read_threads(run.out)
-        if known is not None:
-            torch.set_num_threads(min(known, most))
+        begun = run_files.read_threads(run.out)
+        if begun is not None:
+            torch.set_num_threads(min(begun, most))
             why = "as it was begun"
         elif most > 1 and busy >= BUSY and _long(run):
             fewer = max(1, min(most - 1, most - round(busy)))
             progress(f"other processes keep {busy:.1f} cores busy; trying fewer threads")
-            took = time_passes(run, (most, fewer))
-            torch.set_num_threads(min(took, key=took.__getitem__))
+            seconds = time_passes(run, (most, fewer))
+            torch.set_num_threads(min(seconds, key=seconds.__getitem__))
             why = (
                 f"as other processes keep {busy:.1f} cores busy: passes of a micro-batch take "
-                f"{duration(took[fewer])} instead of {duration(took[most])}"
+                f"{duration(seconds[fewer])} instead of {duration(seconds[most])}"
             )
         if torch.get_num_threads() < most:
             taken = f"{torch.get_num_threads()} of {count(most, 'thread')}"
@@ -76,7 +76,7 @@ class Threads:
 
 
 def _used() -> tuple[float, float, float]:
-    """Seconds of a clock, of this process and children that ended, and of all on its cores."""
+    """Seconds of a clock, of this process with ended children, and of all on its cores."""
     own = sum(os.times()[:4])
     try:
         lines = STAT.read_text("ascii").splitlines()
@@ -89,15 +89,15 @@ def _used() -> tuple[float, float, float]:
 
 
 def _long(run: "Run") -> bool:
-    """Whether a trial is a small part of a run; rows of a stream would be lost to it."""
+    """Whether a trial is a small part of a run; it would skip rows of a stream."""
     assert run.job.steps is not None
     return run.job.steps * run.job.accumulate >= LEAST and not run.job.streaming
 
 
 def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
-    """What forward and backward of a micro-batch take by each number of threads, in turns.
+    """Seconds of the passes of a micro-batch by each number of threads, measured in turn.
 
-    Nothing of the run is changed but the number of threads; its model has no optimizer yet.
+    Of the run, only the number of threads changes; its model has no optimizer yet.
     """
     import torch
 
@@ -108,14 +108,15 @@ def time_passes(run: "Run", numbers: Sequence[int]) -> dict[int, float]:
     losses, scaler = by_logits(run.logits, run.job), torch.amp.GradScaler("cpu", enabled=False)
     rows = next(next(run.feed.loading.batches()))
     batch = *run.feed.trained(rows), run.feed.total([rows])
-    took = dict.fromkeys(numbers, 0.0)
+    seconds = dict.fromkeys(numbers, 0.0)
     run.model.train()
     for turn in range(1 + TIMED):
         for number in numbers:
             torch.set_num_threads(number)
             start = time.perf_counter()
             forward_backward(run.model, losses, batch, run.job, scaler)
-            took[number] += (time.perf_counter() - start) / TIMED if turn else 0
+            if turn > 0:  # the first one is a warm-up
+                seconds[number] += (time.perf_counter() - start) / TIMED
             run.model.zero_grad()
     state.load_transient(run.model, before)
-    return took
+    return seconds

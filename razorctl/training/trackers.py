@@ -1,4 +1,4 @@
-"""Runs followed by experiment trackers, through the classes of accelerate."""
+"""Experiment trackers of runs, through the classes of accelerate."""
 
 import logging
 import sys
@@ -31,13 +31,13 @@ OF_TRAINING = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoc
 
 
 def check_trackers(names: Sequence[str], out: Path | None = None) -> tuple[str, ...]:
-    """The trackers of a run: those named, or if none is those of the run in a directory.
+    """The trackers of a run: `names`, or without any those of the run in a directory.
 
-    Loads none of them. Raises UsageError for an unknown one, or one whose package is not installed.
+    Loads none of them. Raises UsageError for an unknown tracker, or if a package is not installed.
     """
     chosen = tuple(dict.fromkeys(part.strip() for name in names for part in name.split(",")))
     if not chosen and out is not None:
-        chosen = tuple(_known(out).get("names", ()))
+        chosen = tuple(_read(out).get("names", ()))
     for name in chosen:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
@@ -51,7 +51,7 @@ def check_trackers(names: Sequence[str], out: Path | None = None) -> tuple[str, 
 
 
 def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
-    """Trains a run to its end and yields its steps, which each tracker has got by then.
+    """Trains a run to its end and yields its steps, each after it was sent to the trackers.
 
     names: what `check_trackers` returned. A tracker that is new to the run also gets its earlier
     steps. A tracker that fails while the run trains is left out from then on, after a warning.
@@ -60,35 +60,35 @@ def tracked(run: "Run", names: Sequence[str]) -> Iterator["Step"]:
     if not names:
         yield from run
         return
-    known = _known(run.out)
-    identity, before = known.get("id") or uuid4().hex[:12], known.get("names", [])
-    working: list[_Open] = []
+    document = _read(run.out)
+    identity, before = document.get("id") or uuid4().hex[:12], document.get("names", [])
+    trackers: list[_Open] = []
     try:
         for name in names:
-            working.append(_Open(name, run, identity, name not in before))
+            trackers.append(_Open(name, run, identity, new=name not in before))
         with atomic.writing(run.out), atomic.atomic_file(run.out / FILE) as file:
             every = [*dict.fromkeys([*before, *names])]
             file.write_text(documents.text({"names": every, "id": identity}) + "\n")
         for step in run:
-            for tracker in working:
+            for tracker in trackers:
                 tracker.log(step.step, _values(run, step))
             yield step
         if run.tested is not None:
-            for tracker in working:
+            for tracker in trackers:
                 tracker.log(len(run.history), _named("test", run.tested))
     finally:
-        for tracker in working:
+        for tracker in trackers:
             tracker.finish()
 
 
-def _known(out: Path) -> dict[str, Any]:
+def _read(out: Path) -> dict[str, Any]:
     from razorctl.training.schemas import Trackers  # imported here: few commands need it
 
     return run_files.read_document(out / FILE, Trackers) or {}
 
 
 def _values(run: "Run", step: "Step") -> dict[str, float]:
-    """What a tracker gets of a step, by the names of its charts."""
+    """The values of a step for a tracker, by the names of charts."""
     values = _named("train", {name: getattr(step, name) for name in OF_TRAINING})
     if run.peak_bytes is not None:
         values["train/peak_bytes"] = run.peak_bytes
@@ -100,12 +100,12 @@ def _named(group: str, values: Any) -> dict[str, float]:
 
 
 class _Open:
-    """A tracker of accelerate that is started."""
+    """A started tracker of accelerate."""
 
     def __init__(self, name: str, run: "Run", identity: str, new: bool) -> None:
         from accelerate import PartialState, tracking
 
-        PartialState()  # which accelerate's loggers need
+        PartialState()  # accelerate's loggers need it
         kind = getattr(tracking, TRACKERS[name])
         self.name, self.works = name, True
         try:
@@ -118,8 +118,8 @@ class _Open:
                         **run_files.merged_settings(run.job, run.recipe),
                         "run_dir": str(run.out),
                     }
-                    given = {name: value for name, value in settings.items() if value is not None}
-                    self.tracker.store_init_configuration(given)
+                    present = {k: v for k, v in settings.items() if v is not None}
+                    self.tracker.store_init_configuration(present)
         except Exception as error:  # each library raises its own kinds
             raise UsageError(
                 f"{name} cannot be started ({_reason(error)}); correct that, or leave it out, and "
@@ -153,9 +153,9 @@ def _arguments(name: str, run: "Run") -> tuple[str, ...]:
 
 
 def _settings(name: str, run: "Run", identity: str, new: bool) -> dict[str, Any]:
-    """What the library's own constructor gets, so that a resumed run goes on as one."""
+    """Arguments of the library's constructor by which a resumed run goes on in the tracker."""
     if name == "tensorboard":
-        # Steps after the checkpoint that the run goes on from are hidden.
+        # Hides steps after the checkpoint that the run goes on from.
         return {} if new else {"purge_step": len(run.history) + 1}
     if name == "wandb":
         return {"name": run.out.name, "id": identity, "resume": "allow", "dir": str(run.out)}

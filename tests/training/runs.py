@@ -26,7 +26,7 @@ def begin(out: Path, job: Job = JOB, recipe: Recipe = FULL, steps: int = 0) -> R
 
 
 def resume(out: Path, job: Job = JOB, recipe: Recipe = FULL) -> Run:
-    """As in another process: the lock is free, and nothing is left in any generator."""
+    """The run in `out`, resumed as by another process, whose random generators differ."""
     torch.manual_seed(123)
     random.seed(123)
     numpy.random.seed(123)

@@ -1,4 +1,4 @@
-"""Training inside transformers.Trainer, which nobody here wrote."""
+"""Training inside transformers.Trainer."""
 
 import pytest
 import torch

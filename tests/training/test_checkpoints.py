@@ -94,7 +94,7 @@ def test_a_run_killed_after_any_step_ends_with_the_same_bits(case, tmp_path, mon
 
 
 def test_what_a_model_draws_with_is_no_part_of_its_weights(tmp_path):
-    """Without the samplers' state a resumed run ends elsewhere, so the test above can fail."""
+    """Without the samplers' state a resumed run has other weights, so the test above can fail."""
     run = begin(tmp_path / "run", recipe=JOINT, steps=2)
     stop(run)
     again = resume(tmp_path / "run", recipe=JOINT)

@@ -40,7 +40,7 @@ def no_codegen(monkeypatch):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """torch.compile as it is where Inductor finds no compiler."""
+    """torch.compile on a machine where Inductor finds no compiler."""
 
     def compiler(*_):
         raise RuntimeError("no working C++ compiler")
@@ -49,7 +49,7 @@ def broken(monkeypatch):
 
 
 def said(caplog) -> list[str]:
-    """What razorctl has logged; torch's compiler logs too."""
+    """The messages of razorctl's loggers, without those of torch's compiler."""
     return [r.getMessage() for r in caplog.records if r.name.startswith("razorctl")]
 
 
@@ -208,13 +208,13 @@ def test_an_activation_memory_budget_is_kept_by_compiled_steps(monkeypatch):
 
 
 class TestGraphs:
-    """What can be said of CUDA graphs without a card."""
+    """CUDA graphs as far as they can be tested without a card."""
 
     error: Exception = RuntimeError("CUDA error: stream is capturing\nmore")  # of the graphs
 
     @pytest.fixture
     def compilations(self, monkeypatch):
-        """The modes that torch.compile was asked for; what it makes with one fails."""
+        """The modes that torch.compile was called with; the result for a mode fails."""
         modes = []
 
         def fails(_):
@@ -263,7 +263,7 @@ class TestGraphs:
         assert not list(tmp_path.iterdir())
 
     def test_do_not_write_their_outputs_into_gradients(self):
-        """A gradient that is there takes a sum; else torch would take a graph's output for it."""
+        """A present gradient is added to; otherwise torch would take a graph's output for it."""
         model, rows = nn.Linear(2, 3), [(torch.ones(2, 2), torch.zeros(2).long())] * 2
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         held = {}

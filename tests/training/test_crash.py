@@ -8,7 +8,7 @@ from tests.models import registered
 
 
 def crash(*args: str) -> None:
-    """The bench of that name, with a small model."""
+    """The bench `crash` with a small model."""
     import crash
 
     sys.argv[1:] = args

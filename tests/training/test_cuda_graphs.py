@@ -155,7 +155,7 @@ def test_a_dead_card_and_a_lack_of_memory_are_raised(monkeypatch, stand_in, capl
 
 
 def test_graphs_are_forgotten_after_an_error(stand_in):
-    """As after a lack of memory, when micro-batches become smaller or the model is changed."""
+    """The graphs are freed after a lack of memory, when micro-batches or the model change."""
     it = learner(replace(JOB, cuda_graphs=True), RAZOR)
     for step in range(STEPS):
         it.step(batches(JOB, step))

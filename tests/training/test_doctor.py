@@ -1,4 +1,4 @@
-"""What doctor finds, on machines that are well and on others that a fake stands in for."""
+"""The checks of doctor, on this machine and on fake ones with faults."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ CARD = Detected("NVIDIA GeForce RTX 2080 Ti", 11 << 30, 10 << 30, "7.5", ())
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch, hub):
-    """One without cards, whose kernels have not run, with a cache of its own."""
+    """A machine without cards and with an empty cache, where no kernel has run."""
     monkeypatch.setattr(detect, "cards", lambda: ())
     monkeypatch.setattr(kernels, "_ran", set())
     monkeypatch.setattr(folders, "cache", lambda: tmp_path / "razorctl")

@@ -19,9 +19,9 @@ def of(output, labels, *, size=3):
     rows = torch.arange(len(labels))
     batches = [(part, labels[part]) for part in rows.split(size)]
     model = nn.Dropout()
-    found = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
+    figures = evaluate(model, lambda model, rows: output[rows], batches, output.shape[1], JOB)
     assert not model.training
-    return found
+    return figures
 
 
 def test_by_hand():
@@ -29,13 +29,13 @@ def test_by_hand():
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     guesses = torch.tensor([0, 0, 0, 1, 1, 0, 0])
     output = 9.0 * nn.functional.one_hot(guesses, 3)
-    found = of(output, labels)
-    assert found["accuracy"] == pytest.approx(4 / 7)
-    assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+    figures = of(output, labels)
+    assert figures["accuracy"] == pytest.approx(4 / 7)
+    assert figures["balanced_accuracy"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
     f1 = (2 * 3 / (2 * 3 + 2 + 1), 2 * 1 / (2 * 1 + 1 + 1), 0)  # 2 tp / (2 tp + fp + fn)
-    assert found["f1"] == pytest.approx(sum(f1) / 3)
-    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(output, labels).item())
-    assert "top5_accuracy" not in found
+    assert figures["f1"] == pytest.approx(sum(f1) / 3)
+    assert figures["loss"] == pytest.approx(nn.functional.cross_entropy(output, labels).item())
+    assert "top5_accuracy" not in figures
 
 
 def test_correlation_of_two_classes():
@@ -47,8 +47,8 @@ def test_correlation_of_two_classes():
 
 def test_top5():
     output = torch.arange(8.0).expand(4, 8)  # its guesses are 7, 6, 5, 4, 3
-    found = of(output, torch.tensor([7, 3, 2, 0]))
-    assert (found["top5_accuracy"], found["accuracy"]) == (0.5, 0.25)
+    figures = of(output, torch.tensor([7, 3, 2, 0]))
+    assert (figures["top5_accuracy"], figures["accuracy"]) == (0.5, 0.25)
 
 
 def test_a_segmentation_model_is_evaluated_without_enlarged_logits(monkeypatch):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("shallow", "warnings_are_seen")
 
 
 class Disk:
-    """Fails at the call of that number; from then on at all calls, if it is `dead`."""
+    """A disk that fails at a call, by its number; from then on at all calls, if it is `dead`."""
 
     CALLS = ("open", "fsync", "mkdir", "rename", "replace", "chmod", "unlink", "rmdir")
 
@@ -73,7 +73,7 @@ class Written:
 
 @pytest.mark.parametrize("dead", [False, True], ids=["full", "dead"])
 def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path, caplog):
-    """A dead disk cannot even be cleaned, so what is left is what a killed process leaves."""
+    """A dead disk cannot even be cleaned, so files stay as after a killed process."""
     out = tmp_path / "run"
     run = begin(out, recipe=JOINT, steps=1)
     shutil.copytree(out / "checkpoints", tmp_path / "before")
@@ -89,21 +89,21 @@ def test_a_save_that_fails_at_any_call_leaves_a_valid_checkpoint(dead, tmp_path,
         with pytest.MonkeyPatch.context() as patch:
             disk.plug(patch)
             saved = run.save()
-        found = steps(out)
+        saved_steps = steps(out)
         if disk.calls < fails:
             break
         if saved:  # what failed was not needed, such as the removal of the checkpoint before
-            assert found in ([2], [1, 2])
+            assert saved_steps in ([2], [1, 2])
             continue
         failed += 1
         assert "step 2 is not saved (No space left on device); step 1 stays" in caplog.text
         if dead:
-            assert found in ([1], [1, 2])
+            assert saved_steps in ([1], [1, 2])
         else:
             assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000001"]
-            assert found == [1]
+            assert saved_steps == [1]
     assert failed > 20  # it has failed at every kind of call
-    assert found == [2]
+    assert saved_steps == [2]
     stop(run)
     again = resume(out, run.job, JOINT)
     list(run)

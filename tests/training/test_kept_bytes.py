@@ -21,14 +21,14 @@ def test_rows_sum_to_what_the_model_saves(autocast):
     model, x, recipe = net().eval(), torch.randn(32, 64), Recipe("backrazor", 0.5)
     full = saved_bytes(model, x, autocast=autocast)
     before = copy.deepcopy(model.state_dict())
-    found = trace_kept_bytes(model, x, recipe, autocast=autocast)
+    traced = trace_kept_bytes(model, x, recipe, autocast=autocast)
     assert not any(isinstance(module, RazorLayer) for module in model.modules())
     assert not model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     sparsify(model, recipe)
     own = saved_bytes(model, x, autocast=autocast)
-    assert found.result()["totals"] == {"saved_bytes": own, "full_saved_bytes": full}
-    assert trace_kept_bytes(model, x, autocast=autocast) == found  # of the sparsified one, too
+    assert traced.result()["totals"] == {"saved_bytes": own, "full_saved_bytes": full}
+    assert trace_kept_bytes(model, x, autocast=autocast) == traced  # of the sparsified one, too
     with pytest.raises(UsageError, match="sparsified by another recipe"):
         trace_kept_bytes(model, x, Recipe("backrazor", 0.9))
 

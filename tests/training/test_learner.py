@@ -16,7 +16,7 @@ JOB = Job("m", "d", steps=2, precision="fp32", learning_rate=0.1, weight_decay=0
 
 
 def take(net: nn.Module, scale: float | None, grow: float = 1.0) -> torch.amp.GradScaler:
-    """A step of `net` on random rows, the gradient times `grow`; a scale of None is none."""
+    """A step of `net` on random rows, the gradient times `grow`; None is no loss scaling."""
     job = replace(JOB, precision="fp32")
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     net.weight.register_hook(lambda grad: grad * grow)

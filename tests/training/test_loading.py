@@ -1,4 +1,4 @@
-"""The threads of torch while rows are loaded."""
+"""The loading of rows: threads, rows that stay in memory, and images that cannot be read."""
 
 import os
 from pathlib import Path
@@ -72,13 +72,13 @@ class Made:
 def test_images_are_made_once_as_far_as_there_is_room(monkeypatch):
     monkeypatch.setattr(loading, "ROOM", 2 * 12)
     rows = Made(torch.arange(9.0).view(3, 3))
-    kept = CachedRows(rows)
+    cached = CachedRows(rows)
     for numbers in ([0, 2], [2, 1, 0], [1, 2]):
-        found = kept.__getitems__(numbers)
+        found = cached.__getitems__(numbers)
         assert [row["labels"] for row in found] == numbers
         assert torch.equal(torch.stack([row["inputs"] for row in found]), rows.inputs[numbers])
     assert rows.made == [0, 2, 1, 1]
-    assert len(kept) == 3
+    assert len(cached) == 3
 
 
 def test_texts_are_made_anew():
@@ -90,7 +90,7 @@ def test_texts_are_made_anew():
 
 
 def damage(file: Path) -> None:
-    """Truncates what a file holds; its size and time stay."""
+    """Overwrites the end of a file; its size and time stay."""
     status, content = file.stat(), file.read_bytes()
     file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""What a step launches is compiled before it, once. There is no card, so another stands for it."""
+"""The kernels of a step are compiled before it, once; a fake stands in for the card."""
 
 import logging
 
@@ -24,7 +24,7 @@ def job():
 
 @pytest.fixture
 def card(shallow, tmp_path, monkeypatch):
-    """What is compiled, each as (variants, capability)."""
+    """The compilations, each as (variants, capability)."""
     done = []
     monkeypatch.setattr("razorctl.folders.cache", lambda: tmp_path)
     monkeypatch.setattr(recorded.Card, "of", lambda device: recorded.Card(89))

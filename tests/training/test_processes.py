@@ -70,7 +70,7 @@ def together(ranks: list[int]) -> None:
 
 
 def exchange() -> None:
-    """What processes tell each other."""
+    """Values that processes exchange."""
     first, cpu = processes.first(), torch.device("cpu")
     processes.join(cpu=True)
     for call, wanted in (
@@ -91,7 +91,7 @@ def exchange() -> None:
 
 
 def train(name: str) -> None:
-    """A case, in the folder of its name, and from its first step again."""
+    """A case in the folder of its name, run and then resumed from its first step."""
     recipe, settings = CASES[name]
     job = replace(JOB, processes=WORLD, **settings)
     resumes = name != "full ddp"  # which has nothing that the others do not go on with
@@ -133,7 +133,7 @@ def alone(recipe: Recipe, out: Path, **settings) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A folder where two processes have trained, and how they ended, at last a command."""
+    """A folder where two processes have trained, and the results of their commands."""
     folder = tmp_path_factory.mktemp("processes")
     command = (*RUN, "--out", "run", "--strategy", "fsdp", "--ratio", "0.5")
     command += ("--steps", "2", "--batch-size", "128")

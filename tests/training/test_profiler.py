@@ -114,29 +114,29 @@ def test_keys_are_the_contract():
 
 
 def test_phases_add_up_to_the_step():
-    found = micro(Recipe("backrazor"))
-    seconds = asdict(found.phases).values()
+    result = micro(Recipe("backrazor"))
+    seconds = asdict(result.phases).values()
     assert all(s > 0 for s in seconds)
-    assert 0.8 * found.step_s < sum(seconds) <= found.step_s
+    assert 0.8 * result.step_s < sum(seconds) <= result.step_s
 
 
 def test_bytes_are_those_of_a_step_in_its_precision():
     recipe, precision, x = Recipe("backrazor"), "bf16", torch.zeros(4, 1, 28, 28)
-    found = micro(recipe, precision=precision)
-    assert found.precision == precision
+    result = micro(recipe, precision=precision)
+    assert result.precision == precision
     job = Job("vit-micro", "any", 4, precision=precision, learning_rate=0.1, weight_decay=0)
-    assert found.peak_bytes.traced == tracing.trace(job, recipe, CLASSES, "cpu").peak
+    assert result.peak_bytes.traced == tracing.trace(job, recipe, CLASSES, "cpu").peak
     model = models.find("vit-micro").bare(CLASSES, None)
     full = saved_bytes(model, x, autocast=torch.bfloat16)
     sparsify(model, recipe)
     saved = saved_bytes(model, x, autocast=torch.bfloat16)
-    assert found.result()["totals"] == {"saved_bytes": saved, "full_saved_bytes": full}
+    assert result.result()["totals"] == {"saved_bytes": saved, "full_saved_bytes": full}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_peaks_are_measured_on_cuda(tmp_path):
-    found = micro(device="cuda", batch_size=64, snapshot=tmp_path / "snapshot.pickle")
-    assert 0 < found.peak_bytes.measured_allocated <= found.peak_bytes.measured_reserved
+    result = micro(device="cuda", batch_size=64, snapshot=tmp_path / "snapshot.pickle")
+    assert 0 < result.peak_bytes.measured_allocated <= result.peak_bytes.measured_reserved
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
 
 
@@ -179,11 +179,11 @@ def _unbuildable() -> models.Named:
 
 
 class TestSampling:
-    """What counts as sampling."""
+    """The spans that count as sampling."""
 
     @pytest.fixture
     def spans(self):
-        """How often a span was entered."""
+        """The number of times that a span was entered."""
         entered = []
 
         @contextmanager

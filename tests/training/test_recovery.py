@@ -42,18 +42,18 @@ def memory(monkeypatch):
 
 
 def ended(out, job=SMALL, recipe=FULL):
-    made = begin(out, job, recipe)
-    for _ in made:
+    run = begin(out, job, recipe)
+    for _ in run:
         pass
-    return made
+    return run
 
 
 def test_smaller_micro_batches_give_the_same_weights(tmp_path, memory, caplog):
     ended(tmp_path / "small", replace(SMALL, accumulate=4))
     memory(lambda _, rows: rows > 2)
-    made = ended(tmp_path / "run")
+    run = ended(tmp_path / "run")
     assert same(tmp_path / "small/model.safetensors", tmp_path / "run/model.safetensors")
-    assert made.result()["out_of_memory"] == [
+    assert run.result()["out_of_memory"] == [
         {"step": 1, "parts": parts, "ratio": None, "joint_budget": None} for parts in (2, 4)
     ]
     assert "out of memory at step 1; from now on, steps run in micro-batches of 4" in caplog.text
@@ -61,16 +61,16 @@ def test_smaller_micro_batches_give_the_same_weights(tmp_path, memory, caplog):
 
 def test_then_the_ratio_rises_and_the_joint_budget_falls(tmp_path, memory):
     memory(lambda model, _: recipe_of(model) != replace(RAZOR, ratio=0.9, joint_budget=0.25))
-    made = ended(tmp_path / "run", replace(SMALL, max_ratio=0.9), RAZOR)
-    assert len(made.history) == 3
-    steps, *changes = zip(*(e.values() for e in made.result()["out_of_memory"]), strict=True)
+    run = ended(tmp_path / "run", replace(SMALL, max_ratio=0.9), RAZOR)
+    assert len(run.history) == 3
+    steps, *changes = zip(*(e.values() for e in run.result()["out_of_memory"]), strict=True)
     assert set(steps) == {1}
     assert list(zip(*changes, strict=True)) == [
         *((parts, None, None) for parts in (2, 4, 8)),
         *((8, ratio, None) for ratio in (0.75, 0.9)),
         *((8, 0.9, budget) for budget in (0.5, 0.25)),
     ]
-    assert made.recipe == RAZOR  # as it was begun
+    assert run.recipe == RAZOR  # as it was begun
 
 
 def test_a_resumed_run_goes_on_with_less(tmp_path, memory):
@@ -88,25 +88,25 @@ def test_a_resumed_run_goes_on_with_less(tmp_path, memory):
 
 def test_what_is_strict_ends_with_what_is_saved(tmp_path, memory):
     memory(lambda *_: True)
-    made = begin(tmp_path / "run", replace(SMALL, strict=True))
+    run = begin(tmp_path / "run", replace(SMALL, strict=True))
     with pytest.raises(torch.OutOfMemoryError):
-        next(made)
-    assert made.checkpoints.newest.step == 0
+        next(run)
+    assert run.checkpoints.newest.step == 0
     with pytest.raises(torch.OutOfMemoryError):  # there is nothing left to change
         ended(tmp_path / "other")
 
 
 def test_a_step_that_changed_weights_is_not_repeated(tmp_path, monkeypatch):
-    made = begin(tmp_path / "run", SMALL)
+    run = begin(tmp_path / "run", SMALL)
 
     def torn(*_, **__):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(made.learner.optimizer, "step", torn)
+    monkeypatch.setattr(run.learner.optimizer, "step", torn)
     with pytest.raises(torch.OutOfMemoryError):
-        next(made)
-    assert made.checkpoints.newest is None
-    assert made.recovery.relieved == []
+        next(run)
+    assert run.checkpoints.newest is None
+    assert run.recovery.relieved == []
 
 
 def test_what_a_run_may_change():

@@ -153,7 +153,7 @@ def test_every_epoch_shows_each_example_once_in_a_new_order(tmp_path):
 
 
 class Odd(nn.Conv1d):
-    """Of a type that nobody knows."""
+    """A layer of a type that no method swaps."""
 
 
 def register(monkeypatch, build) -> None:

@@ -54,9 +54,9 @@ def test_a_state_comes_back_with_its_keys_and_numbers(tmp_path):
         "of an object": torch.tensor(1),
     }
     state.write(tmp_path, nn.Linear(2, 2).state_dict(), wanted)
-    found = state.read(tmp_path)
-    assert torch.equal(found["state"][0].pop("momentum"), wanted["state"][0].pop("momentum"))
-    assert found == wanted
+    restored = state.read(tmp_path)
+    assert torch.equal(restored["state"][0].pop("momentum"), wanted["state"][0].pop("momentum"))
+    assert restored == wanted
 
 
 def test_random_states_repeat_every_generator():

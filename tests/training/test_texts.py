@@ -17,7 +17,7 @@ JOB = Job("bert-base", "rte", batch_size=4, steps=3, save_every=1, accumulate=2)
 
 @pytest.fixture(autouse=True)
 def rte(hub, monkeypatch):
-    """Its longest text has about 160 tokens."""
+    """A table of texts, the longest of about 160 tokens."""
     monkeypatch.setitem(models.models(), "bert-base", local_hub.ENTRIES["bert-base"])
     local_hub.cache_model(hub, "bert-base")
     local_hub.cache_data(hub, data.find("rte"), count=40)

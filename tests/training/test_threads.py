@@ -29,7 +29,7 @@ JOB = Job("vit-micro", "digits", batch_size=8, steps=LEAST, evaluate_every=LEAST
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch):
-    """As on two cores, of which others keep one busy, with no word of the user's."""
+    """Two cores, of which other processes keep one busy; the user has set nothing."""
     for name in [name for name in os.environ if name.startswith(threads.CHOSEN)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(Threads, "others", 1.0)
@@ -141,7 +141,7 @@ def test_what_others_use_is_all_but_what_this_process_uses(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
 
     def after(seconds: float, own: float, *cores: float) -> None:
-        """Each core was busy for so long, half of it by nice processes, the rest idle."""
+        """A file where each core was busy for some time, half of it by nice processes."""
         used = [int(core * os.sysconf("SC_CLK_TCK") / 2) for core in cores]
         lines = [f"cpu{n} {u} {u} 0 99 99 0 0 0 7 7" for n, u in zip((0, 2), used, strict=True)]
         all_ = f"cpu {seconds * 999:.0f} 0 0 0 0 0 0 0 0 0"

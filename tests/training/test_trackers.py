@@ -1,4 +1,4 @@
-"""What trackers get of a run; TensorBoard's files are read back by its own reader."""
+"""The values that trackers get of a run; TensorBoard's reader reads its files."""
 
 import json
 from dataclasses import replace
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("shallow")
 def scalars(out: Path) -> dict[str, dict[int, float]]:
     """The charts in a run directory: name -> step -> value."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = accumulator.EventAccumulator(str(out / "tensorboard"))
-    found.Reload()
+    reader = accumulator.EventAccumulator(str(out / "tensorboard"))
+    reader.Reload()
     charts = {}
-    for name in found.Tags()["scalars"]:
-        events = found.Scalars(name)
+    for name in reader.Tags()["scalars"]:
+        events = reader.Scalars(name)
         charts[name] = {event.step: event.value for event in events}
         assert len(charts[name]) == len(events)  # no step is there twice
     return charts
@@ -34,14 +34,14 @@ def scalars(out: Path) -> dict[str, dict[int, float]]:
 def test_tensorboard_has_every_step_and_evaluation(tmp_path):
     run = runs.begin(tmp_path / "run")
     assert [*tracked(run, check_trackers(["tensorboard"]))] == run.history
-    found = scalars(run.out)
+    charts = scalars(run.out)
     names = ("loss", "learning_rate", "grad_norm", "samples_per_second", "epoch")
     for name in names:
         known = {step.step: getattr(step, name) for step in run.history}
-        assert found.pop(f"train/{name}") == pytest.approx(known)
+        assert charts.pop(f"train/{name}") == pytest.approx(known)
     last = run.history[-1]
     known = {f"test/{name}": {4: value} for name, value in last.metrics.items()}
-    assert found == {name: pytest.approx(values) for name, values in known.items()}
+    assert charts == {name: pytest.approx(values) for name, values in known.items()}
     (settings,) = (run.out / "tensorboard").glob("*/hparams.yml")
     assert "learning_rate: 0.2\n" in settings.read_text()
     assert "method: full\n" in settings.read_text()
@@ -83,7 +83,7 @@ def test_a_tracker_that_comes_later_gets_the_steps_before(tmp_path):
 
 
 class Broken:
-    """As accelerate's; fails in the method of this name."""
+    """A tracker of accelerate's kind, which fails in the method named `fails`."""
 
     fails = ""
 
@@ -152,7 +152,7 @@ def test_names_are_checked_before_anything_is_loaded(monkeypatch):
 
 
 def test_the_command_line_writes_lines_to_stderr_alone(tmp_path):
-    """Into files, as in a job of a cluster."""
+    """stdout and stderr are files, as in a job of a cluster."""
     pytest.importorskip("tensorboard")
     words = "finetune vit-micro digits --steps 4 --batch-size 8 --evaluate-every 2 --device cpu"
     more = ("--method", "full", "--out", "run", "--json", "--tracker", "tensorboard")

@@ -1,4 +1,4 @@
-"""Which row of a comparison to take, and why."""
+"""Advice: the row of a comparison to take, and the reason."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -7,9 +7,9 @@ from typing import Any
 from razorctl import units
 from razorctl.tasks import LEAST
 
-# How far a score may be behind the best exact one: points of a share, percent where less is better.
+# How far a score may be behind the best exact one: points of a share, percent of a perplexity.
 POINTS, PERCENT = 0.5, 1.0
-GAIN = 0.05  # share of time that an approximation saves at least, to be taken before an exact way
+GAIN = 0.05  # least share of time that an approximation must gain over an exact method
 
 Row = Mapping[str, Any]
 
@@ -19,21 +19,27 @@ def take(
 ) -> dict[str, str | None]:
     """The `label` of the row to take, None if the rows do not tell, and `why`, without a period.
 
-    Of the rows whose score is near that of the best exact one, or better, it is the first at the
-    target, or the fastest by step if no exact one stays there, then the one of least memory. An
-    exact row that is hardly slower comes before it.
+    Candidates are the rows whose score is near that of the best exact row, or better. The row to
+    take is the first of them at the target, or the fastest by step if no exact row stays there,
+    then the one of least memory. An exact row that is hardly slower is preferred.
 
-    memory: the column that memory is compared by. metric: the figure that scores are of.
-    alike: whether the runs have the same device and settings, so that their times compare.
+    Args:
+        rows: of a comparison.
+        memory: the column by which memory is compared.
+        metric: the figure that scores are.
+        alike: whether the runs have the same device and settings, so that times can be compared.
     """
     done = [row for row in rows if row["score"] is not None]
     if all(row["time_to_target"] is None for row in done if row["exact"]):
         done = [{**row, "time_to_target": None} for row in done]  # the target tells nothing
     exact = [row for row in done if row["exact"]]
     if not exact:
-        return _none("no exact method has a result; compare full too")
+        return {"label": None, "why": "no exact method has a result; compare full too"}
     if not alike:
-        return _none("the runs differ in more than the method, so their times do not compare")
+        return {
+            "label": None,
+            "why": "the runs differ in more than the method, so their times do not compare",
+        }
     least = metric in LEAST
     best = min(exact, key=lambda row: row["score"] * (1 if least else -1))
 
@@ -53,13 +59,9 @@ def take(
 
 
 def sentence(advice: Mapping[str, str | None]) -> str:
-    """What `take` returned, as a line to read."""
+    """The result of `take` as a sentence."""
     start = "Nothing to take yet" if advice["label"] is None else f"Take {advice['label']}"
     return f"{start}: {advice['why']}."
-
-
-def _none(why: str) -> dict[str, str | None]:
-    return {"label": None, "why": why}
 
 
 def _time_to(row: Row) -> float:
@@ -74,14 +76,14 @@ def _lost(row: Row, best: Row, least: bool) -> float:
 
 
 def _clearly_faster(row: Row, other: Row) -> bool:
-    """Whether a row is at the target, or else at the end of a step, in GAIN less time."""
+    """Whether a row needs GAIN less time to the target, or else for a step, than another."""
     if row["time_to_target"] is None:
         return bool(row["step_seconds"] <= (1 - GAIN) * other["step_seconds"])
     return _time_to(row) <= (1 - GAIN) * _time_to(other)
 
 
 def _why(row: Row, full: Row, memory: str, least: bool) -> str:
-    """An approximation against an exact row."""
+    """The reason for an approximation, compared with an exact row."""
     words = [
         f"{_behind(row, full, least)} {full['label']} {_seeds(row, full)}",
         f"{units.percent(row[memory] / full[memory])} of its memory",
@@ -95,7 +97,7 @@ def _why(row: Row, full: Row, memory: str, least: bool) -> str:
 def _why_exact(
     chosen: Row, best: Row, done: Sequence[Row], near: Sequence[Row], memory: str, least: bool
 ) -> str:
-    """An exact row, against the approximations there are."""
+    """The reason for an exact row, compared with the approximations."""
     others = [row for row in done if not row["exact"]]
     if not others:
         first = "the fastest" if chosen["time_to_target"] is None else "the first at the target"
@@ -122,7 +124,7 @@ def _why_exact(
 
 
 def _behind(row: Row, other: Row, least: bool) -> str:
-    """Where a score is from another, up to the name of the other."""
+    """Words that compare a score with another, to be followed by the name of the other."""
     lost = round(_lost(row, other, least), 1)
     if not lost:
         return "level with"

@@ -1,4 +1,4 @@
-"""A command in a process of its own, which is watched until it ends."""
+"""A command in a process of its own, with reports until it ends."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from contextlib import suppress
 from razorctl.errors import RazorError
 from razorctl.training.signals import termination_waits
 
-POLL = 0.25  # seconds between two looks at a process
+POLL = 0.25  # seconds between two reports
 KILLED = -getattr(signal, "SIGKILL", 9)
 
 
@@ -20,9 +20,9 @@ def run_child(command: list[str], report: Callable[[], object]) -> None:
     Raises RazorError with the command's error and exit code if it fails, and Terminated after a
     SIGTERM.
     """
-    # The command has all settings, so none may come from the environment.
+    # The command line has all settings, so none may come from the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAZORCTL_", "FORCE_"))}
-    environment.setdefault("OMP_DYNAMIC", "false")  # or runs that are compared settle their threads
+    environment.setdefault("OMP_DYNAMIC", "false")  # otherwise each run would settle its threads
     with (
         termination_waits() as check,
         subprocess.Popen(

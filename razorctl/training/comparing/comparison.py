@@ -21,8 +21,8 @@ from razorctl.training.rundir import CONFIG, METRICS, RESULT
 from razorctl.training.schemas import Environment, Failure, GridSettings, RunResult, StepLine
 from razorctl.version import __version__
 
-# What is compared beside the methods -> the settings of a recipe and of a job that it changes. Its
-# method is `full` if none is named, and the micro-batches of `accumulate` depend on the model.
+# Baselines that are no methods -> the settings of recipe and job that each changes. The method is
+# `full` if none is named, and the micro-batches of `accumulate` depend on the model.
 BASELINES: dict[str, dict[str, Any]] = {
     "full-stored": {"attention": "stored"},
     "full-flash": {"attention": "flash"},
@@ -40,7 +40,7 @@ NAMES = (*METHODS, *BASELINES)
 SETTINGS, FAILURE = "comparison.toml", "failure.json"
 LEAVE = "leave it out, or run it again"  # the mend of a damaged run
 
-OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from how long a run is
+OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from the length of a run
 OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
 IN_LABEL = (
     *("method", "ratio", "joint_budget", "joint", "attention", "int8_forward"),
@@ -50,7 +50,7 @@ IN_LABEL = (
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory: its result, the lines of its metrics.jsonl, and what it was run with."""
+    """A run directory: its result, the lines of its metrics.jsonl, and its environment."""
 
     directory: Path
     result: dict[str, Any]
@@ -59,22 +59,22 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """What the run is judged by: the first figure of its task."""
+        """The name of the figure by which the run is judged: the first one of its task."""
         return FIGURES[self.result["job"].get("task") or "classification"][0]
 
     def of(self, evaluated: Mapping[str, Any]) -> float:
-        """That figure of the result, or of a step with metrics; one of no finite size is null."""
+        """The value of `figure` in the result or in a step with metrics; there infinity is null."""
         value = evaluated["metrics"][self.figure]
         return math.inf if value is None else float(value)
 
     @property
     def score(self) -> float:
-        """The final value of that figure."""
+        """The final value of `figure`."""
         return self.of(self.result)
 
     @property
     def best(self) -> float:
-        """The best value of that figure in the run's evaluations."""
+        """The best value of `figure` in the run's evaluations."""
         values = [self.of(step) for step in self.steps if step["metrics"] is not None]
         return min(values) if self.figure in LEAST else max(values)
 
@@ -100,8 +100,8 @@ class FinishedRun:
 class Entry:
     """The runs of one row, which differ only in their seeds.
 
-    method: the name that was asked for, one of NAMES. label: tells the row from the others.
-    failures: seed -> the error of the run, with its exit code.
+    method: one of NAMES. label: distinguishes the row from the others. failures: seed -> the error
+    of the run, with its exit code.
     """
 
     method: str
@@ -112,38 +112,38 @@ class Entry:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The device and the job of the runs, without seed, length and what baselines change."""
-        left_out = ("seed", *OF_BASELINES, *OF_LENGTH)
-        job = {name: value for name, value in self.job.items() if name not in left_out}
+        """The device and the job of the runs, without seed, length and settings of baselines."""
+        ignored = ("seed", *OF_BASELINES, *OF_LENGTH)
+        job = {name: value for name, value in self.job.items() if name not in ignored}
         return self.runs[0].result["device"], job
 
     @property
     def job(self) -> dict[str, Any]:
         """The job of the runs."""
-        # Of a run from before there was such a budget, it is None too.
+        # Results of older versions have no such budget.
         return {"activation_memory_budget": None, **self.runs[0].result["job"]}
 
     @property
     def effort(self) -> tuple[bool, bool, int]:
-        """What a baseline changes of a job: each is least of the plain job."""
+        """The settings of a job that baselines change: each is least in the plain job."""
         job = self.job
         return job["compile"], job["activation_memory_budget"] is not None, job["accumulate"]
 
     @property
     def steps(self) -> int:
-        """Number of steps that the runs were to have."""
+        """The number of steps of the job."""
         count: int = self.job["steps"]
         return count
 
     @property
     def accumulate(self) -> int:
-        """Number of micro-batches in a step."""
+        """The number of micro-batches in a step."""
         count: int = self.job["accumulate"]
         return count
 
     @property
     def error(self) -> str | None:
-        """Why runs of this entry are missing; None if none is."""
+        """The reason why runs of this entry are missing; None if none is missing."""
         if not self.failures:
             return None
         sentence = str(next(iter(self.failures.values())))
@@ -175,10 +175,10 @@ def read_run(directory: Path) -> FinishedRun:
     """
     environment = read_toml(directory / CONFIG).get(ENVIRONMENT, {})
     documents.check_tables({ENVIRONMENT: environment}, Environment, directory / CONFIG, LEAVE)
-    known = environment.get("razorctl")
-    if known != __version__:
+    razorctl = environment.get("razorctl")
+    if razorctl != __version__:
         raise UsageError(
-            f"{directory} was run by razorctl {known}, not {__version__}; run it again."
+            f"{directory} was run by razorctl {razorctl}, not {__version__}; run it again."
         )
     try:
         result = documents.read(directory / RESULT, RunResult, LEAVE)
@@ -190,8 +190,8 @@ def read_run(directory: Path) -> FinishedRun:
         ) from None
     run = FinishedRun(directory, result, lines, environment)
     evaluated = [step for step in lines if step["metrics"] is not None]
-    figured = all(run.figure in each["metrics"] for each in (result, *evaluated))
-    if len(lines) != result["steps"] or not evaluated or not figured:
+    complete = all(run.figure in each["metrics"] for each in (result, *evaluated))
+    if len(lines) != result["steps"] or not evaluated or not complete:
         raise DataError(f"{directory / METRICS} is damaged; {LEAVE}.")
     return run
 
@@ -208,10 +208,11 @@ def is_grid(directory: Path) -> bool:
 
 def recipe_by_name(name: str, ratio: float) -> Recipe:
     """The recipe of a name in NAMES; raises UsageError for a ratio that cannot be used."""
-    method = {"method": name if name in METHODS else "full"}
-    known = {field.name for field in fields(Recipe)}
-    own: dict[str, Any] = {k: v for k, v in BASELINES.get(name, {}).items() if k in known}
-    return Recipe(**{"ratio": ratio, **method, **own})
+    settings: dict[str, Any] = {"ratio": ratio, "method": name if name in METHODS else "full"}
+    settings |= BASELINES.get(name, {})
+    return Recipe(
+        **{each.name: settings[each.name] for each in fields(Recipe) if each.name in settings}
+    )
 
 
 def of_grid(
@@ -219,8 +220,8 @@ def of_grid(
 ) -> Comparison:
     """The comparison that `compare` has written to a directory, for these methods and seeds.
 
-    None means all of them. A run that failed, is not finished or cannot be read is one of its
-    entry's failures. Raises DataError if the settings are not as `compare` wrote them.
+    None means all of them. A run that failed, is not finished or cannot be read is among the
+    failures of its entry. Raises DataError if the settings are not as `compare` wrote them.
     """
     settings = settings_of(directory)
     job, runs, ratio = settings["job"], settings["runs"], settings["recipe"]["ratio"]
@@ -249,9 +250,11 @@ def repeating(directory: Path) -> str:
     words = ["--config", str(directory / SETTINGS), "compare", job["model"], job["dataset"]]
     words += ["--methods", ",".join(runs["methods"]), "--seeds", str(len(runs["seeds"]))]
     budget = settings.get("limits", {}).get("budget")
-    words += [] if budget is None else ["--budget", f"{budget:g}s"]
+    if budget is not None:
+        words += ["--budget", f"{budget:g}s"]
     device = settings.get("environment", {}).get("device")
-    words += [] if device is None else ["--device", device]
+    if device is not None:
+        words += ["--device", device]
     return shlex.join(["razorctl", *words])
 
 
@@ -263,24 +266,24 @@ def settings_of(directory: Path) -> dict[str, Any]:
 
 
 def _cell(grid: Path, method: str, seed: int) -> FinishedRun:
-    """The finished run of a method and seed in a grid; else raises the error it failed with."""
+    """The finished run of a method and seed in a grid; raises the error of a failed one."""
     directory = grid / f"{method}-{seed}"
     if (directory / RESULT).exists():
         return read_run(directory)
-    known = documents.read_cached(directory / FAILURE, Failure)
+    failure = documents.read_cached(directory / FAILURE, Failure)
     error = RazorError(f"not finished; go on with --resume --out {grid}.")
-    if known is not None:
-        error = RazorError(known["error"])
-        error.exit_code = known["exit_code"]
+    if failure is not None:
+        error = RazorError(failure["error"])
+        error.exit_code = failure["exit_code"]
     raise error
 
 
 def note_failure(directory: Path, error: RazorError) -> None:
     """Writes the error of a failed run to its directory, where `of_grid` reads it."""
-    known = {"error": str(error), "exit_code": error.exit_code}
-    with suppress(OSError):  # it then counts as not finished
+    failure = {"error": str(error), "exit_code": error.exit_code}
+    with suppress(OSError):  # the run then counts as not finished
         directory.mkdir(exist_ok=True)
-        (directory / FAILURE).write_text(documents.text(known), "utf-8")
+        (directory / FAILURE).write_text(documents.text(failure), "utf-8")
 
 
 def of_directories(directories: Iterable[Path]) -> Comparison:
@@ -303,7 +306,7 @@ def of_directories(directories: Iterable[Path]) -> Comparison:
 
 
 def _part(directory: Path) -> tuple[Path, Comparison]:
-    """A directory, and the comparison of what is in it."""
+    """A directory, and the comparison of its run or its grid."""
     if is_grid(directory):
         return directory, of_grid(directory)
     run = read_run(directory)
@@ -315,18 +318,18 @@ def _part(directory: Path) -> tuple[Path, Comparison]:
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
     """The entries, with those of the same settings merged and repeated runs left out."""
     groups: dict[str, Entry] = {}
-    seen: set[Path] = set()
+    directories: set[Path] = set()
     for entry in entries:
-        runs = [run for run in entry.runs if run.directory.resolve() not in seen]
-        seen.update(run.directory.resolve() for run in runs)
+        runs = [run for run in entry.runs if run.directory.resolve() not in directories]
+        directories.update(run.directory.resolve() for run in runs)
         if entry.runs and not runs:
             continue
         key = documents.text(
             [runs[0].result["device"], _settings(runs[0])] if runs else entry.label
         )
-        known = groups.setdefault(key, replace(entry, runs=[], failures={}))
-        known.runs.extend(runs)
-        known.failures.update(entry.failures)
+        group = groups.setdefault(key, replace(entry, runs=[], failures={}))
+        group.runs.extend(runs)
+        group.failures.update(entry.failures)
     return list(groups.values())
 
 
@@ -336,29 +339,30 @@ def _labeled(entries: Sequence[Entry]) -> list[Entry]:
     differing = [
         name
         for name in (settings[0] if settings else ())
-        if name not in IN_LABEL and len({known[name] for known in settings}) > 1
+        if name not in IN_LABEL and len({each[name] for each in settings}) > 1
     ]
-    unlike = len({tuple(_compiling(known)) for known in settings}) > 1
+    compiling_differs = len({tuple(_compiling(each)) for each in settings}) > 1
     labeled = []
     for entry in entries:
         if entry.runs:
-            known = _settings(entry.runs[0])
+            own = _settings(entry.runs[0])
             recipe = Recipe(**entry.runs[0].result["recipe"])
-            words = [label(recipe, known["accumulate"])]
-            words += _compiling(known) if unlike else []
-            words += [f"{name.replace('_', ' ')} {known[name]}" for name in differing]
+            words = [label(recipe, own["accumulate"])]
+            if compiling_differs:
+                words += _compiling(own)
+            words += [f"{name.replace('_', ' ')} {own[name]}" for name in differing]
             entry = replace(entry, recipe=recipe, label=", ".join(words))
         labeled.append(entry)
     return labeled
 
 
 def _compiling(job: Mapping[str, Any]) -> list[str]:
-    """How a job compiles, in words."""
+    """Words on the compiling of a job."""
     budget = job.get("activation_memory_budget")
     words = [] if budget is None else [f"activation memory budget {budget:g}"]
     return ["compiled", *words] if job["compile"] else []
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
-    """The recipe and the job in one mapping, without their seeds."""
+    """The settings of recipe and job in one mapping, without seeds."""
     return {k: v for k, v in (run.result["recipe"] | run.result["job"]).items() if k != "seed"}

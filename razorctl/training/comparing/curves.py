@@ -1,4 +1,4 @@
-"""How the training loss and the figure of the task go, over steps and over seconds of training."""
+"""Curves of the training loss and of the task's figure, over steps and over seconds of training."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ POINTS = 100  # of a curve of losses, at most
 
 @dataclass(frozen=True)
 class Curve:
-    """Values, each with the steps and the seconds of training before it was taken."""
+    """Values, each with the steps and the seconds of training until then."""
 
     steps: Sequence[float]
     seconds: Sequence[float]
@@ -25,7 +25,7 @@ class Curve:
 
 
 def losses(run: FinishedRun) -> Curve:
-    """Training losses; of a long run each is the mean over as many steps as leave POINTS."""
+    """Training losses; those of a long run are means over steps, for at most POINTS points."""
     width = math.ceil(run.result["job"]["steps"] / POINTS)
     seconds = _seconds(run)
     parts = [range(at, min(at + width, len(seconds))) for at in range(0, len(seconds), width)]

@@ -20,11 +20,11 @@ def document(comparison: Comparison, target: float | None = None) -> dict[str, A
     """The comparison under the stable keys of `compare --json`: a row for each entry.
 
     Times are medians over the seeds; accuracies are means with a sample standard deviation.
-    `memory` names the column that memory is compared by: the measured peak if all runs have
-    one, else the traced kept bytes. `metric` names the figure of the task that the `score` of
-    a row is. `compile` is whether steps were to be compiled, `compiled` whether they were. A
-    `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
-    where less is better. `take` is what `advice.take` says of the rows.
+    `memory` names the column by which memory is compared: the measured peak if all runs have
+    one, else the traced bytes kept for backward. `metric` names the figure of the task that is the
+    `score` of a row. `compile` is whether steps were to be compiled, `compiled` whether they were.
+    A `target` of None is 99 % of `full`'s best score, averaged over its seeds, or as far above it
+    where less is better. `take` is the result of `advice.take`.
     """
     done = [entry for entry in comparison.entries if entry.runs]
     runs = [run.result for entry in done for run in entry.runs]
@@ -67,9 +67,8 @@ def _shared(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     """The entry of plain full fine-tuning with the same settings and device, if it was run.
 
-    Plain means automatic attention, and no more micro-batches than any entry of those settings;
-    and not compiled, nor with an activation memory budget, if any of these entries is not. Of
-    several it is the one whose number of steps is nearest.
+    Plain means automatic attention, no activation checkpointing, and the least `effort` of the
+    entries with those settings. Of several it is the entry whose number of steps is nearest.
     """
     if not entry.runs:
         return None
@@ -135,14 +134,14 @@ def _largest(results: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str) -> Any:
-    known = [result[name] for result in results if result[name] is not None]
-    return median(known) if known else None
+    values = [result[name] for result in results if result[name] is not None]
+    return median(values) if values else None
 
 
 def _mark(rows: Sequence[dict[str, Any]], memory: str, least: bool) -> None:
-    """Adds to each row its `best` columns and whether it is on the Pareto front.
+    """Adds to each row its `best` columns and whether the row is on the Pareto front.
 
-    least: whether less is better of scores.
+    least: whether a lower score is better.
     """
     for row in rows:
         row["best"], row["pareto"] = [], False

@@ -135,19 +135,19 @@ class Grid:
             )
         if not (self.out / SETTINGS).exists():
             raise UsageError(f"{self.out} holds no comparison; name another directory with --out.")
-        known = settings_of(self.out)
-        if other := _difference(known, settings):
+        earlier = settings_of(self.out)
+        if difference := _difference(earlier, settings):
             raise UsageError(
-                f"{self.out} was begun with {other}; resume it with the same, or name another "
+                f"{self.out} was begun with {difference}; resume it with the same, or name another "
                 "directory with --out."
             )
-        before = known.get("runs", {})  # methods and seeds of earlier calls stay in the grid
+        earlier_runs = earlier.get("runs", {})  # their methods and seeds stay in the grid
         for name in ("methods", "seeds"):
-            before[name] = list(dict.fromkeys([*before.get(name, []), *runs[name]]))
-        self._write(settings, runs | before)
+            earlier_runs[name] = list(dict.fromkeys([*earlier_runs.get(name, []), *runs[name]]))
+        self._write(settings, runs | earlier_runs)
 
     def _write(self, settings: Mapping[str, dict[str, Any]], runs: dict[str, Any]) -> None:
-        """Writes the settings, and what belongs to single runs."""
+        """Writes the shared settings, and those of single runs."""
         import tomli_w
 
         self._settings, self._runs = settings, runs
@@ -157,26 +157,26 @@ class Grid:
             file.write_text(tomli_w.dumps(tables), "utf-8")
 
     def measure(self, say: Callable[[str], object]) -> None:
-        """Takes a few steps by each method, and notes how many it has in its share of the budget.
+        """Takes a few steps by each method, and notes how many fit into a run's budget.
 
-        Methods whose steps are known are left out, which all are without a budget. say: called with
-        what is done. Raises UsageError if the budget is too small, and leaves no directory behind
-        that holds nothing else.
+        Does nothing without a budget, nor for methods whose steps are known. say: called with
+        what is being done. Raises UsageError if the budget is too small, and then removes the
+        directory if it holds only settings.
         """
         if self.seconds is None:
             return
-        known, share = self._runs["steps"], self._runs["share"]
-        measured = {}
+        steps, share = self._runs["steps"], self._runs["share"]
+        costs = {}
         for name in self.methods:
-            if name in known:
+            if name in steps:
                 continue
             say(f"measuring a step of {name}")
             try:
-                measured[name] = self._probe(name)
+                costs[name] = self._probe(name)
             except RazorError as error:
                 self._unmeasured[name] = error
         try:
-            known |= budget.steps_by_method(measured, share, self.seconds / share)
+            steps |= budget.steps_by_method(costs, share, self.seconds / share)
         except UsageError:
             with suppress(OSError):
                 if {file.name for file in self.out.iterdir()} == {SETTINGS}:
@@ -186,7 +186,7 @@ class Grid:
         self._write(self._settings, self._runs)
 
     def _probe(self, method: str) -> budget.Cost:
-        """What a few steps of a method take."""
+        """The cost of a few steps of a method."""
         at = Progress(0, 1, method, self.seeds[0])
         with TemporaryDirectory(prefix=".probe-", dir=self.out) as folder:
             directory = Path(folder) / method
@@ -195,7 +195,7 @@ class Grid:
             return budget.probe_cost(directory)
 
     def run(self, report: Callable[[Progress], object]) -> None:
-        """Runs what is not finished yet: all methods with one seed, then with the next seed.
+        """Trains all runs that are not finished: all methods with one seed, then with the next.
 
         Calls `report` with the progress about every POLL seconds. The error of a failed run is
         written to its directory, and the next run begins. KeyboardInterrupt and Terminated end
@@ -212,7 +212,7 @@ class Grid:
                 report(replace(at, end=f"failed: {error}"))
 
     def _run(self, at: Progress, report: Callable[[Progress], object]) -> FinishedRun:
-        """The run of one method and seed, which is only read if it is already finished."""
+        """Trains the run of one method and seed, or only reads it if it is finished."""
         directory = self._directory(at)
         report(at)
         if not (directory / rundir.RESULT).exists():
@@ -252,20 +252,19 @@ class Grid:
 
     @property
     def left(self) -> str:
-        """A sentence, without its period, on what the directory holds if the grid stops now."""
+        """A sentence, without its period, on the finished runs of a grid that stops now."""
         done = sum(len(entry.runs) for entry in self.comparison.entries)
-        runs = len(self.seeds) * len(self.methods)
-        there = f"{done} of {units.count(runs, 'run')}"
-        return f"{self.out} holds {there}; go on with --resume --out {self.out}"
+        runs = units.count(len(self.seeds) * len(self.methods), "run")
+        return f"{self.out} holds {done} of {runs}; go on with --resume --out {self.out}"
 
 
-def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first setting whose known value differs from the wanted one, with its known value."""
+def _difference(earlier: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first setting that differs, with its earlier value."""
     for table in ("environment", "job", "recipe", "limits"):
-        ours, theirs = wanted[table], known.get(table, {})
-        for name in (*ours, *theirs):
-            if name != "seed" and ours.get(name) != theirs.get(name):
-                value = theirs.get(name)
+        new, old = wanted[table], earlier.get(table, {})
+        for name in (*new, *old):
+            if name != "seed" and new.get(name) != old.get(name):
+                value = old.get(name)
                 return f"{name.replace('_', ' ')} {'left out' if value is None else value}"
     return None
 

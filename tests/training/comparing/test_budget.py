@@ -1,4 +1,4 @@
-"""How a budget of time becomes steps."""
+"""The steps of a budget of time."""
 
 import json
 

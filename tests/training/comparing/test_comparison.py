@@ -1,4 +1,4 @@
-"""Finished runs on disk, the figures of a row, and what is shown of them."""
+"""Finished runs on disk, the figures of a row, and their tables."""
 
 import csv
 import io
@@ -101,9 +101,9 @@ class TestFinishedRuns:
             write("d", saved=64, batch_size=32),
             write("e", "razor", saved=4, device="a GPU"),
         ]
-        found = rows(*runs)
-        assert [row["memory_vs_full"] for row in found] == [0.25, 1, 0.5, 1, None]
-        assert found[-1]["speedup_vs_full"] is None
+        row_list = rows(*runs)
+        assert [row["memory_vs_full"] for row in row_list] == [0.25, 1, 0.5, 1, None]
+        assert row_list[-1]["speedup_vs_full"] is None
 
     def test_a_measured_peak_and_a_traced_figure_are_never_in_one_column(self):
         gpu = [write("a", peak=4000), write("b", "razor", saved=100, peak=1000)]

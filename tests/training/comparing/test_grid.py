@@ -75,7 +75,7 @@ def test_bad_input_is_one_sentence_and_the_exit_code(case):
 
 
 class TestGrid:
-    """Children are stood in for, but for what the last tests run."""
+    """No child process is started, except in the last tests."""
 
     @pytest.fixture
     def commands(self, monkeypatch):

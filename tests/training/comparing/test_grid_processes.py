@@ -98,7 +98,7 @@ def test_a_signal_ends_the_run_that_is_on_and_begins_no_other(number, code, word
 
 
 class TestSigterm:
-    """Is held back while a command runs, where it would end the process."""
+    """A SIGTERM is held back while a command runs, where it would end the process."""
 
     @pytest.fixture(autouse=True)
     def default(self, monkeypatch):
@@ -108,7 +108,7 @@ class TestSigterm:
         signal.signal(signal.SIGTERM, before)
 
     def meanwhile(self) -> Any:
-        """What handles it while a command runs."""
+        """The handlers of SIGTERM while a command runs."""
         seen = []
         command = [sys.executable, "-c", "import time; time.sleep(0.1)"]
         child.run_child(command, lambda: seen.append(signal.getsignal(signal.SIGTERM)))

@@ -1,4 +1,4 @@
-"""Finished runs as classifiers: with the run's figures, and from their directory alone."""
+"""Finished runs as classifiers, which give the run's figures from its directory alone."""
 
 import json
 import os
@@ -69,8 +69,8 @@ def test_figures_of_its_own_rows_are_those_of_the_result(name, runs):
     result = json.loads((out / "result.json").read_text())
     rows = rows_of_run(out)
     assert rows.split == result["split"]
-    found = inference.load(out, weights="last", device="cpu").evaluate(rows.rows)
-    assert found == pytest.approx(result["metrics"], abs=1e-6)
+    figures = inference.load(out, weights="last", device="cpu").evaluate(rows.rows)
+    assert figures == pytest.approx(result["metrics"], abs=1e-6)
 
 
 def test_the_best_weights_are_taken_if_they_are_not_the_last(tmp_path, monkeypatch, shallow):
@@ -115,7 +115,7 @@ def test_a_run_of_an_older_razorctl_has_its_best_weights_beside_the_last(runs, t
 
 
 def test_the_best_weights_are_tested_at_the_end_too(tmp_path, monkeypatch, shallow):
-    """Of data with both other splits; training's own last weights are left as they were."""
+    """With validation and test splits; the last weights of training do not change."""
     real, tested = Run.evaluate, []
 
     def evaluate(run, rows=None):
@@ -143,27 +143,27 @@ def test_probabilities_are_those_of_the_model_of_the_run(name, runs):
     run = runs[name]
     rows = rows_of_run(run.out, "train").rows.select(range(11))
     classifier = inference.load(run.out, device="cpu", batch_size=4)
-    found = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
+    probabilities = torch.cat([*labels.probabilities(classifier, rows.remove_columns("label"))])
     batch = next(iter(torch.utils.data.DataLoader(rows.with_transform(classifier.transform), 11)))
     with torch.no_grad():
         logits = run.logits(run.model.eval(), batch["inputs"])
-    torch.testing.assert_close(found, logits.softmax(-1))
+    torch.testing.assert_close(probabilities, logits.softmax(-1))
     assert classifier.classes == run.classes
 
 
 def test_labels_are_matched_by_name(runs, tmp_path):
-    """Of a folder whose classes are fewer, so that the same name has another number."""
+    """A folder with fewer classes, so that the same name has another number."""
     out = runs["photos"].out
     some = photos(tmp_path / "d", 5, ["car", "tram"])
     job = replace(runs["photos"].job, dataset=str(some), validation=None)
-    found = rows_of_job(out, job)
-    assert (found.split, len(found.rows)) == (None, 10)
-    assert found.rows["label"][:] == [1] * 5 + [2] * 5
+    labeled = rows_of_job(out, job)
+    assert (labeled.split, len(labeled.rows)) == (None, 10)
+    assert labeled.rows["label"][:] == [1] * 5 + [2] * 5
     classifier = inference.load(out, weights="last", device="cpu")
     parts, _ = whole.unlabeled([str(some)], job, "image")
     guesses = [row.ranked(1)[0][0] for row in labels.predict_labels(classifier, parts)]
     right = sum(map(str.__eq__, guesses, ["car"] * 5 + ["tram"] * 5))
-    assert classifier.evaluate(found.rows)["accuracy"] == pytest.approx(right / 10)
+    assert classifier.evaluate(labeled.rows)["accuracy"] == pytest.approx(right / 10)
 
 
 def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):
@@ -172,15 +172,15 @@ def test_of_data_with_splits_the_test_split_is_taken(runs, tmp_path):
     job = replace(runs["photos"].job, dataset=str(tmp_path / "d"), validation=None)
     counts = {None: 6, "val": 9, "train": 12}
     for split, count in counts.items():
-        found = rows_of_job(runs["photos"].out, job, split)
-        assert (found.split, len(found.rows)) == (split or "test", count)
+        labeled = rows_of_job(runs["photos"].out, job, split)
+        assert (labeled.split, len(labeled.rows)) == (split or "test", count)
 
 
 def test_a_set_of_the_hub_with_one_split_is_taken_whole(runs, hub):
     local_hub.cache(hub, "dataset", "films/stills", lambda s: photos(s / "train", 3, CLASSES[1:]))
     job = replace(runs["photos"].job, dataset="hf:films/stills", validation=None)
-    found = rows_of_job(runs["photos"].out, job)
-    assert (found.split, found.rows["label"][:]) == (None, [1] * 3 + [2] * 3)
+    labeled = rows_of_job(runs["photos"].out, job)
+    assert (labeled.split, labeled.rows["label"][:]) == (None, [1] * 3 + [2] * 3)
     with pytest.raises(UsageError, match="bert-base takes texts, and hf:films/stills has images"):
         rows_of_job(runs["texts"].out, replace(job, model="bert-base"))
 
@@ -193,8 +193,8 @@ def test_a_registered_set_is_evaluated_by_names(runs, monkeypatch):
     monkeypatch.setattr(
         "razorctl.training.run_files.finished_run", lambda _: (turned, runs["digits"].job)
     )
-    found = rows_of_job(out, runs["digits"].job)
-    assert found.rows["label"][:] == [9 - label for label in plain.rows["label"]]
+    labeled = rows_of_job(out, runs["digits"].job)
+    assert labeled.rows["label"][:] == [9 - label for label in plain.rows["label"]]
     with pytest.raises(UsageError, match="digits has no split dev, only train, test"):
         rows_of_job(out, runs["digits"].job, "dev")
 
@@ -216,7 +216,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def edit(file: Path) -> None:
-    """Changes a byte that no decoder looks at; the size and the time stay."""
+    """Changes a byte that no decoder reads; the size and the time stay."""
     status, content = file.stat(), bytearray(file.read_bytes())
     at = content.index(b"JFIF")
     content[at + 9] ^= 1  # a unit of the density
@@ -293,8 +293,8 @@ def test_white_is_that_of_the_images_of_training(tmp_path, monkeypatch):
     job = Job("vit-micro", str(tmp_path / "d"), batch_size=4, steps=1)
     list(finetune(job, out=tmp_path / "run", device="cpu"))
     assert json.loads((tmp_path / "run/split.json").read_text())["white"] == 255
-    found = rows_of_job(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
-    assert found.rows["white"][:] == [255] * 8
+    labeled = rows_of_job(tmp_path / "run", replace(job, dataset=str(tmp_path / "dark")))
+    assert labeled.rows["white"][:] == [255] * 8
     used, real = [], whole.unlabeled
     monkeypatch.setattr(whole, "unlabeled", lambda *args: used.append(args[5]) or real(*args))
     result = razorctl("predict", str(tmp_path / "run"), str(tmp_path / "dark"), "--device", "cpu")
@@ -313,10 +313,10 @@ def test_a_batch_that_does_not_fit_is_said(runs):
     def full(*_):
         raise torch.OutOfMemoryError
 
-    found = inference.load(runs["photos"].out, device="cpu", batch_size=7)
-    found = replace(found, family=replace(found.family, logits=full))
+    trained = inference.load(runs["photos"].out, device="cpu", batch_size=7)
+    trained = replace(trained, family=replace(trained.family, logits=full))
     rows = rows_of_run(runs["photos"].out).rows
-    for use in (lambda: found.evaluate(rows), lambda: next(labels.probabilities(found, rows))):
+    for use in (lambda: trained.evaluate(rows), lambda: next(labels.probabilities(trained, rows))):
         with pytest.raises(OutOfMemoryError, match="a batch of 7 does not fit into the memory of"):
             use()
 
@@ -363,11 +363,11 @@ def test_rows_of_every_kind_of_file_keep_their_order(runs, tmp_path, monkeypatch
         ("b.parquet", 0),
     ]
     classifier = inference.load(runs["photos"].out, weights="last", device="cpu")
-    found = [*labels.predict_labels(classifier, parts)]
-    by_file = {row.file: row.probabilities for row in found}
+    predictions = [*labels.predict_labels(classifier, parts)]
+    by_file = {row.file: row.probabilities for row in predictions}
     same = {1: "d/car/1.jpg", 2: "d/bus/0.jpg", -1: "d/bus/1.jpg"}
     for number, file in same.items():
-        assert found[number].probabilities == pytest.approx(by_file[file], abs=1e-6)
+        assert predictions[number].probabilities == pytest.approx(by_file[file], abs=1e-6)
 
 
 def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
@@ -387,7 +387,7 @@ def test_bad_rows_are_all_named_or_left_out(runs, tmp_path, monkeypatch):
 
 
 def spoiled(run: Run, to: Path, name: str, change) -> Path:
-    """A copy of a run, with a weight changed and, as the run has none any more, no checksum."""
+    """A copy of a run with a changed weight, and without its checksum."""
     out = shutil.copytree(run.out, to)
     result = json.loads((out / "result.json").read_text())
     weights = load_file(out / "model.safetensors")
@@ -405,7 +405,7 @@ def test_a_weight_that_is_not_finite_is_named(runs, tmp_path):
 
 
 def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
-    found = inference.load(runs["photos"].out, device="cpu", batch_size=3)
+    trained = inference.load(runs["photos"].out, device="cpu", batch_size=3)
     seen = []
 
     def logits(model, inputs):
@@ -413,14 +413,14 @@ def test_a_row_whose_logits_are_not_finite_is_named(runs, tmp_path):
         made = runs["photos"].logits(model, inputs)
         return made.index_fill(0, torch.tensor([1]), torch.inf) if len(seen) == 2 else made
 
-    found = replace(found, family=replace(found.family, logits=logits))
+    trained = replace(trained, family=replace(trained.family, logits=logits))
     with pytest.raises(DataError, match="logits of row 4 of what is evaluated are not finite"):
-        found.evaluate(rows_of_run(runs["photos"].out).rows)
+        trained.evaluate(rows_of_run(runs["photos"].out).rows)
     seen.clear()
     files = [str(picture(tmp_path / f"{number}.png", 1)) for number in range(5)]
-    parts, _ = whole.unlabeled(files, found.job, "image")
+    parts, _ = whole.unlabeled(files, trained.job, "image")
     with pytest.raises(DataError, match=r"logits of .*4\.png are not finite; look at that row"):
-        list(labels.predict_labels(found, parts))
+        list(labels.predict_labels(trained, parts))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,11 +9,11 @@ from razorctl.training.predicting import masks
 
 
 def test_colors_are_those_of_pascal_voc():
-    known = {1: (128, 0, 0), 2: (0, 128, 0), 3: (128, 128, 0), 4: (0, 0, 128), 8: (64, 0, 0)}
-    known |= {0: (0, 0, 0), 20: (0, 64, 128), 255: (224, 224, 192)}
-    found = np.array(masks.palette()).reshape(256, 3)
-    assert {number: tuple(found[number]) for number in known} == known
-    assert len({tuple(color) for color in found}) == 256
+    colors = {1: (128, 0, 0), 2: (0, 128, 0), 3: (128, 128, 0), 4: (0, 0, 128), 8: (64, 0, 0)}
+    colors |= {0: (0, 0, 0), 20: (0, 64, 128), 255: (224, 224, 192)}
+    palette = np.array(masks.palette()).reshape(256, 3)
+    assert {number: tuple(palette[number]) for number in colors} == colors
+    assert len({tuple(color) for color in palette}) == 256
 
 
 def test_more_classes_than_a_byte_has_are_written_in_16_bits(tmp_path):
