@@ -34,7 +34,7 @@ NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.partial)?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A valid checkpoint. marker: what `Checkpoints.save` was given, the format and the files."""
+    """A valid checkpoint. marker: that of `Checkpoints.save`, with the format and the files."""
 
     path: Path
     marker: Mapping[str, Any]
@@ -93,8 +93,8 @@ class Checkpoints:
         paths = _renamed(out)
         results = {path: _read(path) for path in paths}
         self.valid = [each for each in results.values() if isinstance(each, Checkpoint)]
-        newest = self.newest.path if self.newest else None
-        for path in paths[paths.index(newest) + 1 if newest else 0 :]:
+        first_newer = paths.index(self.newest.path) + 1 if self.newest else 0
+        for path in paths[first_newer:]:
             where = f"step {self.newest.step:,}" if self.newest else "the beginning"
             why = f" ({results[path]})" if results[path] else ""
             log.warning("%s is incomplete or damaged%s; going on from %s.", path, why, where)

@@ -105,7 +105,9 @@ class CapturedPasses:
         phase: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
         check: Callable[[Tensor, Tensor], object] = lambda *_: None,
     ) -> Tensor:
-        plain = partial(forward_backward, model, losses, batch, job, scaler, phase, check)
+        plain = partial(
+            forward_backward, model, losses, batch, job, scaler, phase=phase, check=check
+        )
         if self.works and not self._alike(model, batch, job):
             self._end("micro-batches have several shapes")
         if not self.works:

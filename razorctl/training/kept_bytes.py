@@ -64,14 +64,11 @@ def sums(rows: Sequence[Row]) -> dict[str, Any]:
 
 def kinds(net: nn.Module) -> dict[str, tuple[str, str]]:
     """The class and the layer kind of each module, by its name."""
-    razors = {
-        name: (m, m if isinstance(m, RazorLayer) else razor_of(type(m)))
-        for name, m in net.named_modules()
-    }
-    return {
-        name: (type(m).__name__, getattr(razor, "kind", OTHER))
-        for name, (m, razor) in razors.items()
-    }
+    modules = {}
+    for name, module in net.named_modules():
+        razor = module if isinstance(module, RazorLayer) else razor_of(type(module))
+        modules[name] = type(module).__name__, getattr(razor, "kind", OTHER)
+    return modules
 
 
 def make_rows(

@@ -64,8 +64,8 @@ def _precompile(
     from razorctl.ops.triton.recorded import Card, distinct
 
     card, cache = Card.of(device), Cache()
-    name: list[Any] = ["compiled", triton.__version__, *card, *trace_key(job, recipe, classes)]
-    if cache.get(*name):
+    key: list[Any] = ["compiled", triton.__version__, *card, *trace_key(job, recipe, classes)]
+    if cache.get(*key):
         return
     launches = job_trace.launches(job, recipe, classes, card, device=device)[card]
     variants, threads = distinct(launches), os.cpu_count() or 1
@@ -76,4 +76,4 @@ def _precompile(
         except Exception as error:
             log.info("a kernel is not compiled before the first step: %s", error)
             return
-    cache.put(len(variants), *name)
+    cache.put(len(variants), *key)

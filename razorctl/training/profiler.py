@@ -225,7 +225,7 @@ class TimedTraining:
                 self._updates,
                 self.job,
                 self._scaler,
-                phase,
+                phase=phase,
                 run=self._captured or forward_backward,
             )
         return clock.seconds
@@ -322,7 +322,8 @@ def _measure(
 
     The peaks are the most bytes that the allocator had allocated and reserved.
     """
-    for _ in range(WARM_UP + training.job.captured):  # the last one captures
+    warm_up = WARM_UP + 1 if training.job.captured else WARM_UP  # the last one captures
+    for _ in range(warm_up):
         training.step()
     cuda = training.device.type == "cuda"
     if cuda:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -127,5 +128,9 @@ def _ratios(job: Job, recipe: Recipe) -> list[float]:
 
 def parted(batch: Any, parts: int) -> Iterator[Any]:
     """The equal parts of a batch, by rows."""
+
+    def part(number: int, tensor: Tensor) -> Tensor:
+        return tensor.chunk(parts)[number]
+
     for number in range(parts):
-        yield tree_map_only(Tensor, lambda tensor: tensor.chunk(parts)[number], batch)  # noqa: B023
+        yield tree_map_only(Tensor, partial(part, number), batch)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: a command that is ended can save, and say what it has written."""
+"""SIGINT, SIGTERM and SIGHUP, after which a command can write a checkpoint and say where."""
 
 import signal
 import threading
@@ -10,7 +10,9 @@ from typing import Any
 from razorctl import processes
 from razorctl.errors import Terminated
 
-ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+ENDING = [signal.SIGTERM]
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    ENDING.append(signal.SIGHUP)
 TOGETHER = 1.0  # seconds
 
 

@@ -41,7 +41,7 @@ def take(
             "why": "the runs differ in more than the method, so their times do not compare",
         }
     least = metric in LEAST
-    best = min(exact, key=lambda row: row["score"] * (1 if least else -1))
+    best = (min if least else max)(exact, key=lambda row: row["score"])
 
     def order(row: Row) -> tuple[float, ...]:
         return _time_to(row), row["step_seconds"], row[memory]

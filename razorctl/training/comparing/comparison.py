@@ -43,8 +43,15 @@ LEAVE = "leave it out, or run it again"  # the mend of a damaged run
 OF_LENGTH = ("steps", "warmup_steps", "evaluate_every")  # follow from the length of a run
 OF_BASELINES = ("accumulate", "compile", "activation_memory_budget")  # of a job
 IN_LABEL = (
-    *("method", "ratio", "joint_budget", "joint", "attention", "int8_forward"),
-    *("activation_checkpointing", "lora", *OF_BASELINES),
+    "method",
+    "ratio",
+    "joint_budget",
+    "joint",
+    "attention",
+    "int8_forward",
+    "activation_checkpointing",
+    "lora",
+    *OF_BASELINES,
 )
 
 

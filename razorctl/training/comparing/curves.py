@@ -1,7 +1,7 @@
 """Curves of the training loss and of the task's figure, over steps and over seconds of training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
@@ -49,8 +49,15 @@ def scores(run: FinishedRun) -> Curve:
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean of the curves of several seeds, as far as all of them go."""
-    columns = ([c.steps for c in curves], [c.seconds for c in curves], [c.values for c in curves])
-    return Curve(*([fmean(each) for each in zip(*many, strict=False)] for many in columns))
+
+    def mean(columns: Iterable[Sequence[float]]) -> list[float]:
+        return [fmean(values) for values in zip(*columns, strict=False)]
+
+    return Curve(
+        mean(curve.steps for curve in curves),
+        mean(curve.seconds for curve in curves),
+        mean(curve.values for curve in curves),
+    )
 
 
 def _seconds(run: FinishedRun) -> list[float]:

@@ -73,7 +73,8 @@ def _reference(entry: Entry, done: Sequence[Entry]) -> Entry | None:
     if not entry.runs:
         return None
     alike = [other for other in done if other.settings == entry.settings]
-    least = tuple(map(min, zip(*(other.effort for other in alike), strict=True)))
+    efforts = [other.effort for other in alike]
+    least = tuple(min(column) for column in zip(*efforts, strict=True))
     plain = [
         other
         for other in alike

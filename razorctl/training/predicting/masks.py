@@ -138,12 +138,13 @@ def _save(mask: Tensor, classes: int, file: Path) -> None:
 
 
 def palette() -> list[int]:
-    """Red, green and blue of each class, as PASCAL VOC's masks have them: 0 is black.
+    """Red, green and blue of each class, by PASCAL VOC's color map: 0 is black.
 
-    The bits of a class, from the lowest, are dealt to the highest bits of the three in turn.
+    The bits of a class, from the lowest, become the highest bits of the three in turn.
     """
-    return [
-        sum((number >> 3 * bit + color & 1) << 7 - bit for bit in range(8))
-        for number in range(BYTE)
-        for color in range(3)
-    ]
+    values = []
+    for number in range(BYTE):
+        for color in range(3):
+            bits = [number >> 3 * place + color & 1 for place in range(8)]
+            values.append(sum(bit << 7 - place for place, bit in enumerate(bits)))
+    return values
