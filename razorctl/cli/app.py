@@ -21,11 +21,11 @@ from razorctl.version import __version__
 
 PROJECT_FILE = Path("razorctl.toml")
 INTERRUPTED, OUT_OF_MEMORY = 130, 4
-# Rounds in which a thread of OpenMP waits for others before it sleeps; torch's would go on for much
-# longer. No step on idle cores is slower, and beside a busy core one takes half of the time.
+# Rounds that a thread of OpenMP spins before it sleeps; the default of torch's library is far more.
+# On idle cores no step gets slower; beside a busy core a step takes half of the time.
 SPINS = "3000"
 CONTEXT = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
-# The first line of each command's help, which stands here so that `--help` loads no command.
+# The first line of each command's help; it is here so that `--help` loads no command.
 COMMANDS = {
     "plan": "Show the ways to train MODEL on DATASET on a card, what each needs, and which one to "
     "take.",
@@ -38,11 +38,11 @@ COMMANDS = {
     "list": "Show the names of all models, data sets, methods, GPUs and recipes, or one KIND in "
     "full.",
 }
-FUNCTIONS = {"list": "list_names"}  # of commands whose function has another name
+FUNCTIONS = {"list": "list_names"}  # command -> its function, if the names differ
 
 
 class Group(TyperGroup):
-    """Prints an error as one sentence and exits with the code of its kind."""
+    """A group that prints an error as one sentence and exits with the code of its kind."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from razorctl.cli.views import help as view
@@ -54,8 +54,8 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, *args: Any) -> Any:
-        name, found, rest = super().resolve_command(*args)
-        return name, loaded(name) if name in COMMANDS else found, rest
+        name, command, rest = super().resolve_command(*args)
+        return name, loaded(name) if name in COMMANDS else command, rest
 
     def main(self, *args: Any, **settings: Any) -> Any:
         views.err.spoke = False
@@ -87,7 +87,7 @@ class Group(TyperGroup):
             raise
         except Exception as error:
             if isinstance(error, ElsewhereError) and not processes.first():
-                raise typer.Exit(error.exit_code) from None  # the first process says it
+                raise typer.Exit(error.exit_code) from None  # the first process prints it
             if ctx.params.get("debug") or _stdout_closed(error):
                 raise
             if not processes.first():
@@ -109,7 +109,7 @@ def _stdout_closed(error: Exception) -> bool:
 
 
 def _ending(word: str, stop: BaseException) -> str:
-    """The sentence for a stopped command; the notes of `stop` say what the command has written."""
+    """The sentence for a stopped command, with the notes of `stop` on what is written."""
     return f"{': '.join([word, *getattr(stop, '__notes__', [])])}."
 
 
@@ -125,12 +125,12 @@ def _sentence(error: Exception) -> str:
     if _exit_code(error) == OUT_OF_MEMORY:
         return "the device is out of memory; raise --ratio or lower --batch-size."
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{reason} (razorctl --debug shows where)"
+    return f"{reason} (razorctl --debug shows the traceback)"
 
 
 @cache
 def loaded(name: str) -> Any:
-    """The command of that name; the module of its name is imported now."""
+    """The command of that name; its module is imported on the first call."""
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     command = getattr(import_module(f"razorctl.cli.{name}"), FUNCTIONS.get(name, name))
     one.command(name, cls=Command, context_settings=CONTEXT)(command)
@@ -144,7 +144,7 @@ app = typer.Typer(
     context_settings=CONTEXT,
 )
 for name, summary in COMMANDS.items():
-    app.command(name, help=summary)(lambda: None)  # `loaded` takes its place
+    app.command(name, help=summary)(lambda: None)  # `loaded` replaces it
 
 
 def _version(wanted: bool) -> None:
@@ -172,7 +172,8 @@ def main(
 ) -> None:
     """Fine-tune whole pretrained models on consumer GPUs.
 
-    The forward pass stays exact; only what the gradient needs is kept for the backward pass.
+    The forward pass stays exact; a compressed copy of its activations is kept for the backward
+    pass.
     """
     processes.settle_environment()
     if not processes.first():
@@ -192,7 +193,7 @@ def main(
 
 
 def _uncaught(*error: Any) -> None:
-    """Prints a traceback, as Python does, but for characters that control a terminal."""
+    """Prints a traceback as Python does, without characters that control a terminal."""
     import traceback
 
     sys.stderr.write(clean("".join(traceback.format_exception(*error))))
@@ -202,7 +203,7 @@ def run() -> None:
     """The console script."""
     sys.excepthook = _uncaught
     if processes.count() > 1:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would warn of the same
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each would print the same
     if not any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
         os.environ["GOMP_SPINCOUNT"] = SPINS
     app()

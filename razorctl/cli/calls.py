@@ -1,7 +1,7 @@
-"""The commands as functions of Python: they take the words of the command line and give results.
+"""The commands as Python functions: they take the options as keywords and return results.
 
-The words are the options that the commands declare, with underscores; nothing is declared here. A
-call says all: razorctl.toml and the variables of the environment that set options do not count.
+The keywords are the options that the commands declare, with underscores; nothing is declared here.
+Nothing but the keywords sets an option: neither razorctl.toml nor the environment.
 """
 
 import os
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-OF_PRINTING = ("ctx", "json", "csv", "explain")  # parameters of commands that change what is shown
-OF_SETTINGS = {each.name for kind in (Job, Recipe) for each in fields(kind)}
+PRINTING = ("ctx", "json", "csv", "explain")  # parameters of commands that are no keywords
+SETTINGS = {each.name for kind in (Job, Recipe) for each in fields(kind)}
 
 
 @dataclass(frozen=True)
 class Keyword:
-    """A word of a call: the parameter of the command that it is, the types of it, and its help."""
+    """A keyword of a function: the command's parameter that it sets, its types, and its help."""
 
     parameter: str
     kinds: tuple[Any, ...]
     help: str
 
-    def fitted(self, name: str, value: Any) -> Any:
-        """A value as the command line would give it; raises UsageError for another type."""
+    def convert(self, name: str, value: Any) -> Any:
+        """A value as the command line would give it; raises UsageError for a wrong type."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if Path in self.kinds and isinstance(value, str):
@@ -60,16 +60,16 @@ class Keyword:
                 return ",".join(map(str, value))  # as --methods full,razor
             if not isinstance(value, bool):
                 return str(value)
-        allowed = self.kinds + (int,) * (float in self.kinds)
-        if self.parameter in OF_SETTINGS or type(value) in allowed:
-            return value  # a Job or a Recipe checks its own
+        fits = type(value) in self.kinds or (type(value) is int and float in self.kinds)
+        if fits or self.parameter in SETTINGS:  # a Job or a Recipe checks its settings itself
+            return value
         names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in self.kinds)
         raise UsageError(f"{name} {value!r} is not of type {names}; give one that is.")
 
 
 @dataclass
 class KeywordCall:
-    """A call of a command in which all parameters are given; see `settings.Call`."""
+    """A call of a command that sets exactly its `params`; see `settings.Call`."""
 
     params: dict[str, Any] = field(default_factory=dict)
     obj: None = None
@@ -82,58 +82,61 @@ class KeywordCall:
 
 
 def keywords(command: Command) -> dict[str, Keyword]:
-    """The words that a command takes: its options by their flags, and settings by their names."""
-    found: dict[str, Keyword] = {}
+    """The keywords for a command: its options by their flags, and settings by their names."""
+    table: dict[str, Keyword] = {}
     for name, parameter in signature(command).parameters.items():
-        if name in OF_PRINTING or parameter.kind is Parameter.VAR_KEYWORD:
+        if name in PRINTING or parameter.kind is Parameter.VAR_KEYWORD:
             continue
         plain, info = get_args(parameter.annotation)[:2]
         kinds = tuple(kind for kind in get_args(plain) or (plain,) if kind is not type(None))
         if plain == list[str]:
             kinds = (plain,)
         about = Text.from_markup(info.help or "").plain
-        told = (info.default, *(info.param_decls or ()))  # in an annotation the first is a flag too
-        flags = [flag.split("/")[0] for flag in told if str(flag).startswith("--")]
-        bare = [flag.removeprefix("--").replace("-", "_") for flag in flags]
-        word = Keyword(name, kinds, about)
-        found |= dict.fromkeys(bare or [name], word)
-        if name in OF_SETTINGS:
-            found.setdefault(name, word)
-    return found
+        # typer has the first flag of an annotation as `default`.
+        flags = [flag for flag in (info.default, *(info.param_decls or ())) if _is_flag(flag)]
+        names = [flag.split("/")[0].removeprefix("--").replace("-", "_") for flag in flags]
+        keyword = Keyword(name, kinds, about)
+        table |= dict.fromkeys(names or [name], keyword)
+        if name in SETTINGS:
+            table.setdefault(name, keyword)
+    return table
+
+
+def _is_flag(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith("--")
 
 
 def _call(command: Command, run: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Runs a command with the words of a call; raises UsageError for unknown ones."""
+    """Runs a command with the keywords of a call; raises UsageError for unknown ones."""
     try:
         call = _keyword_call(command, given)
         processes.settle_environment()
         with warnings.catch_warnings():
-            # Of tqdm, whose bars are not shown.
-            warnings.filterwarnings("ignore", "IProgress not found")
+            warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, which shows no bar
             return run(call, **call.params)
     except RazorError as error:
-        raise error.with_traceback(None)  # noqa: B904 - it is the same; where it is from is no help
+        raise error.with_traceback(None)  # noqa: B904 - the same error, without our frames
 
 
 def _keyword_call(command: Command, given: Mapping[str, Any]) -> KeywordCall:
-    """A call of a command with these words."""
-    known, call = keywords(command), KeywordCall()
+    """The call of a command with the keywords `given`."""
+    table, call = keywords(command), KeywordCall()
     recipe = given.get("recipe")
     if isinstance(recipe, Recipe):
         given = {**_settings(recipe), **{k: v for k, v in given.items() if k != "recipe"}}
     for name, value in given.items():
-        if name not in known:
-            raise unknown(f"keyword of {command.__name__}", name, known)
-        parameter = known[name].parameter
+        if name not in table:
+            raise unknown(f"keyword of {command.__name__}", name, table)
+        parameter = table[name].parameter
         if parameter in call.params:
-            raise UsageError(f"{name} is given twice, by two of its names; give it once.")
+            raise UsageError(f"{name} is given twice, under two names; give it once.")
         if value is not None:
-            call.params[parameter] = known[name].fitted(name, value)
+            call.params[parameter] = table[name].convert(name, value)
     return call
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as words: its method and what is not by default."""
+    """A recipe as keywords: its method, and all that is not its default."""
     return {
         each.name: value
         for each in fields(recipe)
@@ -141,24 +144,25 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _as(command: Command) -> Callable[[Function], Function]:
-    """Shows the words of a command in the signature and in the help of a function."""
+def _with_keywords_of(command: Command) -> Callable[[Function], Function]:
+    """Adds the keywords of a command to the signature and the docstring of a function."""
 
-    def shown(function: Function) -> Function:
-        known = keywords(command)
-        own = [
-            each
-            for each in signature(function).parameters.values()
+    def add_keywords(function: Function) -> Function:
+        table = keywords(command)
+        parameters = {
+            name: each
+            for name, each in signature(function).parameters.items()
             if each.kind is not Parameter.VAR_KEYWORD
-        ]
-        names = [name for name in known if name not in {each.name for each in own}]
-        more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
-        function.__signature__ = Signature([*own, *more])  # type: ignore[attr-defined]
-        lines = [f"    {name}: {word.help}".rstrip(": ") for name, word in known.items()]
+        }
+        for name in table:
+            keyword = Parameter(name, Parameter.KEYWORD_ONLY, default=None)
+            parameters.setdefault(name, keyword)
+        function.__signature__ = Signature([*parameters.values()])  # type: ignore[attr-defined]
+        lines = [f"    {name}: {each.help}".rstrip(": ") for name, each in table.items()]
         function.__doc__ = "\n".join([f"{function.__doc__}", *lines, ""])
         return function
 
-    return shown
+    return add_keywords
 
 
 @overload
@@ -173,28 +177,31 @@ def finetune(
     progress: bool = True,
     **words: Any,
 ) -> Result: ...
-@_as(finetuning.finetune)
+@_with_keywords_of(finetuning.finetune)
 def finetune(model: Any = None, dataset: Any = None, *, progress: Any = True, **words: Any) -> Any:
     """Fine-tunes a model on a data set, as `razorctl finetune` does, and returns its result.
 
     The result has the keys of `finetune --json`, and a table with curves in a notebook. Progress is
-    shown unless `progress` is False. The model is in `result["run_dir"]`, as timm or transformers
-    load it. Raises RazorError; an interrupted run is saved, and goes on with `resume=True`.
+    shown unless `progress` is False. `result["run_dir"]` has the model, in the format of timm or
+    transformers. Raises RazorError. `resume=True` continues an interrupted run.
 
-    With a Job, and a Recipe or None, it prepares the run and returns it: iterate to train, then
-    call its `result`. What else it takes then is in `razorctl.training.run.finetune`.
+    With a Job, and a Recipe or None, the function prepares a run and returns it: iterate over it to
+    train, then call its `result`. `razorctl.training.run.finetune` lists the other arguments.
 
     The keywords are the options of the command:
     """
     if isinstance(model, Job):
         from razorctl.training import run
 
-        more = words if progress is True else {**words, "progress": progress}
-        return run.finetune(model, *(() if dataset is None else (dataset,)), **more)
+        if progress is not True:
+            words["progress"] = progress
+        if dataset is None:
+            return run.finetune(model, **words)
+        return run.finetune(model, dataset, **words)
     given = {"model": model, "dataset": dataset, **words}
     with hide_messages(unless=progress):
-        found = _call(finetuning.finetune, finetuning.run_finetune, given)
-    return Result.of_run(found)
+        document = _call(finetuning.finetune, finetuning.run_finetune, given)
+    return Result.of_run(document)
 
 
 @overload
@@ -207,16 +214,16 @@ def plan(
     progress: bool = True,
     **words: Any,
 ) -> Result: ...
-@_as(planning.plan)
+@_with_keywords_of(planning.plan)
 def plan(
     model: Any = None, dataset: Any = None, recipe: Any = None, progress: bool = True, **words: Any
 ) -> Any:
     """Plans how to train a model on a data set on a card, as `razorctl plan` does.
 
     The result has the keys of `plan --json`, and in a notebook it is the table of all ways. Raises
-    NoFitError, whose `document` has the ways that were tried, if nothing fits.
+    NoFitError if nothing fits; its `document` has the ways that were tried.
 
-    With a Job and a Gpu it returns a Plan; see `razorctl.planning.plan.plan`.
+    With a Job and a Gpu the function returns a Plan; see `razorctl.planning.plan.plan`.
 
     The keywords are the options of the command:
     """
@@ -229,25 +236,25 @@ def plan(
         return Result.of_plan(_call(planning.plan, planning.run_plan, given))
 
 
-@_as(comparing.compare)
+@_with_keywords_of(comparing.compare)
 def compare(*what: str | os.PathLike[str], progress: bool = True, **words: Any) -> Result:
     """Compares methods on a model and a data set, or finished runs, as `razorctl compare` does.
 
     what: the model and the data set, or directories of runs and comparisons. The result has the
-    keys of `compare --json`, and in a notebook the table, and the plots of the report. A run that
-    fails has its error in its row.
+    keys of `compare --json`, and in a notebook it is the table with the plots of the report. The
+    row of a run that fails has its error.
 
     The keywords are the options of the command:
     """
     with hide_messages(unless=progress):
         given = {"what": [os.fspath(each) for each in what], **words}
-        found = _call(comparing.compare, comparing.run_compare, given)
+        runs = _call(comparing.compare, comparing.run_compare, given)
         if words.get("html") is not None:
-            comparing.write_report(Path(words["html"]), found, words.get("target"))
-    return Result.of_comparison(found)
+            comparing.write_report(Path(words["html"]), runs, words.get("target"))
+    return Result.of_comparison(runs)
 
 
-@_as(profiling.profile)
+@_with_keywords_of(profiling.profile)
 def profile(
     model: Any,
     dataset: Any = None,
@@ -257,17 +264,17 @@ def profile(
     progress: bool = True,
     **words: Any,
 ) -> Result:
-    """Profiles a training step of a model by its name, or the bytes of any nn.Module.
+    """Profiles a training step of a model by its name, or the bytes that any nn.Module keeps.
 
-    By its name, as `razorctl profile` does: the result has the keys of `profile --json`, and in a
-    notebook it is the tables of bytes by module, and of times.
+    With a name, as `razorctl profile` does: the result has the keys of `profile --json`, and in a
+    notebook it is the tables of bytes by module and of times.
 
-    Of an nn.Module, `profile(model, inputs)` gives what each module keeps for backward: by the
-    recipe of a model that is sparsified, or as `sparsify` would make it, and in full. It is traced,
-    and nothing is run or changed. Inputs are a tensor, a tuple of arguments or a mapping of
-    keywords, real or on the meta device. Keywords are then a `recipe` or its settings, the
-    `precision` of a step under autocast, and `forward`, a function of the model and the inputs that
-    runs it, and may compute a loss.
+    With an nn.Module, `profile(model, inputs)` traces what each module keeps for backward: in full,
+    and by the recipe of a sparsified model, or by the recipe that `sparsify` would apply. The model
+    is neither run nor changed. Inputs are a tensor, a tuple of arguments or a mapping of keywords,
+    real or on the meta device. The keywords are then a `recipe` or its settings, the `precision` of
+    autocast, and `forward`, a function of the model and the inputs that runs the model and may
+    compute a loss.
 
     The keywords are the options of the command:
     """
@@ -284,6 +291,6 @@ def profile(
     inputs = dataset if inputs is None else inputs
     if not isinstance(model, nn.Module):
         raise UsageError(f"{type(model).__name__} is neither the name of a model nor an nn.Module.")
-    own = partial(profiling.profile_module, net=model, inputs=inputs, forward=forward)
+    run = partial(profiling.profile_module, net=model, inputs=inputs, forward=forward)
     with hide_messages(unless=progress):
-        return Result.of_profile(_call(profiling.profile, own, words))
+        return Result.of_profile(_call(profiling.profile, run, words))

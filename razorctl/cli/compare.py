@@ -8,41 +8,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from razorctl.cli.options import OF_DATA, Device, Json, evaluation_option, option, with_options
+from razorctl.cli.options import (
+    DATA_SETTINGS,
+    Device,
+    Json,
+    evaluation_option,
+    option,
+    with_options,
+)
 from razorctl.cli.settings import Call, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
-# Imported here is what --help needs, and the rest in the functions below.
+# What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
     from razorctl.training.comparing.comparison import Comparison
     from razorctl.training.comparing.grid import Grid
 
-OF_JOB = (
-    "steps",
-    "epochs",
-    "input_size",
-    "batch_size",
-    "precision",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "evaluate_every",
-    "compile",
-    "cuda_graphs",
-    *OF_DATA,
+JOB_SETTINGS = (
+    *("steps", "epochs", "input_size", "batch_size", "precision", "optimizer", "learning_rate"),
+    *("weight_decay", "evaluate_every", "compile", "cuda_graphs"),
+    *DATA_SETTINGS,
 )
 METHODS = "full,checkpoint,backrazor,prebackrazor++,razor"
-OF_VIEW = {"what", "target", "json", "csv", "html"}  # parameters that also apply to finished runs
-
-
+VIEWING = {"what", "target", "json", "csv", "html"}  # parameters that also apply to finished runs
 FIRST = (
     *("methods", "seeds", "ratio", "budget", "steps", "epochs"),
     *("out", "resume", "html", "csv", "json"),
 )
 
 
-@with_options("ratio", *OF_JOB, first=FIRST, planned=False)
+@with_options("ratio", *JOB_SETTINGS, first=FIRST, planned=False)
 def compare(
     ctx: typer.Context,
     what: Annotated[
@@ -54,13 +50,13 @@ def compare(
         ),
     ],
     methods: Annotated[
-        str, option(help="Names of methods, or of baselines: see below.", metavar="NAMES")
+        str, option(help="Names of methods or baselines (see below).", metavar="NAMES")
     ] = METHODS,
     seeds: Annotated[int, option(help="Runs of each method.", metavar="N")] = 1,
     budget: Annotated[
         str | None,
         option(
-            help="Time of training for all runs together, such as 10m, instead of --steps.",
+            help="Training time of all runs together, such as 10m, instead of --steps.",
             default="none",
             metavar="TIME",
         ),
@@ -91,39 +87,40 @@ def compare(
 
         razorctl compare vit-b16 ./photos --methods full,razor --html report.html
 
-    Each directory is that of a run or of a comparison. Every method and seed is
-    run by `finetune` in its own process; the row of a run that fails shows the
-    error. Only the ratio of a recipe can be set: every other setting is the
+    Each DIR is the directory of a run or of a comparison. Every method and seed
+    is run by `finetune` in its own process; if a run fails, its row shows the
+    error. Only the ratio of a recipe can be set; every other setting is the
     method's default.
 
-    Baselines are names too. full-stored and full-flash are full with stored or
-    flash attention; accumulate is full with the fewest micro-batches that bring
-    its peak to razor's or below; full-compiled is full with --compile, and
-    activation-memory-budget keeps a tenth of the activations then. razor-compiled,
-    razor-checkpoint (--activation-checkpointing), razor-lora (--lora),
-    razor-branches (half of the residual branches in a step) and
-    razor-int8-forward are razor with these.
+    Baselines are methods with other settings: full-stored and full-flash are full
+    with stored or flash attention. accumulate is full with the fewest
+    micro-batches that bring its peak to razor's or below. full-compiled is full
+    with --compile, and activation-memory-budget is that with a tenth of the
+    activations kept. razor-compiled, razor-checkpoint
+    (--activation-checkpointing), razor-lora (--lora), razor-branches (half of the
+    residual branches in a step) and razor-int8-forward are razor with one more
+    option.
 
-    --budget gives every run as much time of training: a few steps of each method
+    --budget gives every run the same training time; a few steps of each method
     are timed first. --html writes all figures, plots and commands to one file,
-    which needs no network; with --resume the file is replaced.
+    which needs no network; with --resume it replaces an existing file.
     """
     if json and csv:
         raise UsageError("json and csv cannot both be printed; give one of them.")
-    found = run_compare(
-        ctx, what, methods, seeds, budget, target, device, out, resume, html, **flags
-    )
+    given: dict[str, Any] = {"methods": methods, "seeds": seeds, "budget": budget, "target": target}
+    given |= {"device": device, "out": out, "resume": resume, "html": html}
+    runs = run_compare(ctx, what, **given, **flags)
     try:
         if html is not None:
-            write_report(html, found, target)
+            write_report(html, runs, target)
     finally:
-        _print(found.document, json, csv)
-    raise typer.Exit(found.comparison.exit_code)
+        _print(runs.document, json, csv)
+    raise typer.Exit(runs.comparison.exit_code)
 
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """What `compare` found, and the directories that it is in."""
+    """The result of `compare`, and the directories of its runs."""
 
     document: dict[str, Any]
     comparison: "Comparison"
@@ -143,18 +140,18 @@ def run_compare(
     html: Path | None = None,
     **flags: Any,
 ) -> ComparedRuns:
-    """Compares as `compare` says; a report in `html` has its room, and is not written yet."""
+    """Compares as `compare` does; checks that `html` can be written, and does not write it."""
     _check(target, html, resume)
-    found, directories = _finished(ctx, what), [Path(name) for name in what]
-    if found is None:
+    comparison, directories = _finished(ctx, what), [Path(name) for name in what]
+    if comparison is None:
         options = {"seeds": seeds, "device": device, "out": out, "resume": resume}
-        grid = _run(ctx, what, methods.split(","), flags, options, budget)
-        found, directories = grid.comparison, [grid.out]
-    return ComparedRuns(_document(found, target), found, directories)
+        grid = _run_grid(ctx, what, methods.split(","), flags, options, budget)
+        comparison, directories = grid.comparison, [grid.out]
+    return ComparedRuns(_document(comparison, target), comparison, directories)
 
 
 def _check(target: float | None, html: Path | None, resume: bool) -> None:
-    """Raises UsageError for what cannot be shown."""
+    """Raises UsageError for a target or a report that cannot be."""
     if target is not None and not target > 0:
         raise UsageError(f"target {target:g} is not above 0; give an accuracy such as 0.95.")
     if html is not None:
@@ -163,13 +160,15 @@ def _check(target: float | None, html: Path | None, resume: bool) -> None:
         atomic.check_room(html, "--html", replace=resume)
 
 
-def _document(found: "Comparison", target: float | None) -> dict[str, Any]:
-    """The document of a comparison; raises UsageError for a target that no figure has."""
+def _document(comparison: "Comparison", target: float | None) -> dict[str, Any]:
+    """The document of a comparison; raises UsageError for a target that its metric cannot have."""
     from razorctl.training.comparing import figures
 
-    document = figures.document(found, target)
+    document = figures.document(comparison, target)
     if target is not None and target > 1 and document["metric"] != "perplexity":
-        raise UsageError(f"target {target:g} is above 1; {document['metric']} is a share, as 0.95.")
+        raise UsageError(
+            f"target {target:g} is above 1; {document['metric']} is a share, like 0.95."
+        )
     return document
 
 
@@ -184,18 +183,19 @@ def _print(document: dict[str, Any], json: bool, csv: bool) -> None:
         view.show(document)
 
 
-def write_report(html: Path, found: ComparedRuns, target: float | None) -> None:
-    """Writes the report of what is in the directories; raises UsageError if it cannot be."""
+def write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
+    """Writes the report of a comparison; raises UsageError if it cannot be written."""
     from razorctl.cli.views import report
     from razorctl.training.comparing import comparison
 
-    grids = [comparison.repeating(each) for each in found.directories if comparison.is_grid(each)]
-    words = ["razorctl", "compare", *map(str, found.directories)]
-    words += [] if target is None else ["--target", f"{target:g}"]
+    grids = [comparison.repeating(each) for each in runs.directories if comparison.is_grid(each)]
+    words = ["razorctl", "compare", *map(str, runs.directories)]
+    if target is not None:
+        words += ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
     commands = [("All runs again", grids), ("This report again", [again])]
     try:
-        report.write(html, found.document, found.comparison, commands)
+        report.write(html, runs.document, runs.comparison, commands)
     except OSError as error:
         raise UsageError(
             f"cannot write {html} ({error.strerror}), but the runs are kept; make room, then "
@@ -211,24 +211,24 @@ def _finished(ctx: Call, what: list[str]) -> "Comparison | None":
     """
     from razorctl.training.comparing import comparison
 
-    there = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
-    if all(there):
-        for name in (name for name in ctx.params if name not in OF_VIEW):
+    exist = [comparison.is_run(Path(name)) or comparison.is_grid(Path(name)) for name in what]
+    if all(exist):
+        for name in (name for name in ctx.params if name not in VIEWING):
             source = ctx.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 raise UsageError(
                     f"{name.replace('_', ' ')} does not apply to finished runs; leave it out."
                 )
         return comparison.of_directories(map(Path, what))
-    if len(what) != 2 or any(there):
+    if len(what) != 2 or any(exist):
         raise UsageError(
-            f"{what[there.index(False)]} is not the directory of a run or a comparison; name "
+            f"{what[exist.index(False)]} is not the directory of a run or a comparison; name "
             "either MODEL and DATASET, or only such directories."
         )
     return None
 
 
-def _run(
+def _run_grid(
     ctx: Call,
     what: list[str],
     methods: list[str],
@@ -236,9 +236,9 @@ def _run(
     options: dict[str, Any],
     budget: str | None,
 ) -> "Grid":
-    """Runs the methods on a model and a data set; `options` are arguments of `Grid`."""
+    """Runs the methods on a model and a data set; `options` are keywords of `Grid`."""
     if options["resume"] and options["out"] is None:
-        raise UsageError("there is nothing to resume; name the comparison with --out.")
+        raise UsageError("there is nothing to resume; name a comparison with --out.")
     from razorctl.cli import effects, planning
     from razorctl.ops.cpu import build
     from razorctl.recipe import Recipe
@@ -256,5 +256,5 @@ def _run(
         grid = Grid(job, methods, ratio=settings.given.get("ratio", Recipe.ratio), **options)
     effects.note_settings(ctx, *grid.commands.recipes.values())
     effects.note_settings(ctx, grid.commands.resolved)
-    progress.compare(grid)
+    progress.run_grid(grid)
     return grid

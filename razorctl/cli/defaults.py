@@ -1,4 +1,4 @@
-"""The settings of training that a run takes where none are given, and where each comes from."""
+"""The default training settings of a model on a data set, and the source of each."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from typing import Any
 from razorctl import data, models
 from razorctl.job import BY_ROWS, GENERAL, Job
 
-# Fields of a job that training depends on, in the order in which they are shown.
+# Fields of a job that are shown, in this order.
 SETTINGS = (
     *("batch_size", "epochs", "steps", "optimizer", "learning_rate", "weight_decay", "momentum"),
     *("layer_decay", "warmup_steps", "clip_norm", "evaluate_every", "patience", "metric"),
@@ -16,15 +16,15 @@ SETTINGS = (
 
 
 def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
-    """The defaults of a model for a data set, None is the usual one: setting, value, from.
+    """The defaults of a model on a data set, or on its usual data set: setting, value, from.
 
-    rows: the training examples; None if only tokenizing or streaming tells them, and then so are
-    the values that depend on them. from: `model`, `data` or `general`. Raises what `data.pair`
-    raises.
+    `rows` of the document are the training examples. They and the values that depend on them are
+    None if only tokenizing or streaming tells their number. `from` is `model`, `data` or `general`.
+    Raises what `data.pair` raises.
     """
     if dataset is None:
-        known = models.named(model)
-        dataset = data.usual(known.tasks[0], known.modality)
+        entry = models.named(model)
+        dataset = data.usual(entry.tasks[0], entry.modality)
     job = Job(model, dataset)
     family, source = data.pair(job)
     rows = source.train_examples
@@ -43,7 +43,7 @@ def defaults_of(model: str, dataset: str | None) -> dict[str, Any]:
 def _origin(
     name: str, values: Mapping[str, Any], family: models.Model, own: Mapping[str, Any]
 ) -> str:
-    """Where a value comes from; own: the model's defaults, whatever the data."""
+    """The source of a value; own: the model's defaults for any data."""
     by_optimizer = family.defaults.get(values["optimizer"].removesuffix("8bit"), {})
     if name == "metric":
         return "data"

@@ -13,7 +13,7 @@ def doctor(json: Json = False) -> None:
     """Check this machine: versions, GPUs, kernels, folders and the hub.
 
     Kernels and attention run on a small model. The exit code is 1 if something
-    does not work; what works, but not as well as it could, is noted.
+    does not work. A note marks what works, but not as well as it could.
     """
     with views.status("loading PyTorch") as at:
         from razorctl.training.doctor import diagnose

@@ -17,7 +17,7 @@ from razorctl.recipe import Recipe
 if TYPE_CHECKING:
     from razorctl.rules.base import Rule
 
-# Settings of linear layers that a method swaps -> the start of a note.
+# Settings of swapped linear layers -> the start of a note.
 INT8 = {
     "int8_weight_grad": "int8 weight gradients do",
     "int8_input_grad": "int8 input gradients do",
@@ -26,9 +26,9 @@ INT8 = {
 
 
 def note_settings(ctx: Call, *settings: Recipe | Job) -> None:
-    """Prints a note for each setting that the user gave and that does nothing in all `settings`.
+    """Prints a note for each setting that the user gave and that has no effect in all `settings`.
 
-    A default value in a file does not count as given: a run's config.toml contains all defaults.
+    A default value in a file does not count as given: a run's config.toml has all defaults.
     """
     defaults = {field.name: field.default for field in (*fields(Job), *fields(Recipe))}
     given = {name for name, value in (ctx.obj or {}).items() if value != defaults[name]}
@@ -43,22 +43,23 @@ def note_settings(ctx: Call, *settings: Recipe | Job) -> None:
 
 
 def note_variables(commands: Iterable[Any]) -> None:
-    """Prints a note for each RAZORCTL_ variable of the environment that is of no command."""
+    """Prints a note for each RAZORCTL_ variable that no command reads."""
     options = (o for c in commands for o in c.params if o.param_type_name == "option")
-    prefix, known = f"{PREFIX}_", {"kernels"}  # of ops.kernels
+    prefix, names = f"{PREFIX}_", {"kernels"}  # RAZORCTL_KERNELS is of ops.kernels
     for each in options:
-        own = each.envvar.removeprefix(prefix).lower() if isinstance(each.envvar, str) else None
-        known |= {name for name in (each.name, own) if name}
+        names.add(each.name)
+        if isinstance(each.envvar, str):
+            names.add(each.envvar.removeprefix(prefix).lower())
     for variable in sorted(os.environ):
         name = variable.removeprefix(prefix).lower()
-        if variable.startswith(prefix) and name not in known:
-            views.note(f"{variable} does nothing: {unknown('setting', name, known)}")
+        if variable.startswith(prefix) and name not in names:
+            views.note(f"{variable} does nothing: {unknown('setting', name, names)}")
 
 
 def without_effect(given: Collection[str], settings: Recipe | Job) -> list[str]:
-    """A sentence for each field named in `given` that does nothing in `settings`."""
-    found = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
-    return [sentence for name, sentence in found if name in given]
+    """A sentence for each field named in `given` that has no effect in `settings`."""
+    notes = _of_recipe(settings) if isinstance(settings, Recipe) else _of_job(settings)
+    return [sentence for name, sentence in notes if name in given]
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,8 @@ from razorctl.cli.options import (
     DATASET,
     Batch,
     Device,
-    Finished,
     Json,
+    RunArgument,
     Weights,
     option,
     with_options,
@@ -20,7 +20,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import evaluate as view
 from razorctl.errors import UsageError
 
-# Imported here is what --help needs, and the rest in the functions below.
+# What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
     from razorctl.job import Job
 
@@ -30,16 +30,13 @@ COLUMNS = ("image_column", "text_column", "label_column", "skip_bad")
 @with_options(*COLUMNS, first=("split", "weights", "batch_size", "device", "json"))
 def evaluate(
     ctx: typer.Context,
-    run: Finished,
-    dataset: Annotated[
-        str | None,
-        DATASET,
-    ] = None,
+    run: RunArgument,
+    dataset: Annotated[str | None, DATASET] = None,
     split: Annotated[
         str | None,
         option(
             help="Split to evaluate.",
-            default="of the run's data the one it was evaluated on",
+            default="the one that the run was evaluated on",
             metavar="NAME",
         ),
     ] = None,
@@ -53,13 +50,13 @@ def evaluate(
 
         razorctl evaluate runs/photos
 
-    Without DATASET the rows are those that the run itself was evaluated on: its
-    test or validation split, or the rows that were put aside. Of DATASET it takes
-    the test split, or else the validation split, or all rows if there are no
-    splits. Labels are matched to the classes of the run by name.
+    Without DATASET, the rows are those that the run itself was evaluated on: its
+    test or validation split, or the rows that were held out. With DATASET, they
+    are its test split, else its validation split, else all its rows. Labels are
+    matched to the classes of the run by name.
 
-    The weights are the best of the run, by its evaluations during training.
-    With --weights last the figures are those of its result.json.
+    The weights are the best ones of the run, by its evaluations during training.
+    --weights last gives the figures of the run's result.json.
     """
     from razorctl import data
     from razorctl.cli import progress
@@ -70,7 +67,7 @@ def evaluate(
     columns = {name: given[name] for name in COLUMNS if name in given}
     if dataset is None and columns:
         flag = next(iter(columns)).replace("_", "-")
-        raise UsageError(f"--{flag} says how DATASET is read; name DATASET, or leave it out.")
+        raise UsageError(f"--{flag} is for reading DATASET; name DATASET, or leave it out.")
     _, job = run_files.finished_run(run)
     wanted = _job(job, dataset or job.dataset, columns)
     with views.status(f"loading {wanted.dataset}") as at:
@@ -81,17 +78,17 @@ def evaluate(
         at(f"loading {run}")
         from razorctl.training.predicting import inference
 
-        found = inference.load(
+        model = inference.load(
             run, weights=weights, device=device, batch_size=given.get("batch_size")
         )
     if dataset is not None and data.place(dataset) == job.dataset and rows.split is None:
         views.note(
-            f"{dataset} is what {run} was trained on; leave it out to evaluate on what was put "
-            "aside."
+            f"{run} was trained on {dataset}; leave it out to evaluate on the rows that were held "
+            "out."
         )
-    view.skipped(rows.skipped)
-    with progress.counting(f"evaluating {found.weights}", count(rows.rows)) as done:
-        result = inference.evaluation_document(found, rows, wanted.dataset, done)
+    view.note_skipped(rows.skipped)
+    with progress.count_rows(f"evaluating {model.weights}", count(rows.rows)) as done:
+        result = inference.evaluation_document(model, rows, wanted.dataset, done)
     if json:
         views.print_json(result)
     else:
@@ -100,6 +97,6 @@ def evaluate(
 
 def _job(job: "Job", dataset: str, columns: dict[str, Any]) -> "Job":
     """The job of a run with other data."""
-    plain = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
-    plain |= {"validation": None, "split": None, "streaming": False}
-    return replace(job, dataset=dataset, **{**plain, **columns})
+    default = {"image_column": None, "text_column": None, "label_column": None, "skip_bad": False}
+    default |= {"validation": None, "split": None, "streaming": False}
+    return replace(job, dataset=dataset, **{**default, **columns})

@@ -1,6 +1,7 @@
 """`razorctl finetune`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ from razorctl.cli.settings import Call, call_settings, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
-# Imported here is what --help needs, and the rest in the functions below.
+# What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
     from razorctl.job import Job
     from razorctl.recipe import Recipe
@@ -51,13 +52,13 @@ def finetune(
     resume: Annotated[
         bool,
         option(
-            "--resume", help="Go on in --out, or start there if nothing is saved yet.", metavar=""
+            "--resume", help="Continue the run in --out, or start there if it is new.", metavar=""
         ),
     ] = False,
     tracker: Annotated[
         list[str] | None,
         evaluation_option(
-            help="What gets losses and figures; may be repeated.",
+            help="Tracker of losses and metrics; may be repeated.",
             default="none",
             metavar="[tensorboard|trackio|wandb]",
         ),
@@ -69,24 +70,23 @@ def finetune(
 
         razorctl finetune vit-b16 ./photos --out runs/photos
 
-    The directory gets config.toml, metrics.jsonl and, at the end, the model, as
-    timm or transformers load it, and result.json. Settings that are not given
-    take the measured defaults of the model and the method. With --vram or --gpu,
-    the run is planned first, and on CUDA its memory is limited to the plan's.
-    --plan runs the plan in a file.
-    Without these options and without a recipe, the run is planned for the CUDA
-    card it runs on, if there is one. The precision on CUDA is bf16, or fp16 on
-    older cards.
+    The run directory gets config.toml, metrics.jsonl and, at the end, result.json
+    and the model in the format of timm or transformers. Settings that are not
+    given have the measured defaults of the model and the method.
 
-    A run that was stopped, by Ctrl-C or in any other way, goes on with --resume
-    --out DIR from its newest checkpoint, and ends with the same weights. MODEL,
-    DATASET and settings may then be left out.
+    With --vram or --gpu, the run is planned first, and on CUDA its memory is
+    limited to the plan's. --plan runs the plan in a file. Without these options
+    and without a recipe, the run is planned for the CUDA card it runs on, if
+    there is one. The precision on CUDA is bf16, or fp16 on older cards.
 
-    Started by torchrun, its processes share each batch; README.md has the
-    command line.
+    After Ctrl-C or any other end, --resume --out DIR continues a run from its
+    newest checkpoint, to the same weights. MODEL, DATASET and settings may then
+    be left out.
 
-    Trackers get losses, rates and evaluations. TensorBoard and wandb write into
-    the run directory; WANDB_MODE=offline keeps all there.
+    Under torchrun, the processes share each batch; README.md shows the command.
+
+    Trackers get losses, learning rates and evaluations. TensorBoard and wandb
+    write into the run directory; with WANDB_MODE=offline nothing leaves it.
     """
     from razorctl.cli.views import finetune as view
 
@@ -109,34 +109,43 @@ def run_finetune(
     quiet: bool = False,
     **flags: Any,
 ) -> dict[str, Any]:
-    """Trains as `finetune` says; the result of the run, none but in the first process.
+    """Trains as `finetune` does; returns the result, which is empty in all but the first process.
 
-    quiet: print no note on the card that a plan is for.
+    quiet: print no note on the card of a plan.
     """
     from razorctl.ops.cpu import build
 
     with processes.connected(device):
         build.start(device)
         settled = processes.of_first(
-            lambda: _settle(ctx, flags, plan, recipe, device, out, resume, tracker or (), quiet)
+            lambda: _settle(
+                ctx,
+                flags,
+                plan=plan,
+                recipe=recipe,
+                device=device,
+                out=out,
+                resume=resume,
+                tracker=tracker or (),
+                quiet=quiet,
+            )
         )
-        return settled if isinstance(settled, dict) else _run(ctx, *settled, device, resume)
+        return settled if isinstance(settled, dict) else _run(ctx, settled, device, resume)
 
 
-Settled = tuple["Job", "Recipe", dict[str, Any] | None, Path, Sequence[str]]
+@dataclass(frozen=True)
+class _Settled:
+    """All that a run is made of; `plan` is the document of its plan, if it is planned."""
+
+    job: "Job"
+    recipe: "Recipe"
+    plan: dict[str, Any] | None
+    out: Path
+    trackers: Sequence[str]
 
 
-def _run(
-    ctx: Call,
-    job: "Job",
-    recipe: "Recipe",
-    plan: dict[str, Any] | None,
-    out: Path,
-    trackers: Sequence[str],
-    device: str | None,
-    resume: bool,
-) -> dict[str, Any]:
-    """The result of a run that is trained here; none but in the first process."""
+def _run(ctx: Call, settled: _Settled, device: str | None, resume: bool) -> dict[str, Any]:
+    """Trains, and returns the result, which is empty in all but the first process."""
     from razorctl.cli import effects, progress
     from razorctl.training.threads import Threads
 
@@ -144,11 +153,11 @@ def _run(
         from razorctl.training import run as trainer
 
         run = trainer.finetune(
-            job,
-            recipe,
-            out=out,
+            settled.job,
+            settled.recipe,
+            out=settled.out,
             device=device,
-            plan=plan,
+            plan=settled.plan,
             progress=at,
             resume=resume,
             settle=threads.settle,
@@ -157,13 +166,16 @@ def _run(
         return run
 
     with Threads() as threads:
-        run = progress.train(prepare, job, recipe, out, device, trackers)
+        run = progress.train(
+            prepare, settled.job, settled.recipe, settled.out, device, settled.trackers
+        )
     return run.result() if processes.first() else {}
 
 
 def _settle(
     ctx: Call,
     flags: dict[str, Any],
+    *,
     plan: Path | None,
     recipe: str | None,
     device: str | None,
@@ -171,32 +183,32 @@ def _settle(
     resume: bool,
     tracker: Sequence[str],
     quiet: bool,
-) -> Settled | dict[str, Any]:
-    """The job, recipe, plan's document, directory and trackers, or a finished run's result."""
+) -> _Settled | dict[str, Any]:
+    """Settles what is run; returns the result instead if that run is finished."""
     from razorctl.cli import effects, planning, resuming
     from razorctl.training import rundir
     from razorctl.training import trackers as tracking
 
-    begun = resuming.settle_by_run(out, call_settings(ctx, flags, recipe), plan) if resume else None
-    if (
-        begun is not None
-        and out is not None
-        and (result := resuming.finished_result(out)) is not None
-    ):
-        views.say(f"{out} holds a finished run")
-        return result
+    earlier = None
+    if resume:
+        earlier = resuming.settle_by_run(out, call_settings(ctx, flags, recipe), plan)
+    if earlier is not None and out is not None:
+        result = resuming.finished_result(out)
+        if result is not None:
+            views.say(f"{out} holds a finished run")
+            return result
     trackers = tracking.check_trackers(tracker, out if resume else None)
     if plan is not None and recipe is not None:
         raise UsageError(f"{plan} already sets the recipe; leave --recipe out, or plan again.")
     settings = given_settings(ctx, flags, recipe)
     if processes.count() > 1 and "processes" not in settings.given:
         settings = settings.but(processes=processes.count())
-    if begun is not None:
-        job, chosen, document = begun
+    if earlier is not None:
+        job, chosen, document = earlier
     elif plan is not None:
         job, chosen, document = planning.settle_by_file(plan, flags, device)
     else:
         job, chosen, document = planning.settle(settings, device, quiet=quiet)
     effects.note_settings(ctx, chosen)
     directory = rundir.choose(out, job.model, job.dataset, chosen.method, resume=resume)
-    return job, chosen, document, directory, trackers
+    return _Settled(job, chosen, document, directory, trackers)

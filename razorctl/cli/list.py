@@ -19,8 +19,8 @@ def list_names(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="models, datasets, methods, gpus or recipes: show these in full. Or defaults, "
-            "with a model and a data set.",
+            help="models, datasets, methods, gpus or recipes, to show in full; or defaults, with a "
+            "model and a data set.",
         ),
     ] = None,
     model: Annotated[
@@ -34,7 +34,7 @@ def list_names(
     dataset: Annotated[
         str | None,
         typer.Argument(
-            help="Data set that they are for; without it the usual one of the model.",
+            help="Data set of the defaults; without it, the model's usual one.",
             autocompletion=completion("data sets"),
             metavar="DATASET",
         ),
@@ -45,12 +45,12 @@ def list_names(
 
         razorctl list models
 
-    With defaults MODEL DATASET: all settings of training that a run takes where
-    none are given, and where each comes from.
+    defaults MODEL DATASET shows the default training settings of the model on the
+    data set, and where each comes from.
     """
     if kind == DEFAULTS:
         if model is None:
-            raise UsageError("no model is named; name one: list defaults vit-micro digits.")
+            raise UsageError("list defaults needs a model, as in: list defaults vit-micro digits.")
         from razorctl.cli import defaults, planning  # imported here: models slow --help
 
         with planning.lookup_status(model):

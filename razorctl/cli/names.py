@@ -1,4 +1,4 @@
-"""The names a user can type, for `list` and for shell completion."""
+"""The names that a user can type, for `list` and for shell completion."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from razorctl.methods import METHODS
 
 
 def all_names() -> dict[str, dict[str, str]]:
-    """The known names: group -> name -> summary."""
+    """All names: group -> name -> summary."""
     from razorctl import data, models
     from razorctl.planning import gpus
 

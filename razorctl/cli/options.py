@@ -1,9 +1,9 @@
 """The options that commands share: each has a setting, a help text and a panel.
 
 `JOB` and `RECIPE` map fields of `Job` and `Recipe` to an option of the field's type; `PLANNING`
-holds the options that say what to plan for. No option has a default: one that is not given is
-None, and the dataclass, the model or the method supplies the value, which the help names. What an
-option takes is a noun in capitals, or its choices.
+has the options that say what to plan for. An option that is not given is None: its default comes
+from the dataclass, the model or the method, and the help names it. A metavar is a noun in capitals,
+or the choices.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,10 +31,10 @@ Command = Callable[..., None]
 plan_option = partial(option, rich_help_panel="Planning")
 _recipe_option = partial(option, rich_help_panel="Recipe")
 _optimizer_option = partial(option, rich_help_panel="Optimizer")
-_learning_option = partial(option, rich_help_panel="What is learned")
+_learning_option = partial(option, rich_help_panel="Training")
 evaluation_option = partial(option, rich_help_panel="Evaluations and checkpoints")
 machine_option = partial(option, rich_help_panel="Machine")
-_data_option = partial(option, rich_help_panel="Data of one's own")
+_data_option = partial(option, rich_help_panel="Your own data")
 BY_MODEL, BY_METHOD = "by model", "by method"
 
 
@@ -50,27 +50,26 @@ def _batch_size(text: str) -> int | str:
 def _typed(kind: type[Any], **infos: Any) -> dict[str, Any]:
     """Field name -> the field's type annotated with its option, for the fields in `infos`.
 
-    The help of an option has the field's default, unless it names one already.
+    The help of an option ends with the field's default, if it has one.
     """
     table: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name not in infos:
-            continue
-        info: Any = infos[field.name]
+    kinds = {field.name: field for field in fields(kind)}
+    for name, info in infos.items():
+        field = kinds[name]
         plain: Any = field.type
         if get_origin(plain) is Literal:
-            # The dataclass checks choices itself: its error also names the nearest one.
+            # The dataclass checks choices: its error names the nearest one.
             info.metavar, plain = choices(get_args(plain)), str
         if field.default is not MISSING and field.default is not None:
             info.help += escape(f" [default: {_shown(field.default)}]")
         if info.metavar is None:
             info.metavar = "" if plain in (bool, bool | None) else "N"
-        table[field.name] = Annotated[plain | None, info]
-    return {name: table[name] for name in infos}
+        table[name] = Annotated[plain | None, info]
+    return table
 
 
 def choices(names: Iterable[str]) -> str:
-    """The metavar of an option that takes one of these."""
+    """The metavar of an option that takes one of the names."""
     return f"[{'|'.join(names)}]"
 
 
@@ -86,7 +85,7 @@ MODEL = typer.Argument(
     autocompletion=completion("models"),
 )
 DATASET = typer.Argument(
-    help="Name of a data set, hf:ORG/NAME, or a folder or table of one's own.",
+    help="Name of a data set, hf:ORG/NAME, or a folder or table of your own.",
     metavar="DATASET",
     autocompletion=completion("data sets"),
 )
@@ -97,7 +96,7 @@ JOB = _typed(
     epochs=_learning_option(help="Passes over the data, instead of --steps.", default=BY_MODEL),
     steps=_learning_option(help="Optimizer steps.", default=BY_MODEL),
     batch_size=_learning_option(
-        help="Examples in a step; auto is the most that a plan allows in one pass.",
+        help="Examples in a step; auto: as many as fit the card in one pass.",
         default=BY_MODEL,
         parser=_batch_size,
         metavar="[N|auto]",
@@ -111,54 +110,52 @@ JOB = _typed(
     ),
     optimizer=_optimizer_option(
         "--optimizer",
-        help="The optimizer; adamw8bit keeps its state in 8 bits.",
+        help="Optimizer; adamw8bit keeps its state in 8 bits.",
         default=BY_MODEL,
         metavar=choices(get_args(OptimizerName)),
     ),
     weight_decay=_optimizer_option(
-        help="Weight decay, which biases and norms do without.", default=BY_MODEL, metavar="RATE"
+        help="Weight decay, of all but biases and norms.", default=BY_MODEL, metavar="RATE"
     ),
     layer_decay=_optimizer_option(
         help="Factor of the learning rate per layer below the last.", metavar="FACTOR"
     ),
     momentum=_optimizer_option(help="Momentum of SGD.", metavar="FACTOR"),
-    warmup_steps=_optimizer_option(
-        help="Steps in which the learning rate rises.", default=BY_MODEL
-    ),
-    clip_norm=_optimizer_option(help="Largest norm of the gradient.", metavar="NORM"),
-    optimizer_in_backward=_optimizer_option(help="Update each weight once its gradient is there."),
-    weights=_optimizer_option(help="Dtype of the weights; bf16 is rounded at random."),
-    task=_learning_option(help="What to learn.", default="the data set's", metavar=choices(TASKS)),
+    warmup_steps=_optimizer_option(help="Steps of rising learning rate.", default=BY_MODEL),
+    clip_norm=_optimizer_option(help="Norm that the gradient is clipped to.", metavar="NORM"),
+    optimizer_in_backward=_optimizer_option(help="Update a weight as soon as it has a gradient."),
+    weights=_optimizer_option(help="Dtype of the weights; bf16 is rounded stochastically."),
+    task=_learning_option(help="Task.", default="the data set's", metavar=choices(TASKS)),
     input_size=_learning_option(
-        help="Pixels of an image's side, or tokens of a text.", default="the model's"
+        help="Side of an image in pixels, or tokens of a text.", default="the model's"
     ),
     augment=_learning_option(
-        help="Of training images; crop flips too, rand is RandAugment.",
+        help="Augmentation of images; crop also flips, rand is RandAugment.",
         default=BY_MODEL,
         metavar=choices(AUGMENT),
     ),
-    mixup=_learning_option(help="Alpha of mixup; 0 is none.", metavar="ALPHA"),
-    cutmix=_learning_option(help="Alpha of cutmix; 0 is none.", metavar="ALPHA"),
+    mixup=_learning_option(help="Alpha of mixup; 0 turns it off.", metavar="ALPHA"),
+    cutmix=_learning_option(help="Alpha of cutmix; 0 turns it off.", metavar="ALPHA"),
     label_smoothing=_learning_option(
         help="Share of a label spread over all classes.", metavar="SHARE"
     ),
-    from_scratch=_learning_option(help="Begin with random weights, not pretrained ones."),
-    seed=_learning_option(help="Seed of the classifier, the data order and the draws."),
+    from_scratch=_learning_option(help="Start from random weights, not from pretrained ones."),
+    seed=_learning_option(help="Seed of the classifier, the data order and all draws."),
     metric=evaluation_option(
-        help="Figure that chooses the best weights.", default="the data set's", metavar="NAME"
+        help="Metric that chooses the best weights.", default="the data set's", metavar="NAME"
     ),
     patience=evaluation_option(
-        help="Evaluations without a better one that end the run.", default=BY_MODEL
+        help="Evaluations without improvement that end the run.", default=BY_MODEL
     ),
     evaluate_every=evaluation_option(help="Steps between evaluations.", default=BY_MODEL),
     save_every=evaluation_option(help="Steps between checkpoints.", default="every evaluation"),
     keep_checkpoints=evaluation_option(help="Keep the checkpoints of a finished run."),
-    precision=machine_option(help="Precision of a step; auto is what suits the device."),
-    accumulate=machine_option(help="Micro-batches accumulated in a step."),
+    precision=machine_option(help="Precision of a step; auto: by device."),
+    accumulate=machine_option(help="Micro-batches of a step, whose gradients accumulate."),
     processes=machine_option(help="Processes that share a batch, one per GPU; torchrun sets it."),
-    strategy=machine_option(help="Of several processes: fsdp shards weights and state."),
-    strict=machine_option(help="End when a step is out of memory, not change it."),
-    compile=machine_option(help="Compile training steps, which pays off in long runs."),
+    strategy=machine_option(help="How processes share a model; fsdp shards weights and state."),
+    strict=machine_option(help="Stop if a step runs out of memory, do not adapt it."),
+    compile=machine_option(help="Compile training steps; it pays off in long runs."),
     cuda_graphs=machine_option(help="Capture forward and backward passes as CUDA graphs."),
     activation_memory_budget=machine_option(
         help="Share of activations that compiled steps keep, in (0, 1].",
@@ -166,7 +163,7 @@ JOB = _typed(
         metavar="SHARE",
     ),
     max_ratio=plan_option(
-        help="Largest ratio of a plan, and of steps out of memory.", metavar="SHARE"
+        help="Largest ratio that a plan, or a step out of memory, takes.", metavar="SHARE"
     ),
     image_column=_data_option(help="Column of image paths.", default="detected", metavar="COLUMN"),
     text_column=_data_option(
@@ -177,33 +174,34 @@ JOB = _typed(
         help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
     ),
     validation=_data_option(
-        help="Share put aside of the training rows, if there is no validation.",
+        help="Share of training rows held out if there is no such split.",
         default="0.1",
         metavar="SHARE",
     ),
-    skip_bad=_data_option(help="Leave bad rows out instead of refusing them."),
-    streaming=_data_option(help="Read rows as they come, if they fit neither memory nor disk."),
+    skip_bad=_data_option(help="Leave out bad rows, do not stop at them."),
+    streaming=_data_option(help="Read rows as needed, for data larger than memory and disk."),
 )
-OF_DATA = (
+DATA_SETTINGS = (
     *("image_column", "text_column", "label_column", "split", "validation", "skip_bad"),
     "streaming",
 )
 RECIPE = _typed(
     Recipe,
     method=_recipe_option(
-        help="Method by name; `razorctl list methods` shows them.",
+        help="Method; `razorctl list methods` shows all.",
         metavar="NAME",
         autocompletion=completion("methods"),
     ),
     ratio=_recipe_option(
-        help="Share that is pruned, in [0, 1); for razor, share of bytes.", metavar="SHARE"
+        help="Share of activations to prune, in [0, 1); for razor, of their bytes.",
+        metavar="SHARE",
     ),
     joint_budget=_recipe_option(
-        help="Share of blocks that get a gradient in a step, in (0, 1].", metavar="SHARE"
+        help="Share of parameter blocks with a gradient in a step, in (0, 1].", metavar="SHARE"
     ),
-    joint=_recipe_option(help="Blocks of the joint budget; branches suit text encoders."),
-    attention=_recipe_option(help="What attention keeps; auto is what suits the method."),
-    mean_correction=_recipe_option(help="Keep each column's mean exactly and prune only the rest."),
+    joint=_recipe_option(help="Blocks that the joint budget draws; branches suit text encoders."),
+    attention=_recipe_option(help="What attention keeps for backward; auto: by method."),
+    mean_correction=_recipe_option(help="Keep each column's mean exactly; prune the rest."),
     unbiased=_recipe_option(
         help="Scale the gradients of drawn columns and blocks by 1 / p.", default=BY_METHOD
     ),
@@ -214,20 +212,19 @@ RECIPE = _typed(
         help="Compute input gradients of linear layers in int8.", default=BY_METHOD
     ),
     int8_forward=_recipe_option(
-        help="Compute outputs of linear layers in int8 too, in training; it cost no accuracy in "
-        "fine-tuning."
+        help="Compute outputs of linear layers in int8 in training; no task lost accuracy by it."
     ),
     activation_checkpointing=_recipe_option(
-        help="Run the model's own activation checkpointing with the method."
+        help="Use the model's own activation checkpointing, too."
     ),
-    lora=_recipe_option(help="Train LoRA adapters and the classifier alone."),
+    lora=_recipe_option(help="Train only LoRA adapters and the classifier."),
 )
 PLANNING: dict[str, Any] = {
     "vram": Annotated[
         str | None,
         plan_option(
-            help="Memory that may be used, such as 11GB.",
-            default="all that is free",
+            help="Memory to use, such as 11GB.",
+            default="all free memory",
             metavar="SIZE",
         ),
     ],
@@ -243,7 +240,7 @@ PLANNING: dict[str, Any] = {
     "prefer": Annotated[
         str | None,
         plan_option(
-            help="Exact gradients alone, or approximate ones that pay, or the fastest way.",
+            help="Exact gradients only, approximate ones if they pay, or the fastest way.",
             default="balanced",
             metavar="[exact|balanced|fast]",
         ),
@@ -266,13 +263,13 @@ Preset = Annotated[
         autocompletion=completion("recipes"),
     ),
 ]
-Finished = Annotated[
+RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Directory of a finished run.", show_default=False)
 ]
 Weights = Annotated[
     str | None,
     option(
-        help="Those of the run's best or last evaluation.", default="best", metavar="[best|last]"
+        help="Weights of the run's best or last evaluation.", default="best", metavar="[best|last]"
     ),
 ]
 Batch = Annotated[
@@ -281,7 +278,7 @@ Batch = Annotated[
 Device = Annotated[
     str | None,
     machine_option(
-        help="Where it runs.", default="cuda if any, else cpu", metavar="[cpu|cuda|cuda:N]"
+        help="Device to run on.", default="cuda if any, else cpu", metavar="[cpu|cuda|cuda:N]"
     ),
 ]
 Json = Annotated[bool, option("--json", help="Print one JSON document.", metavar="")]
@@ -293,31 +290,36 @@ def with_options(
     """Adds the options of the named settings to a command that ends in `**flags`.
 
     A setting that is already a parameter of the command is left as the command declares it.
-    first: the parameters that `--help` shows first, in this order, without a panel of their own.
-    planned: whether a plan may choose the batch size.
+
+    Args:
+        names: settings of SETTINGS.
+        first: parameters that `--help` shows first, in this order and outside the panels.
+        planned: whether a plan may choose the batch size.
     """
     settings = SETTINGS if planned else SETTINGS | UNPLANNED
 
     def add_options(command: Command) -> Command:
-        *own, _ = signature(command).parameters.values()
-        known = {parameter.name: parameter for parameter in own}
+        *declared, _ = signature(command).parameters.values()
+        parameters = {parameter.name: parameter for parameter in declared}
         for name in names:
-            if name not in known:
-                known[name] = Parameter(
+            if name not in parameters:
+                parameters[name] = Parameter(
                     name, Parameter.KEYWORD_ONLY, default=None, annotation=settings[name]
                 )
-        ahead = [_unpaneled(known.pop(name)) for name in first]
-        rest = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in known.values()]
+        ahead = [_without_panel(parameters.pop(name)) for name in first]
+        rest = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters.values()]
         command.__dict__["__signature__"] = Signature([*ahead, *rest])
         return command
 
     return add_options
 
 
-def _unpaneled(parameter: Parameter) -> Parameter:
-    """A parameter whose option is in no panel."""
+def _without_panel(parameter: Parameter) -> Parameter:
+    """A copy of a parameter whose option is in no panel."""
     plain, info = get_args(parameter.annotation)
     info = copy(info)
     info.rich_help_panel = None
-    kind = Parameter.KEYWORD_ONLY
-    return parameter.replace(annotation=Annotated[plain, info], kind=kind)
+    return parameter.replace(
+        annotation=Annotated[plain, info],
+        kind=Parameter.KEYWORD_ONLY,
+    )

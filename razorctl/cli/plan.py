@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from razorctl.planning.plan import Plan
 
 
-OF_JOB = [name for name in JOB if name != "accumulate"]  # the plan chooses it
+JOB_SETTINGS = [name for name in JOB if name != "accumulate"]  # which the plan chooses
 FIRST = (
     *("gpu", "vram", "prefer", "batch_size", "precision", "optimizer", "method", "ratio"),
     *("max_ratio", "explain", "json"),
 )
 
 
-@with_options(*PLANNING, *RECIPE, *OF_JOB, first=FIRST)
+@with_options(*PLANNING, *RECIPE, *JOB_SETTINGS, first=FIRST)
 def plan(
     ctx: typer.Context,
     model: Annotated[str, MODEL] = "vit-b16",
     recipe: Preset = None,
     explain: Annotated[
-        bool, option("--explain", help="Show what was tried, in order.", metavar="")
+        bool, option("--explain", help="Explain the choice step by step.", metavar="")
     ] = False,
     json: Json = False,
     **flags: Any,
@@ -35,21 +35,20 @@ def plan(
 
         razorctl plan vit-b16 cifar100 --gpu rtx-4090
 
-    Training steps are traced without a device. Exact ways are listed beside
-    approximate ones. With a method or any other setting of a recipe, only that
-    recipe is planned.
+    Training steps are traced without a GPU. The table lists exact and approximate
+    ways. With a method or any other setting of a recipe, only that recipe is
+    planned.
     """
     from razorctl.cli.views import plan as view
 
     try:
-        found = run_plan(ctx, model, recipe, json, **flags)
+        document = run_plan(ctx, model, recipe, json, **flags).document()
     except NoFitError as error:
         if json:
             views.print_json(error.document)
         else:
             view.show_ways(error.document)
         raise
-    document = found.document()
     if json:
         views.print_json(document)
     else:
@@ -59,7 +58,7 @@ def plan(
 def run_plan(
     ctx: Call, model: str = "vit-b16", recipe: str | None = None, quiet: bool = False, **flags: Any
 ) -> "Plan":
-    """The plan that `plan` prints; quiet: print no note on the card that it is for.
+    """The plan that `plan` prints; quiet: print no note on its card.
 
     Raises what `planning.plan` raises.
     """
@@ -70,11 +69,11 @@ def run_plan(
         from razorctl import data, models
 
         with planning.lookup_status(settings.given["model"]):
-            known = models.named(settings.given["model"])
-        task = settings.given.get("task", known.tasks[0])
-        settings = settings.but(dataset=data.usual(task, known.modality))
+            entry = models.named(settings.given["model"])
+        task = settings.given.get("task", entry.tasks[0])
+        settings = settings.but(dataset=data.usual(task, entry.modality))
     planning.check_data(settings.job_to_plan)
-    found = planning.plan(settings, quiet=quiet)
-    effects.note_settings(ctx, found.planned_recipe)
-    effects.note_settings(ctx, found.planned_job)
-    return found
+    result = planning.plan(settings, quiet=quiet)
+    effects.note_settings(ctx, result.planned_recipe)
+    effects.note_settings(ctx, result.planned_job)
+    return result

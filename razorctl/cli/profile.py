@@ -8,34 +8,33 @@ from typing import Annotated, Any
 import typer
 
 from razorctl.cli.names import completion
-from razorctl.cli.options import OF_DATA, RECIPE, Device, Json, Preset, option, with_options
+from razorctl.cli.options import DATA_SETTINGS, RECIPE, Device, Json, Preset, option, with_options
 from razorctl.cli.settings import GIVEN, Call, Settings, given_settings
 from razorctl.cli.views import common as views
 from razorctl.errors import UsageError
 
-OF_JOB = (
+# Settings of a job that change the cost of a step.
+JOB_SETTINGS = (
     *("task", "input_size", "batch_size", "precision", "optimizer", "compile", "cuda_graphs"),
-    *OF_DATA,
-)  # what changes a step's cost
-OWN = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # module:function
-# Parameters that also apply to a model of one's own, which is traced and not run.
-OF_OWN = {*RECIPE, "recipe", "precision"}
-OF_NAMED = {*OF_OWN, "model", "input_size", "batch_size", "json"}
-
-
+    *DATA_SETTINGS,
+)
+FUNCTION = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # module:function
+# Parameters that apply to any nn.Module, and to one that module:function returns.
+OF_MODULE = {*RECIPE, "recipe", "precision"}
+OF_FUNCTION = {*OF_MODULE, "model", "input_size", "batch_size", "json"}
 FIRST = (
     *("method", "ratio", "batch_size", "timed_steps", "precision", "device"),
     *("trace", "snapshot", "json"),
 )
 
 
-@with_options(*RECIPE, *OF_JOB, first=FIRST, planned=False)
+@with_options(*RECIPE, *JOB_SETTINGS, first=FIRST, planned=False)
 def profile(
     ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
-            help="Name of a model, or module:function of one's own.",
+            help="Name of a model, or module:function of your own.",
             autocompletion=completion("models"),
             metavar="MODEL",
         ),
@@ -43,7 +42,7 @@ def profile(
     dataset: Annotated[
         str | None,
         typer.Argument(
-            help="Data set of the batches, as finetune takes it; without it they are random.",
+            help="Data set of the batches, as for finetune; without it they are random.",
             autocompletion=completion("data sets"),
             metavar="DATASET",
             show_default=False,
@@ -71,13 +70,13 @@ def profile(
 
         razorctl profile vit-b16 --method razor --ratio 0.9
 
-    The bytes that are kept for backward, by this recipe and by full fine-tuning,
-    are traced. The times are measured on real steps with fresh weights, on random
-    batches, for which nothing is downloaded, or on those of DATASET.
+    The bytes kept for backward are traced, with this recipe and in full
+    fine-tuning. The times are measured on real steps with random weights. Batches
+    are random, so nothing is downloaded, or those of DATASET.
 
-    MODEL may be module:function, which is imported with the current directory
-    first and called without arguments. It returns a model and its inputs, or a
-    model of timm or transformers alone. Its bytes are traced, and nothing is run.
+    module:function is imported, from the current directory first, and called
+    without arguments. It returns a model and its inputs, or just a model of timm
+    or transformers. The bytes of such a model are traced; no step is run.
     """
     from razorctl.cli.views import profile as view  # imported here: --help does not need it
 
@@ -105,26 +104,27 @@ def run_profile(
     from razorctl.job import Job
     from razorctl.ops.cpu import build
 
-    if OWN.fullmatch(model) and not model.startswith(models.prefixes()):
-        return _own(ctx, model, recipe, flags)
+    if FUNCTION.fullmatch(model) and not model.startswith(models.prefixes()):
+        return _profile_function(ctx, model, recipe, flags)
     settings = given_settings(ctx, flags, recipe)
     chosen = settings.recipe
     effects.note_settings(ctx, chosen)
-    of_job = {name: settings.given[name] for name in OF_JOB if name in settings.given}
-    # Checks the settings before torch is loaded, which takes seconds.
+    of_job = {name: settings.given[name] for name in JOB_SETTINGS if name in settings.given}
+    # The settings are checked before torch is loaded, which takes seconds.
     with planning.lookup_status(model):
         name = models.find(model, of_job.get("task")).name
     job = Job(name, dataset or "random", steps=timed_steps, **of_job)
     if dataset is not None:
         planning.check_data(job)
-    elif of_data := [name for name in OF_DATA if name in of_job and _given(ctx, name)]:
+    elif of_data := [name for name in DATA_SETTINGS if name in of_job and _given(ctx, name)]:
         flag = of_data[0].replace("_", "-")
-        raise UsageError(f"--{flag} says how a data set is read; name one, or leave it out.")
+        raise UsageError(f"--{flag} is for reading a data set; name one, or leave it out.")
     build.start(device)
     with views.status(f"profiling {model}") as at:
         from razorctl.training.profiler import profile as measure
 
-        of_job = {name: value for name, value in of_job.items() if dataset or name not in OF_DATA}
+        if dataset is None:
+            of_job = {n: value for n, value in of_job.items() if n not in DATA_SETTINGS}
         return measure(
             model,
             chosen,
@@ -138,45 +138,47 @@ def run_profile(
         ).result()
 
 
-def _own(ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """The bytes of a model of one's own, by its name."""
+def _profile_function(
+    ctx: Call, model: str, recipe: str | None, flags: dict[str, Any]
+) -> dict[str, Any]:
+    """The bytes of the model that module:function returns."""
     sizes = [flags.get(name) for name in ("batch_size", "input_size")]
-    settings = _of_own(ctx, recipe, flags, OF_NAMED)
+    settings = _module_settings(ctx, recipe, flags, OF_FUNCTION)
     with views.status(f"loading {model}") as at:
         from razorctl.training import imported_models
 
         net, inputs = imported_models.load(model, *sizes)
         at(f"tracing {model}")
-        return _kept(settings, net, inputs) | {"model": model}
+        return _trace(settings, net, inputs) | {"model": model}
 
 
 def profile_module(
     ctx: Call, net: Any, inputs: Any, forward: Any = None, **flags: Any
 ) -> dict[str, Any]:
-    """The bytes of any nn.Module, as `profile` prints those of one's own."""
-    settings = _of_own(ctx, flags.pop("recipe", None), flags, OF_OWN)
+    """The bytes of any nn.Module, in the document of `profile`."""
+    settings = _module_settings(ctx, flags.pop("recipe", None), flags, OF_MODULE)
     with views.status(f"tracing {type(net).__name__}"):
-        return _kept(settings, net, inputs, forward)
+        return _trace(settings, net, inputs, forward)
 
 
-def _of_own(
+def _module_settings(
     ctx: Call, recipe: str | None, flags: dict[str, Any], allowed: Collection[str]
 ) -> Settings:
-    """The settings for a model of one's own; raises UsageError for those that are not allowed."""
+    """The settings for an nn.Module; raises UsageError for those that are not allowed."""
     from razorctl.cli import effects
 
     for name in ctx.params:
         if name not in allowed and _given(ctx, name):
             word = {"timed_steps": "steps"}.get(name, name.replace("_", " "))
             raise UsageError(
-                f"{word} does not apply to a model of one's own, which is traced; leave it out."
+                f"{word} does not apply to a model of your own, which is only traced; leave it out."
             )
     settings = given_settings(ctx, flags, recipe)
     effects.note_settings(ctx, settings.recipe)
     return settings
 
 
-def _kept(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
+def _trace(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dict[str, Any]:
     from razorctl.config.registry import find
     from razorctl.step import DTYPES
     from razorctl.training.kept_bytes import trace_kept_bytes
@@ -185,11 +187,11 @@ def _kept(settings: Settings, net: Any, inputs: Any, forward: Any = None) -> dic
     precision = "fp32" if precision == "auto" else precision
     autocast = find("precision", precision, DTYPES)
     recipe = settings.recipe if settings.orders else None
-    found = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
-    return {**found.result(), "precision": precision}
+    traced = trace_kept_bytes(net, inputs, recipe, autocast=autocast, forward=forward)
+    return {**traced.result(), "precision": precision}
 
 
 def _given(ctx: Call, name: str) -> bool:
-    """Whether this very call gives a parameter."""
+    """Whether the call itself gives a parameter."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name in GIVEN and ctx.params[name] is not None

@@ -21,7 +21,7 @@ from razorctl.cli.views import common as views
 from razorctl.cli.views import finetune as view
 from razorctl.cli.views import notebook
 from razorctl.cli.views.common import Pulse
-from razorctl.cli.views.evaluate import skipped
+from razorctl.cli.views.evaluate import note_skipped
 from razorctl.errors import Terminated
 from razorctl.job import Job
 from razorctl.recipe import Recipe
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from razorctl.training.run import Run
 
 APART = 5.0  # least seconds between two lines
-TIMED = range(2, 7)  # steps by which what a run takes is told; the first one also warms up
+TIMED = range(2, 7)  # steps from which the time of a run is extrapolated; the first one warms up
 
 
 def train(
@@ -53,33 +53,42 @@ def train(
 ) -> "Run":
     """Prepares a run, trains it to the end and returns it; prints its settings and progress.
 
-    prepare: makes the run of `job` and `recipe` in `out`; it calls its argument with the name of
-    each stage. trackers: as `trackers.check_trackers` returns them. The first signal while it
-    trains ends it after a step, with a checkpoint.
+    The first signal during training ends it after a step, with a checkpoint.
+
+    Args:
+        prepare: makes the run of `job` and `recipe`; it calls its argument with each stage's name.
+        job: what to train.
+        recipe: how to prune.
+        out: the directory of the run.
+        device: as the user named it, if at all.
+        trackers: the result of `trackers.check_trackers`.
     """
     view.show_header(job, recipe, out, device)
-    before = run_files.read_settings(out) is not None
+    resumed = run_files.read_settings(out) is not None
     run: Run | None = None
     try:
         with views.status("loading PyTorch") as at:
             run = prepare(at)
             from razorctl import devices  # imports torch, which `prepare` has already loaded
 
-        skipped(run.skipped, f"; {out / rundir.SPLIT} has their numbers")
+        note_skipped(run.skipped, f"; {out / rundir.SPLIT} has their numbers")
         for sentence in run.notes:
             views.note(sentence)
         view.show_settings(run, job, device, devices.name(run.device))
         with noted() as run.stop:
-            steps = _expecting(run, tracked(run, trackers if processes.first() else ()))
-            (_bar if views.live() else _lines)(run, steps)
+            steps = _with_time_left(run, tracked(run, trackers if processes.first() else ()))
+            if views.live():
+                _bar(run, steps)
+            else:
+                _lines(run, steps)
         if run.job.streaming:
-            skipped(run.skipped, ", counted each time that rows were read")
+            note_skipped(run.skipped, ", counted each time that rows were read")
     except Exception:
         if run is not None:
             run.rescue()
         raise
     except (KeyboardInterrupt, Terminated) as stop:
-        if before or run_files.read_settings(out) is not None:
+        if resumed or run_files.read_settings(out) is not None:
             stop.add_note(
                 f"{left(out)}; go on with `{rundir.resuming(out, device, job.processes)}`"
             )
@@ -89,10 +98,10 @@ def train(
     return run
 
 
-def _expecting(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
-    """The steps of a run; after the first ones a line says what the others will take.
+def _with_time_left(run: "Run", steps: Iterable["Step"]) -> Iterator["Step"]:
+    """The steps of a run; after the first ones a line tells the time that is left.
 
-    Not of a planned run, of which the plan has said that, nor if it is less than APART.
+    There is no line if a plan has told it, or if the time is below APART.
     """
     seconds: list[float] = []
     for taken, step in enumerate(steps, start=1):
@@ -114,12 +123,12 @@ def _progress(*columns: ProgressColumn) -> Progress:
 
 
 def _bar(run: "Run", steps: Iterable["Step"]) -> None:
-    """Trains under a live bar of 80 columns."""
+    """Trains under a live bar that fits 80 columns."""
     columns = (
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("loss {task.fields[loss]} acc {task.fields[accuracy]}"),
-        TextColumn(f"[green]keeps {view.activations_kept(run)}"),
+        TextColumn(f"[green]kept {view.activations_kept(run)}"),
         TextColumn("{task.fields[rate]}/s"),
         TimeRemainingColumn(compact=True),
     )
@@ -130,11 +139,11 @@ def _bar(run: "Run", steps: Iterable["Step"]) -> None:
             rate = f"{step.samples_per_second:,.0f}"
             bar.update(task, completed=step.step, loss=f"{step.loss:.2f}", rate=rate)
             if step.accuracy is not None:
-                bar.update(task, accuracy=f"{step.accuracy:.3f}{_judged(run, step)}")
+                bar.update(task, accuracy=f"{step.accuracy:.3f}{_chosen_metric(run, step)}")
 
 
-def _judged(run: "Run", step: "Step") -> str:
-    """The figure by which weights are chosen, if it is none that is shown anyway."""
+def _chosen_metric(run: "Run", step: "Step") -> str:
+    """The metric that chooses the weights, unless it is shown anyway."""
     if step.metrics is None or run.metric in ("accuracy", "loss"):
         return ""
     return f", {run.metric.replace('_', ' ')} {step.metrics[run.metric]:.4g}"
@@ -145,34 +154,34 @@ def _lines(run: "Run", steps: Iterable["Step"]) -> None:
 
     The line of a tenth is left out if the last one was printed less than APART seconds ago.
     """
-    total, start, accuracy, before = run.job.steps or 0, time.monotonic(), "", len(run.history)
+    total, start, accuracy, done = run.job.steps or 0, time.monotonic(), "", len(run.history)
     with Pulse("the first step") as pulse:
         for step in steps:
             if step.accuracy is not None:
-                accuracy = f", accuracy {step.accuracy:.3f}{_judged(run, step)}"
+                accuracy = f", accuracy {step.accuracy:.3f}{_chosen_metric(run, step)}"
             text = f"step {step.step:,} of {total:,}: loss {step.loss:.2f}{accuracy}"
             text += f", {step.samples_per_second:,.0f}/s"
             if run.peak_bytes is not None:
                 text += f", peak {size(run.peak_bytes)}"
-            each = (time.monotonic() - start) / (step.step - before)
-            if rest := each * (total - step.step):
-                text += f", {duration(rest)} left"
+            seconds = (time.monotonic() - start) / (step.step - done)
+            if seconds_left := seconds * (total - step.step):
+                text += f", {duration(seconds_left)} left"
             tenth = 10 * step.step // total > 10 * (step.step - 1) // total
             if step.accuracy is not None or (tenth and pulse.silence >= APART):
                 pulse.say(text)
-            pulse.keep(text)
+            pulse.update(text)
 
 
 @contextmanager
-def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows inside it how many of `total` rows are done; yields what is told of each new number.
+def count_rows(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows how many of `total` rows are done, inside the block; yields the function to tell it.
 
     total: None if it is not known.
     """
     if not views.live():
-        of = "" if total is None else f" of {total:,}"
-        with Pulse(f"{what}, 0{of}") as pulse:
-            yield lambda done: pulse.keep(f"{what}, {done:,}{of}")
+        end = "" if total is None else f" of {total:,}"
+        with Pulse(f"{what}, 0{end}") as pulse:
+            yield lambda done: pulse.update(f"{what}, {done:,}{end}")
         return
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None))
     with _progress(*columns, TimeRemainingColumn()) as bar:
@@ -180,8 +189,8 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def compare(grid: "Grid") -> None:
-    """Runs a whole grid under a live bar, or with a line when each run begins and ends."""
+def run_grid(grid: "Grid") -> None:
+    """Runs a grid under a live bar, or with a line when each run begins and ends."""
     seeds = count(len(grid.seeds), "seed")
     views.say(
         f"{views.title(grid.job.model, grid.job.dataset)}: {', '.join(grid.methods)}; {seeds}"
@@ -191,7 +200,10 @@ def compare(grid: "Grid") -> None:
         if grid.seconds is not None:
             with views.status("measuring a step of each method") as at:
                 grid.measure(at)
-        (_grid_bar if views.live() else _grid_lines)(grid)
+        if views.live():
+            _grid_bar(grid)
+        else:
+            _grid_lines(grid)
     except (KeyboardInterrupt, Terminated) as stop:
         stop.add_note(grid.left)
         raise
@@ -220,7 +232,10 @@ def _grid_lines(grid: "Grid") -> None:
 
         def report(at: "Standing") -> None:
             text = f"run {at.run + 1} of {at.runs}: {_standing(at)}"
-            (pulse.keep if at.run in begun and at.end is None else pulse.say)(text)
+            if at.run in begun and at.end is None:
+                pulse.update(text)
+            else:
+                pulse.say(text)
             begun.add(at.run)
 
         grid.run(report)

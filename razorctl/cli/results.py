@@ -1,4 +1,4 @@
-"""The results of the commands as functions: mappings that can be printed, and seen in notebooks."""
+"""The results of the Python functions: mappings that print, and that notebooks show."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Result(Mapping[str, Any]):
-    """The document of a command, as its --json gives it.
+    """The document of a command, with the keys of its --json.
 
-    `print` shows what the command prints; a notebook shows the same as tables, with plots.
+    Printed, it is the output of the command; in a notebook, it is the same tables, with plots.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Result(Mapping[str, Any]):
         show: Callable[[dict[str, Any]], object],
         plots: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """show: prints the document on `views.out`. plots: draws it, as elements <svg>."""
+        """show: prints the document on `views.out`. plots: draws it; returns <svg> elements."""
         self._document, self._show, self._plots = dict(document), show, plots
 
     def __getitem__(self, key: str) -> Any:
@@ -51,7 +51,7 @@ class Result(Mapping[str, Any]):
 
     @classmethod
     def of_run(cls, document: Mapping[str, Any]) -> "Result":
-        """The result of `finetune`, with the curves of its run as long as that is there."""
+        """The result of `finetune`, with the curves of its run while its directory exists."""
         from razorctl.cli.views import finetune as view
 
         def plots() -> Sequence[str]:
@@ -72,16 +72,16 @@ class Result(Mapping[str, Any]):
         return cls(plan.document(), lambda document: view.show(document, False))
 
     @classmethod
-    def of_comparison(cls, found: "ComparedRuns") -> "Result":
+    def of_comparison(cls, runs: "ComparedRuns") -> "Result":
         """The result of `compare`, with the plots of its report."""
         from razorctl.cli.views import comparison as view
 
         def plots() -> Sequence[str]:
             from razorctl.cli.views import report
 
-            return report.comparison_plots(found.document, found.comparison)
+            return report.comparison_plots(runs.document, runs.comparison)
 
-        return cls(found.document, view.show, plots)
+        return cls(runs.document, view.show, plots)
 
     @classmethod
     def of_profile(cls, document: Mapping[str, Any]) -> "Result":

@@ -1,4 +1,4 @@
-"""`finetune --resume`: the run that is in a directory, and what may be said about it again."""
+"""`finetune --resume`: the run in a directory, and the settings that may be given again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,43 +13,42 @@ from razorctl.job import Job
 from razorctl.training import checkpoints, run_files, rundir
 
 
-def settle_by_run(out: Path | None, told: Settings, plan: Path | None) -> Settled | None:
-    """The job, the recipe and the plan of the run in a directory; None if none is prepared there.
+def settle_by_run(out: Path | None, settings: Settings, plan: Path | None) -> Settled | None:
+    """The job, the recipe and the plan of the run in a directory; None if there is no run yet.
 
-    told: the settings given now, which must be those of the run. plan: a file of `plan --json`,
-    which must be the run's. Raises UsageError that names all others, and for an `out` of None.
+    settings: given now; they must be those of the run. plan: a file of `plan --json`; it must be
+    the run's. Raises UsageError that names all that differ, and for an `out` of None.
     """
     if out is None:
         raise UsageError("there is nothing to resume; name the directory of the run with --out.")
-    found = run_files.read_settings(out)
-    if found is None:
-        if not {"model", "dataset"} <= told.given.keys():
+    earlier = run_files.read_settings(out)
+    if earlier is None:
+        if not {"model", "dataset"} <= settings.given.keys():
             raise UsageError(
-                f"{out} holds no run to go on with; name MODEL and DATASET, to start one "
-                "there: finetune vit-micro digits."
+                f"{out} holds no run to continue; name MODEL and DATASET to start one there, as "
+                "in: finetune vit-micro digits."
             )
         return None
-    job, recipe = found
+    job, recipe = earlier
     from razorctl.planning.plan import Document  # imported here: few commands need it
 
     document = run_files.read_document(out / rundir.PLAN, Document)
-    known = run_files.merged_settings(job, recipe)
-    wanted = {name: value for name, value in told.given.items() if name in known}
+    of_run = run_files.merged_settings(job, recipe)
+    wanted = {name: value for name, value in settings.given.items() if name in of_run}
     if "dataset" in wanted:
         wanted["dataset"] = data.place(wanted["dataset"])
     if document is not None:
         wanted.pop("accumulate", None)  # the plan has chosen it
     if "epochs" in wanted:
         steps = _steps(job, wanted.pop("epochs"))
-        if steps is not None:  # only tokenizing tells how many they are
+        if steps is not None:  # else only tokenizing tells them
             wanted["steps"] = steps
     if wanted.get("precision") == "auto":
-        del wanted["precision"]  # the run has the one that suited its device
+        del wanted["precision"]  # the run has settled it for its device
     if wanted.get("learning_rate", job.learning_rate) != job.learning_rate and _diverged(out):
-        job = replace(job, learning_rate=wanted.pop("learning_rate"))  # `Run` checks that it fits
-    run_files.refuse_others(
-        out, known | _planned(document), wanted | _planning(told, plan, document)
-    )
+        job = replace(job, learning_rate=wanted.pop("learning_rate"))  # checked by `Run`
+    of_plan = _given_plan(settings, plan, document)
+    run_files.refuse_others(out, of_run | _plan_of_run(document), wanted | of_plan)
     return job, recipe, document
 
 
@@ -59,15 +58,15 @@ def finished_result(out: Path) -> dict[str, Any] | None:
 
     result = run_files.read_document(out / rundir.RESULT, RunResult)
     if result is not None and not result["job"].get("keep_checkpoints"):
-        checkpoints.clear(out)  # of a process that was killed before it did so
+        checkpoints.clear(out)  # if the process was killed before it did so
     return result
 
 
 def _steps(job: Job, epochs: float) -> int | None:
-    """The steps that so many epochs of a resolved job are; None if that is not known yet."""
+    """The number of steps of a resolved job with so many epochs; None if it is not known yet."""
     examples = data.of(job).train_examples
-    asked = replace(job, steps=None, epochs=epochs)
-    return asked.resolved(models.find(job.model).defaults, examples).steps
+    job = replace(job, steps=None, epochs=epochs)
+    return job.resolved(models.find(job.model).defaults, examples).steps
 
 
 def _diverged(out: Path) -> bool:
@@ -75,8 +74,8 @@ def _diverged(out: Path) -> bool:
     return marker is not None and bool(marker.get("diverged"))
 
 
-def _planned(document: dict[str, Any] | None) -> dict[str, Any]:
-    """What a run was planned for, by the names of settings, as far as its plan says."""
+def _plan_of_run(document: dict[str, Any] | None) -> dict[str, Any]:
+    """The planning settings of a run, from the document of its plan."""
     if document is None:
         return dict.fromkeys(("vram", "gpu", "plan"))
     return {
@@ -87,16 +86,18 @@ def _planned(document: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _planning(told: Settings, plan: Path | None, document: dict[str, Any] | None) -> dict[str, Any]:
-    """Settings of planning that are given now, as `_planned` has them; `document`: of the run."""
+def _given_plan(
+    settings: Settings, plan: Path | None, document: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The planning settings that are given now, in the form of `_plan_of_run`."""
     from razorctl.planning import gpus
     from razorctl.planning import plan as planner
 
-    wanted = {name: told.given[name] for name in PLANNING if name in told.given}
+    wanted = {name: settings.given[name] for name in PLANNING if name in settings.given}
     if "vram" in wanted:
-        asked = gpus.memory_size(wanted["vram"])
-        memory = asked if document is None else document["gpu"]["memory_bytes"]
-        wanted["vram"] = gpus.usable(asked, memory) or asked
+        size = gpus.memory_size(wanted["vram"])
+        memory = size if document is None else document["gpu"]["memory_bytes"]
+        wanted["vram"] = gpus.usable(size, memory) or size
     if "gpu" in wanted:
         wanted["gpu"] = gpus.load(wanted["gpu"]).name
     if plan is not None:

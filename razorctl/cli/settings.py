@@ -1,4 +1,4 @@
-"""The job and the recipe that flags, environment and files give.
+"""The job and the recipe that flags, environment variables and files set.
 
 A setting comes from the first of these that has it: the flag, RAZORCTL_<NAME> in the environment,
 the [job] and [recipe] tables of razorctl.toml, the preset of --recipe, the measured default of the
@@ -17,22 +17,22 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.recipe import Recipe
 
-GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that this call gives
-AUTO = "auto"  # as a batch size: the largest that a plan allows
+GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # sources of a parameter that the call itself sets
+AUTO = "auto"  # the batch size that stands for the largest that a plan allows
 OF_OPTIMIZER = ("learning_rate", "momentum", "weight_decay")  # each value suits one optimizer only
 
 
 class Call(Protocol):
-    """A call of a command: typer's context, or one that a function of the library makes."""
+    """A call of a command: typer's context, or a `KeywordCall` of the Python functions."""
 
-    obj: Any  # settings of a file
+    obj: Any  # the settings of a file
     params: dict[str, Any]
 
     def get_parameter_source(self, name: str) -> Any:
-        """Where the value of a parameter is from; see GIVEN."""
+        """The source of a parameter's value; see GIVEN."""
 
     def find_root(self) -> Any:
-        """The call of razorctl itself, whose `params` has its options."""
+        """The call of razorctl itself, whose `params` has the global options."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Settings:
     given: Mapping[str, Any]
 
     def but(self, **settings: Any) -> "Settings":
-        """A copy in which these settings replace those of the same name."""
+        """A copy with these settings replaced."""
         return Settings({**self.given, **settings})
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
-        """The given settings that are fields of `kind`, which is Job or Recipe."""
+        """The given settings that are fields of `kind`: Job or Recipe."""
         return {f.name: self.given[f.name] for f in fields(kind) if f.name in self.given}
 
     @property
@@ -71,32 +71,31 @@ class Settings:
 
     @property
     def orders(self) -> bool:
-        """Whether any setting of a recipe is given; the seed does not count: a job has it too."""
+        """Whether any setting of a recipe is given, other than the seed, which a job has too."""
         return bool(self.of(Recipe).keys() - {"seed"})
 
 
 def given_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
     """The settings given to a command: `flags` first, then the file's, then the preset's.
 
-    `flags` already include the environment's. Raises UsageError for an unknown or bad preset.
+    `flags` include those from the environment. Raises UsageError for an unknown or bad preset.
     """
     given = {**(ctx.obj or {}), **{k: v for k, v in flags.items() if v is not None}}
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
 def call_settings(ctx: Call, flags: Mapping[str, Any], preset: str | None = None) -> Settings:
-    """The settings that this call itself gives, without those of razorctl.toml.
+    """The settings that the call itself gives: `given_settings` without those of razorctl.toml.
 
-    A file named with --config is such a setting.
+    Settings of a file named with --config count as given by the call.
     """
-    sources = {name: ctx.get_parameter_source(name) for name in flags}
-    own = {
-        name: value
-        for name, value in flags.items()
-        if value is not None and (source := sources[name]) is not None and source.name in GIVEN
-    }
-    named = ctx.find_root().params.get("config") is not None
-    given = {**((ctx.obj or {}) if named else {}), **own}
+    given: dict[str, Any] = {}
+    if ctx.find_root().params.get("config") is not None:
+        given |= ctx.obj or {}
+    for name, value in flags.items():
+        source = ctx.get_parameter_source(name)
+        if value is not None and source is not None and source.name in GIVEN:
+            given[name] = value
     return Settings(given if preset is None else _over_preset(preset, given))
 
 
@@ -105,7 +104,7 @@ def settings_of_file(file: Path) -> dict[str, Any]:
 
     Raises UsageError if the file cannot be read or has an unknown setting.
     """
-    known = [field.name for field in (*fields(Job), *fields(Recipe))]
+    names = [field.name for field in (*fields(Job), *fields(Recipe))]
     tables = read_toml(file)
     settings: dict[str, Any] = {}
     for table in ("recipe", "job"):
@@ -115,13 +114,13 @@ def settings_of_file(file: Path) -> dict[str, Any]:
             )
         settings |= tables.get(table, {})
     for name in settings:
-        if name not in known:
-            raise unknown(f"setting in {file}", name, known)
+        if name not in names:
+            raise unknown(f"setting in {file}", name, names)
     return settings
 
 
 def _over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a recipe preset, by name or file; those in `given` replace them."""
+    """The settings of a recipe preset, by name or file, overridden by those in `given`."""
     file = Path(name) if name.endswith(".toml") else find("recipe", name, presets.files("recipes"))
     settings = settings_of_file(file)
     if "steps" in given or "epochs" in given:  # a job takes only one of them

@@ -119,7 +119,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
         ("profile", "Missing argument 'MODEL'."),
         ("evaluate", "Missing argument 'RUN'."),
         ("compare vit-micro", "name either MODEL and DATASET, or only such directories"),
-        ("finetune a b c d", "Got more than it takes: c d"),
+        ("finetune a b c d", "Too many arguments: c d"),
         ("finetune vit-micro digits --ratio much", "'--ratio': it takes a number."),
         ("finetune vit-micro digits --steps 1.5", "'--steps': it takes a whole number."),
         ("profile vit-micro --batch-size auto", "'--batch-size': it takes a whole number."),
@@ -163,7 +163,7 @@ def test_a_variable_is_named_as_the_flag_or_the_setting(name, monkeypatch):
     ("error", "code", "sentence"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), 4, "raise --ratio or lower --batch-size"),
-        (RuntimeError("it broke\nat length"), 1, "it broke (razorctl --debug shows where)"),
+        (RuntimeError("it broke\nat length"), 1, "it broke (razorctl --debug shows the traceback)"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

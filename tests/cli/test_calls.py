@@ -44,7 +44,7 @@ def test_keywords_are_the_options(name):
     function = getattr(razorctl, name)
     shown = inspect.signature(function).parameters
     for option in typer.main.get_command(app).params:
-        if option.name in calls.OF_PRINTING:
+        if option.name in calls.PRINTING:
             continue
         flags = [flag for flag in option.opts if flag.startswith("--")]
         for keyword in [flag[2:].replace("-", "_") for flag in flags] or [option.name]:
@@ -111,8 +111,8 @@ def test_profile_takes_any_module():
     sparsify(model, Recipe("backrazor", 0.5))
     assert razorctl.profile(model, inputs=x, precision="bf16")["rows"] == result["rows"]
     for given, sentence in (
-        ({"steps": 3}, "steps does not apply to a model of one's own"),
-        ({"batch_size": 3}, "batch size does not apply to a model of one's own"),
+        ({"steps": 3}, "steps does not apply to a model of your own"),
+        ({"batch_size": 3}, "batch size does not apply to a model of your own"),
         ({"ratio": 0.7}, "sparsified by another recipe"),
     ):
         with pytest.raises(errors.UsageError, match=sentence):

@@ -33,10 +33,11 @@ def test_table_goes_to_stdout():
         assert row in result.stdout
     assert "peak" not in result.stdout  # not measured on a CPU, so not shown
     (run,) = Path("runs").iterdir()
-    assert result.stderr.splitlines()[:3] == [
+    assert result.stderr.splitlines()[:4] == [
         "vit-micro on digits: razor, ratio 0.8, batch 16, 3 steps, on cpu",
         f"run directory: {run}",
-        "0.03 epochs, fp32, lr 0.2, keeps 935 KiB, 80 % less",
+        "0.03 epochs, fp32, lr 0.2",
+        "activations kept for backward: 935 KiB; full fine-tuning keeps 4.6 MiB",
     ]
     assert str(run / "model.safetensors") in result.stdout
     assert (run / "model.safetensors").exists()
@@ -59,7 +60,7 @@ def test_a_terminal_shows_what_is_done_and_then_a_bar_of_80_columns(monkeypatch)
     seen = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
     assert seen == sorted(seen)
     frame = [line for line in lines if "3/3" in line][-1]
-    for part in ("loss ", "acc 0.", "keeps 456 KiB", "90 % less", "/s", "00:00"):
+    for part in ("loss ", "acc 0.", "kept 456 KiB", "90 % less", "/s", "00:00"):
         assert part in frame
     assert "…" not in frame
 
@@ -78,7 +79,7 @@ def test_the_header_waits_for_no_library():
         "import sys; from razorctl.cli.app import app; from razorctl.cli.views import common\n"
         "def status(_):\n"
         "    sys.exit(3 if {'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules) else 7)\n"
-        "common.status = waiting\n"
+        "common.status = status\n"
         "app(['finetune', 'vit-micro', 'digits', '--steps', '1000'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -276,7 +277,7 @@ class TestResume:
         assert razorctl("finetune", "--resume").exit_code == 2
         result = razorctl("finetune", "--resume", "--out", "run")
         assert result.exit_code == 2
-        assert "run holds no run to go on with; name MODEL and DATASET" in result.stderr
+        assert "run holds no run to continue; name MODEL and DATASET" in result.stderr
         assert finetune(*FULL, "--resume", "--out", "run").exit_code == 0
         assert Path("run/result.json").exists()
 

@@ -63,5 +63,5 @@ def test_bert_and_its_kin_have_adamw():
 
 
 def test_defaults_are_of_a_model():
-    assert "no model is named; name one" in razorctl("list", "defaults").stderr
+    assert "list defaults needs a model" in razorctl("list", "defaults").stderr
     assert "leave it out" in razorctl("list", "models", "vit-micro").stderr

@@ -67,7 +67,7 @@ def test_evaluate_says_what_the_run_said(here):
 def test_data_of_training_are_noted_and_bad_rows_left_out(here, trained):
     result = razorctl("evaluate", "run-d", str(trained / "d"), "--device", "cpu")
     assert result.exit_code == 0, result.stderr
-    assert "/d is what run-d was trained on; leave it out" in result.stderr.replace("\n", " ")
+    assert f"run-d was trained on {trained / 'd'}; leave it out" in result.stderr
     Path("d/car/0.jpg").write_bytes(b"")
     result = razorctl("evaluate", "run-d", "d", "--device", "cpu", "--skip-bad", "--json")
     assert result.exit_code == 0, result.stderr
@@ -228,7 +228,7 @@ BAD = {
     "evaluate run-texts d": (2, "bert-base takes texts, and d has images; name other data"),
     "evaluate run-texts digits": (2, "bert-base takes texts, and digits has images"),
     "evaluate run-d nothing": (2, "unknown data set 'nothing', and no such file exists"),
-    "evaluate run-d --label-column x": (2, "--label-column says how DATASET is read; name DATASET"),
+    "evaluate run-d --label-column x": (2, "--label-column is for reading DATASET; name DATASET"),
     "evaluate run-d --split dev": (2, "d has no split dev, only train, validation; name one"),
     "evaluate run-d e.csv --split dev": (2, "e.csv has no splits to choose from; leave --split"),
     "evaluate run-d --weights good": (2, "unknown weights 'good'; choose one of best, last"),
@@ -239,7 +239,7 @@ BAD = {
     "predict run-d empty": (5, "empty has no images; name another folder"),
     "predict run-d texts.csv": (2, "none of the columns of texts.csv clearly holds images: text"),
     "predict run-d d --text-column a": (2, "vit-micro takes images; leave --text-column out"),
-    "predict run-d - -": (2, "- stands for stdin, which can be read only once"),
+    "predict run-d - -": (2, "- is stdin, which can be read only once"),
     "predict run-texts d/car/0.jpg": (2, "0.jpg is an image, and the model takes texts"),
     "predict run-texts d": (2, "d is no file of texts; give CSV, TSV, JSONL, PARQUET, or TXT"),
     "predict run-texts latin.txt": (5, "latin.txt is not UTF-8; save it as UTF-8"),

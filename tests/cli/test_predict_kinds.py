@@ -209,7 +209,7 @@ BAD = {
     "text a.txt --top 2": (2, "--top is for classification, and text is for causal-lm; leave it"),
     "text a.txt --out a.txt": (2, "a.txt exists already; name another file with --out."),
     "chat asked.jsonl": (5, "asked.jsonl has 1 bad row: asked.jsonl, line 1 (no question)"),
-    "mask x.png": (2, "mask makes masks; name a new directory for them with --out."),
+    "mask x.png": (2, "mask predicts masks; name a new directory for them with --out."),
     "mask x.png --out m --seed 1": (2, "--seed is for causal-lm, and mask is for segmentation"),
     "mask x.png --out shapes": (2, "shapes exists already; name another directory with --out."),
     "mask x.png --out no/m": (2, "cannot write no/m (No such file or directory); name another"),

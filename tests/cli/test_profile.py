@@ -30,7 +30,7 @@ def test_tables_of_a_profile_fit(width, monkeypatch):
     result = profile("--ratio", "0.8")
     assert result.exit_code == 0, result.stderr
     table = screen.getvalue()
-    assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch of 4, fp32, sgd, on cpu" in table
+    assert f"vit-micro: {DEFAULT_METHOD}, ratio 0.8, batch 4, fp32, sgd, on cpu" in table
     kind = "  linear" if width > 60 else " +\\d"  # which is left out first
     assert re.search(rf"attn\.qkv +2 x{kind}", table)
     for row in ("linear", "head", "total", "sampling", "step"):
@@ -74,7 +74,7 @@ def test_long_names_of_modules_keep_their_end(monkeypatch):
     assert re.search(r"….*\.output\.dense +2 x", table)
     assert "others" in table
     assert "sgd, compiled, on a GPU" in table
-    assert "kept for backward, traced without compiling" in table
+    assert "activations kept, traced without compiling" in table
     assert re.search(r"traced without compiling +1\.0 MiB", table)
     assert re.search(r"sampling +.* in forward", table)
     assert re.search(r"measured, allocated +2\.0 MiB", table)
@@ -116,7 +116,7 @@ def test_a_profile_of_a_data_set_has_its_batches():
     document = json.loads(result.stdout)
     assert document["dataset"] == "digits"
     assert document["phases"]["data_s"] > 0
-    assert profile("digits").stdout.count("rows read, transformed and moved") == 1
+    assert profile("digits").stdout.count("reading, transforming and moving rows") == 1
 
 
 MODULE = """
@@ -187,7 +187,7 @@ def test_equal_blocks_of_ones_own_are_one_row_and_layers_are_not():
 
 
 NOT_OWN = {
-    "build --steps 3": (2, "steps does not apply to a model of one's own"),
+    "build --steps 3": (2, "steps does not apply to a model of your own"),
     "build digits": (2, "dataset does not apply"),
     "build --batch-size 3": (2, "returns inputs, which have their batch size"),
     "build --method razr": (2, "did you mean 'razor'?"),
@@ -231,4 +231,4 @@ def test_a_module_that_cannot_be_imported_is_refused(text, code, sentence):
 def test_columns_without_a_data_set_are_refused():
     result = profile("--label-column", "a")
     assert result.exit_code == 2
-    assert "--label-column says how a data set is read" in result.stderr
+    assert "--label-column is for reading a data set" in result.stderr

@@ -77,7 +77,7 @@ def test_the_last_word_again_after_a_silence(said, monkeypatch):
         deadline = time.monotonic() + 30
         while not said() and time.monotonic() < deadline:
             time.sleep(0.01)
-        pulse.keep("building")
+        pulse.update("building")
         while len(said()) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     over = len(said())

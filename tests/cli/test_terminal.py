@@ -82,7 +82,7 @@ def test_no_command_controls_the_terminal(command, evil, monkeypatch):
 
 
 def on_a_terminal(self, stream) -> None:
-    self._stream, self._shown = stream, True
+    self._stream, self._terminal = stream, True
 
 
 def test_data_that_no_terminal_shows_are_as_they_are(evil):
@@ -220,10 +220,10 @@ def test_cells_that_a_spreadsheet_would_run(cell):
     from razorctl.training.predicting.labels import Prediction
 
     row = Prediction("=f.csv", 3, (cell, "other"), (0.75, 0.25))
-    kind = view.labels_format(row.classes, 1, False)
+    row_format = view.labels_format(row.classes, 1, False)
     plain, inert = io.StringIO(), io.StringIO()
-    view.csv(plain, [row], kind)
-    view.csv(inert, [row], kind, spreadsheet=True)
+    view.write_csv(plain, [row], row_format)
+    view.write_csv(inert, [row], row_format, spreadsheet=True)
     lines = {"plain": plain.getvalue(), "inert": inert.getvalue()}
     assert lines["plain"].replace('"', "") == f"file,row,label,probability\n=f.csv,3,{cell},0.75\n"
     assert (

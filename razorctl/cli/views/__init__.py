@@ -1,1 +1,1 @@
-"""What each command prints."""
+"""The output of each command."""

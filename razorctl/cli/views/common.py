@@ -1,4 +1,4 @@
-"""What a terminal shows: tables on stdout, messages on stderr."""
+"""Output on a terminal: tables on stdout, messages on stderr."""
 
 import os
 import sys
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class _LossyStream:
-    """A stream that loses what it cannot write: its reader is gone, or the disk is full."""
+    """A stream that drops what it cannot write: its reader has gone, or the disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):  # the latter if it is closed
+        with suppress(OSError, ValueError):  # ValueError if it is closed
             self._stream.write(text)
         return len(text)
 
@@ -38,7 +38,7 @@ class _LossyStream:
 
 
 class MessageConsole(CleanConsole):
-    """A console on stderr whose messages end no command; `spoke` tells whether there were any."""
+    """A console on stderr that never fails; `spoke` tells whether it has printed anything."""
 
     spoke = False
 
@@ -49,7 +49,7 @@ class MessageConsole(CleanConsole):
 
     @property
     def file(self) -> Any:
-        """Where messages go."""
+        """The stream of the messages."""
         return _LossyStream(super().file)
 
     @file.setter
@@ -60,39 +60,39 @@ class MessageConsole(CleanConsole):
 forget_empty_width()
 out = CleanConsole()
 err = MessageConsole(stderr=True)
-_muted: list[tuple[Any, Any]] = []  # what `mute` has replaced
-EVERY = 30.0  # seconds that nothing is said at most, where there is no live display
+_muted: list[tuple[Any, Any]] = []  # the streams that `mute` has replaced
+EVERY = 30.0  # longest silence in seconds where there is no live display
 
 
 def figure(value: float | None, digits: int = 4) -> str:
-    """A figure of an evaluation; one that is not finite, which JSON does not have, is a dash."""
+    """A figure of an evaluation, or a dash for None, which stands for one that is not finite."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def predicted_duration(predicted: dict[str, Any], steps: int = 1) -> str:
-    """The predicted time of so many steps, from the least to the most if they differ."""
+    """The predicted time of a number of steps, from the least to the most if they differ."""
     low, high = (steps * predicted[f"step_seconds_{end}"] for end in ("low", "high"))
     return units.between(low, high)
 
 
 def epochs_of(steps: int, per_epoch: int) -> float:
-    """Epochs of so many steps, to two digits or the whole number."""
+    """The epochs of a number of steps, to two digits or the whole number."""
     epochs = steps / per_epoch
     return round(epochs, 2 if epochs < 1 else 1 if epochs < 10 else None)
 
 
 def run_length(job: Mapping[str, Any], per_epoch: int | None) -> str:
-    """How long a run is, by the settings of its job and the whole batches of an epoch, if known."""
+    """The length of a run, by the settings of its job and the steps of an epoch, if known."""
     epochs, steps = job["epochs"], job["steps"]
     if steps and per_epoch:
         epochs = epochs_of(steps, per_epoch)
     words = [units.count(epochs, "epoch")] if epochs else []
     words += [units.count(steps, "step")] if steps else []
-    return ", ".join(words) or "epochs by the tokens of the texts"
+    return ", ".join(words) or "epochs by the number of tokens"
 
 
 def title(model: str, dataset: str) -> str:
-    """A model and a data set, whose path is a relative one inside the working directory."""
+    """A model and a data set; paths inside the working directory are relative."""
     with suppress(OSError):
         place, here = Path(dataset), Path.cwd()
         if place.is_absolute() and place != here and place.is_relative_to(here):
@@ -101,8 +101,8 @@ def title(model: str, dataset: str) -> str:
 
 
 def recipe_summary(recipe: dict[str, Any]) -> str:
-    """Method, ratio and joint budget, as far as they say something."""
-    from razorctl.methods import METHODS  # imported here, as documents below: --help needs none
+    """The method of a recipe and its other settings that have an effect."""
+    from razorctl.methods import METHODS  # imported here: --help does not need it
 
     text = str(recipe["method"])
     if METHODS[text].has_ratio:
@@ -117,7 +117,7 @@ def recipe_summary(recipe: dict[str, Any]) -> str:
 
 
 def mute() -> None:
-    """Prints nothing more, until `unmute`."""
+    """Prints nothing until `unmute`."""
     _muted.append((sys.stdout, sys.stderr))
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
@@ -129,36 +129,36 @@ def unmute() -> None:
 
 
 def error(message: str) -> None:
-    """One sentence on stderr, on one line however narrow the terminal."""
+    """Prints an error on stderr, on one line however narrow the terminal."""
     err.print("[bold red]error:[/]", escape(message), highlight=False, soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
     from razorctl import documents
 
-    # Not by rich, which would wrap and color what a program is to read.
+    # rich would wrap and color it.
     data_stream().write(f"{documents.text(document, indent=2)}\n")
 
 
 def say(text: str) -> None:
-    """A line on stderr, however narrow the terminal."""
+    """Prints a line on stderr, however narrow the terminal."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def table_width(table: "Table") -> int:
-    """Columns of a terminal that a table takes where no line of it is broken."""
+    """The columns of a terminal that a table needs without breaking a line."""
     from rich.measure import Measurement
 
     return Measurement.get(out, out.options.update(width=1000), table).maximum
 
 
 def note(sentence: str) -> None:
-    """What a user may not have meant, on stderr."""
+    """Prints a note on stderr, about something that the user may not have meant."""
     err.print("[bold yellow]note:[/]", escape(sentence), highlight=False, soft_wrap=True)
 
 
 class Pulse:
-    """Says on stderr what is being done, inside it: again whenever nothing was said for EVERY s."""
+    """Repeats on stderr what is being done, after every silence of EVERY seconds."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -168,17 +168,17 @@ class Pulse:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last word."""
+        """Seconds since the last line."""
         return time.monotonic() - self._spoke
 
-    def keep(self, text: str) -> None:
-        """What is being done now, not to be said yet."""
+    def update(self, text: str) -> None:
+        """Changes the text without printing it."""
         self.text = text
 
     def say(self, text: str) -> None:
-        """Says it now."""
+        """Changes the text and prints it."""
         self._spoke = time.monotonic()
-        self.keep(text)
+        self.update(text)
         say(text)
 
     def _beat(self) -> None:
@@ -198,7 +198,7 @@ class Pulse:
 
 @contextmanager
 def hide_messages(*, unless: bool) -> Iterator[None]:
-    """Inside the block nothing is said on stderr."""
+    """Prints nothing on stderr inside the block, unless `unless` is true."""
     before, err.quiet = err.quiet, err.quiet or not unless
     try:
         yield
@@ -207,18 +207,18 @@ def hide_messages(*, unless: bool) -> Iterator[None]:
 
 
 def live() -> bool:
-    """Whether bars are shown: on a terminal and in a notebook, unless nothing is to be said."""
+    """Whether bars are shown: on a terminal and in a notebook, unless messages are hidden."""
     return (err.is_interactive or err.is_jupyter) and not err.quiet
 
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Says inside it what is being done; yields what changes the text.
+    """Shows what is being done inside the block; yields the function that changes the text.
 
-    It says so at once on a terminal, and where nothing was said before; else where it takes long.
+    Without a terminal, a first message is printed at once and any other only after EVERY seconds.
     """
     if err.is_jupyter and live():
-        from razorctl.cli.views import notebook  # whose bars few commands need
+        from razorctl.cli.views import notebook  # imported here: few commands need it
 
         with notebook.status(text) as change:
             yield change
@@ -229,4 +229,4 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
         if not err.spoke:
             say(f"{text} ...")
         with Pulse(text) as pulse:
-            yield pulse.keep
+            yield pulse.update

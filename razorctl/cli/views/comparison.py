@@ -1,4 +1,4 @@
-"""What `compare` prints: the table of a comparison, or its rows as CSV."""
+"""The output of `compare`: the table of a comparison, or its rows as CSV."""
 
 import csv
 from typing import Any
@@ -20,14 +20,14 @@ SCORES = {
     "mean_iou": ("mean IoU\n%", 0.01, "{:.2f}"),
     "perplexity": ("perplexity", 1.0, "{:.2f}"),
 }
-LABEL = 14  # columns of a terminal that a label has at least; a longer one is folded
-# What is left out, in this order, where the terminal is too narrow for it.
+LABEL = 14  # least columns of a terminal for a label; a longer one is folded
+# Columns that a narrow terminal leaves out, in this order.
 SPARE = ("epoch_seconds", "speedup_vs_full", "time_to_target", "memory_vs_full")
-Columns = dict[str, tuple[str, float, str]]  # figure -> head, what a unit of it is, and format
+Columns = dict[str, tuple[str, float, str]]  # figure -> head, size of its unit, and format
 
 
 def show(document: dict[str, Any]) -> None:
-    """The table of `compare`, from its JSON document: a row for each way, the best figures bold."""
+    """Prints the table of `compare`: a row for each method, the best figures in bold."""
     memory = document["memory"]
     columns = columns_of(document, {memory: MEMORY[memory]})
     table, left_out = _table(document, columns), list[str]()
@@ -46,13 +46,13 @@ def show(document: dict[str, Any]) -> None:
             )
     notes = explanation(document, of_target="time_to_target" in columns)
     if left_out:
-        notes += f"Too narrow for: {', '.join(left_out)}; --json has all."
+        notes += f"Left out for width: {', '.join(left_out)}; --json has all."
     views.out.print(notes, style="dim", highlight=False)
     views.out.print(sentence(document["take"]), highlight=False, markup=False)
 
 
 def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
-    """The columns of a comparison; memories: those of memory, with their names."""
+    """The columns of a comparison; memories: the columns of memory, with their heads."""
     rows, columns = document["rows"], Columns()
     if len({row["steps"] for row in rows} - {None}) > 1:
         columns["steps"] = ("steps", 1.0, "{:,.0f}")
@@ -68,7 +68,7 @@ def columns_of(document: dict[str, Any], memories: dict[str, str]) -> Columns:
 
 
 def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
-    """A figure of a row as its column has it; a dash if there is none."""
+    """A figure of a row in the format of its column; a dash if there is none."""
     _, unit, form = columns[name]
     text = "-" if row[name] is None else form.format(row[name] / unit)
     if name == "score" and row["score_std"] is not None:
@@ -77,43 +77,49 @@ def cell(row: dict[str, Any], name: str, columns: Columns) -> str:
 
 
 def explanation(document: dict[str, Any], of_target: bool) -> str:
-    """What the marks and the columns of the table mean; of_target: whether that column is there."""
+    """The meaning of the table's marks and columns; of_target: whether it has that column."""
     target, rows = document["target"], document["rows"]
     measured = document["memory"] == "peak_bytes"
-    how = "measured peak of a step" if measured else "kept for backward, traced"
-    how += " without compiling" * (not measured and any(row["compile"] for row in rows))
-    budgeted = any(row["activation_memory_budget"] is not None for row in rows)
-    how += " or its memory budget" * (not measured and budgeted)
-    judged = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
-    notes = f"Bold: the best. *: Pareto front of memory, step time and {judged}. Memory: {how}. "
+    memory = "measured peak of a step" if measured else "kept for backward, traced"
+    if not measured and any(row["compile"] for row in rows):
+        memory += " without compiling"
+    if not measured and any(row["activation_memory_budget"] is not None for row in rows):
+        memory += " or its memory budget"
+    score = SCORES[document["metric"] or "accuracy"][0].split("\n")[0]
+    notes = f"Bold: best. *: Pareto front of memory, step time and {score}. Memory: {memory}. "
     if target is not None and of_target:
-        reached = f"{percent(target, 2)} or more"
+        bound = f"{percent(target, 2)} or more"
         if document["metric"] in LEAST:
-            reached = f"{target:.2f} or less"
-        notes += f"target: training until {judged} stays at {reached}. "
-    eager = [row["label"] for row in rows if row["compile"] and not row["compiled"]]
-    return notes + (f"Not compiled: {', '.join(eager)}. " if eager else "")
+            bound = f"{target:.2f} or less"
+        notes += f"target: training time until {score} stays at {bound}. "
+    if eager := [row["label"] for row in rows if row["compile"] and not row["compiled"]]:
+        notes += f"Not compiled: {', '.join(eager)}. "
+    return notes
 
 
 def title(document: dict[str, Any]) -> str:
-    """The model and the data set."""
+    """The model and the data set of a comparison."""
     return views.title(document["model"], document["dataset"])
 
 
 def shared_settings(document: dict[str, Any]) -> str:
-    """What all runs have in common, in a few words."""
+    """The settings that all runs have in common, in a few words."""
     shared, words = document["shared"], []
-    words += [f"batch {shared['batch_size']}"] if "batch_size" in shared else []
-    words += [count(shared["steps"], "step")] if "steps" in shared else []
-    words += [shared["precision"]] if "precision" in shared else []
-    words += ["compiled"] * shared.get("compile", False)
-    words += ["CUDA graphs"] * shared.get("cuda_graphs", False)
-    words += [count(len(document["seeds"]), "seed"), *document["devices"]]
-    return ", ".join(words)
+    if "batch_size" in shared:
+        words.append(f"batch {shared['batch_size']}")
+    if "steps" in shared:
+        words.append(count(shared["steps"], "step"))
+    if "precision" in shared:
+        words.append(shared["precision"])
+    if shared.get("compile"):
+        words.append("compiled")
+    if shared.get("cuda_graphs"):
+        words.append("CUDA graphs")
+    return ", ".join([*words, count(len(document["seeds"]), "seed"), *document["devices"]])
 
 
 def _table(document: dict[str, Any], columns: Columns) -> Table:
-    """A row for each row of the document."""
+    """The table, with a row for each row of the document."""
     table = Table(
         title=f"{title(document)}, {shared_settings(document)}",
         title_justify="left",
@@ -138,14 +144,14 @@ def _table(document: dict[str, Any], columns: Columns) -> Table:
 def _column(
     rows: list[dict[str, Any]], name: str, head: str, *units: tuple[str, float]
 ) -> tuple[str, float, str]:
-    """Head, size and format of the largest unit that the largest figure has more than one of."""
+    """Head, size and format of a column in the largest unit that its largest figure exceeds."""
     largest = max((row[name] for row in rows if row[name] is not None), default=0)
     unit, size = next((u for u in reversed(units) if largest >= u[1]), units[0])
     return f"{head}\n{unit}", size, "{:,.1f}" if size == units[0][1] else "{:,.2f}"
 
 
 def print_csv(rows: list[dict[str, Any]]) -> None:
-    """A line for each row, of all that is one figure or word."""
+    """Prints the rows as CSV, with all columns that are no lists."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     writer = csv.DictWriter(data_stream(), names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

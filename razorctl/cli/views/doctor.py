@@ -1,4 +1,4 @@
-"""What `doctor` prints."""
+"""The output of `doctor`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ MARKS = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "problem": T
 
 
 def show(checks: "Sequence[Check]") -> None:
-    """A row for each check, with what would mend it; versions, and kernels that ran, share rows."""
+    """Prints a row for each check with its remedy; versions share a row, and so do kernels."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
@@ -26,8 +26,8 @@ def show(checks: "Sequence[Check]") -> None:
             text = check.name if check.found == "ran" else f"{check.name} {check.found}"
             shared.setdefault(check.group, []).append(text)
         else:
-            found = check.found if check.mend is None else f"{check.found}; {check.mend}"
-            table.add_row(MARKS[check.state], f"{check.group}: {check.name}", Text(found))
+            text = check.found if check.mend is None else f"{check.found}; {check.mend}"
+            table.add_row(MARKS[check.state], f"{check.group}: {check.name}", Text(text))
     for group, texts in shared.items():
         table.add_row(MARKS["ok"], group, Text(", ".join(texts)))
     views.out.print(table)

@@ -1,4 +1,4 @@
-"""What `evaluate` prints."""
+"""The output of `evaluate`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +9,20 @@ from rich.table import Table
 from razorctl import units
 from razorctl.cli.views import common as views
 
-SHOWN = 10  # bad rows that are named
+SHOWN = 10  # bad rows that are listed
 
 
-def skipped(lines: Sequence[str], more: str = "") -> None:
-    """A note on bad rows that are left out, which names the first; more: what else it says."""
+def note_skipped(lines: Sequence[str], remark: str = "") -> None:
+    """Prints a note with `remark` on the bad rows that are left out, and lists the first ones."""
     if not lines:
         return
     verb = "is" if len(lines) == 1 else "are"
-    views.note(f"{units.count(len(lines), 'bad row')} {verb} left out{more}:")
-    named = list(dict.fromkeys(lines))  # streams are read several times
-    for line in named[:SHOWN]:
+    views.note(f"{units.count(len(lines), 'bad row')} {verb} left out{remark}:")
+    rows = list(dict.fromkeys(lines))  # streams are read several times
+    for line in rows[:SHOWN]:
         views.say(f"  {line}")
-    if len(named) > SHOWN:
-        views.say(f"  and {len(named) - SHOWN:,} more")
+    if len(rows) > SHOWN:
+        views.say(f"  and {len(rows) - SHOWN:,} more")
 
 
 def show(result: dict[str, Any]) -> None:

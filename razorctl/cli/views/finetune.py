@@ -1,4 +1,4 @@
-"""What `finetune` prints: the header, as far as it is known, and the closing table."""
+"""The output of `finetune`: the header, the settings of the run, and the closing table."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -20,23 +20,31 @@ if TYPE_CHECKING:
 
 
 def show_header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> None:
-    """Two lines of what is known before anything is loaded."""
+    """Prints two lines with all that is known before anything is loaded."""
     title = f"{views.title(job.model, job.dataset)}: {recipe_summary(asdict(recipe))}"
     views.say(", ".join([title, *_settings(job, device)]))
     views.say(f"run directory: {out}")
 
 
-def show_settings(run: "Run", job: Job, asked: str | None, device: str) -> None:
-    """A line of what the header of `job`, on the device asked for, could not know."""
-    known = _settings(job, asked)
-    new = [words for words in _settings(run.job, device, _epochs(run)) if words not in known]
+def show_settings(run: "Run", job: Job, named: str | None, device: str) -> None:
+    """Prints the settings that the header of `job` lacked, and the bytes of activations kept.
+
+    named: the device that the header had. device: the one that the run is on.
+    """
+    printed = _settings(job, named)
+    new = [words for words in _settings(run.job, device, _epochs(run)) if words not in printed]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)
         new.append(f"{predicted_duration(run.predicted, left)} as planned")
-    views.say(", ".join([*new, f"keeps {activations_kept(run)}"]))
+    if new:
+        views.say(", ".join(new))
+    views.say(
+        f"activations kept for backward: {size(run.saved_bytes)}; full fine-tuning keeps "
+        f"{size(run.full_saved_bytes)}"
+    )
     if (epochs := _epochs(run) or 0) > MANY:
         views.note(
-            f"the run passes {epochs:,g} times over the data; of as many rows, --epochs "
+            f"the run has {epochs:,g} epochs; for this number of rows, --epochs "
             f"{run.usual_epochs:g} is usual."
         )
     if run.stock:
@@ -46,72 +54,76 @@ def show_settings(run: "Run", job: Job, asked: str | None, device: str) -> None:
 
 
 def show_time_left(step_seconds: float, steps: int) -> None:
-    """A line on what so many steps will take, by the first ones."""
+    """Prints the time that a number of steps will take, by the time of the first ones."""
     views.say(f"about {duration(step_seconds * steps)} left: a step takes {duration(step_seconds)}")
 
 
 def _epochs(run: "Run") -> float | None:
-    """Passes over the training rows, as far as that is known."""
+    """The epochs of a run, or None if they are not known."""
     if run.steps_per_epoch is None or run.job.steps is None:
         return None
     return epochs_of(run.job.steps, run.steps_per_epoch)
 
 
 def _settings(job: Job, device: str | None, epochs: float | None = None) -> list[str]:
-    """What is known of batch, epochs, steps, precision, learning rate and device, in words.
+    """The settings of a job that are known, in words.
 
-    epochs: those that the steps of the job are.
+    epochs: the epochs that its steps come to, if known.
     """
     epochs = job.epochs if epochs is None else epochs
-    shared = job.processes > 1
-    parts = f" in {count(job.accumulate, 'micro-batch')}"
-    return [
-        text
-        for text, value in (
-            (f"batch {job.batch_size}{parts * (job.accumulate > 1)}", job.batch_size),
-            (
-                f"{count(job.processes, 'process')} ({job.strategy})",
-                job.processes if shared else None,
-            ),
-            (count(epochs or 0, "epoch"), epochs),
-            (count(job.steps or 0, "step"), job.steps),
-            (job.precision, None if job.precision == "auto" else job.precision),
-            (f"lr {job.learning_rate or 0:g}", job.learning_rate),
-            ("compiled", job.compile or None),
-            ("CUDA graphs", job.cuda_graphs or None),
-            (f"on {device}", device),
-        )
-        if value is not None
-    ]
+    words = []
+    if job.batch_size is not None:
+        words.append(f"batch {job.batch_size}")
+        if job.accumulate > 1:
+            words[0] += f" in {count(job.accumulate, 'micro-batch')}"
+    if job.processes > 1:
+        words.append(f"{count(job.processes, 'process')} ({job.strategy})")
+    if epochs is not None:
+        words.append(count(epochs, "epoch"))
+    if job.steps is not None:
+        words.append(count(job.steps, "step"))
+    if job.precision != "auto":
+        words.append(job.precision)
+    if job.learning_rate is not None:
+        words.append(f"lr {job.learning_rate:g}")
+    if job.compile:
+        words.append("compiled")
+    if job.cuda_graphs:
+        words.append("CUDA graphs")
+    if device is not None:
+        words.append(f"on {device}")
+    return words
 
 
 def activations_kept(run: "Run") -> str:
-    """What a step keeps for backward, and how much less that is than in full fine-tuning."""
+    """The bytes that a step keeps for backward, compared with full fine-tuning."""
     return f"{size(run.saved_bytes)}, {against(run.saved_bytes, run.full_saved_bytes)}"
 
 
 def show(result: dict[str, Any]) -> None:
-    """The closing table of `finetune`."""
+    """Prints the closing table of `finetune`."""
     title = f"{views.title(result['model'], result['dataset'])}: {recipe_summary(result['recipe'])}"
     views.out.print(title, soft_wrap=True, highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_column(style="dim")
-    own, full = result["saved_bytes"], result["full_saved_bytes"]
+    kept, full = result["saved_bytes"], result["full_saved_bytes"]
     predicted = result["predicted"] or {}
-    eager = ", without compiling" * result["compiled"]
-    table.add_row("kept for backward", size(own), against(own, full) + eager)
+    remark = against(kept, full)
+    if result["compiled"]:
+        remark += ", without compiling"
+    table.add_row("kept for backward", size(kept), remark)
     table.add_row("full fine-tuning keeps", size(full))
     if result["peak_bytes"] is not None:
         table.add_row("peak of a step", size(result["peak_bytes"]), "allocated")
     if predicted:
         table.add_row("peak as planned", size(predicted["peak_bytes"]), "predicted")
     if result["stopped_early"]:
-        waited = f"{result['metric']} rose no more"
-        table.add_row("stopped early", f"step {result['steps']:,}", waited)
+        reason = f"no better {result['metric'].replace('_', ' ')}"
+        table.add_row("stopped early", f"step {result['steps']:,}", reason)
     for change in result["out_of_memory"][-1:]:
-        table.add_row("out of memory", f"step {change['step']:,}", "taken with less from then on")
+        table.add_row("out of memory", f"step {change['step']:,}", "steps need less since then")
     table.add_row("step", duration(result["step_seconds"]), f"median of {result['steps']:,}")
     if payoff := result["payoff"]:
         from razorctl.training.payoff import Payoff  # imported here: few runs compile
@@ -137,14 +149,14 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _add_figure(table: Table, name: str, result: dict[str, Any]) -> None:
-    """Adds a figure of the best weights, and below it that of the last if they are others."""
-    found = [(result["metrics"], "")]
+    """Adds a figure of the best weights, and of the last weights if they are others."""
+    evaluations = [(result["metrics"], "")]
     if result["best_weights"] != result["weights"]:
         best = result.get("best_metrics") or {}  # an older razorctl wrote none
         of_best = f" (step {result['best_step']:,}, the best)"
-        found = [(best, of_best), (result["metrics"], " (the last step)")]
+        evaluations = [(best, of_best), (result["metrics"], " (the last step)")]
     label = f"{result['split']} {name.replace('_', ' ')}"
-    for figures, which in found:
+    for figures, which in evaluations:
         loss = f"loss {figure(figures.get('loss'))}{which}"
         table.add_row(label, figure(figures.get(name)), loss)
         label = ""

@@ -1,6 +1,6 @@
-"""Pages of help: an example, the options that people use first, and the others in panels.
+"""Help pages: an example, the most used options, and the others in panels.
 
-Its lines are drawn here: panels of rich would take as long as half of the command.
+The panels are drawn here: rich would take half of the time of `--help` for them.
 """
 
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ from rich.segment import Segment, Segments
 
 from razorctl.cli.views import common as views
 
-WIDEST = 120  # columns that a page takes at most
-LEFT = 32  # columns of flags at most; longer ones have a line of their own
+WIDEST = 120  # most columns of a page
+LEFT = 32  # most columns for flags; longer flags have a line of their own
 FIRST = "Options"
 DEFAULT, BY_MODEL = "[default: ", "[default: by model]"
-OF_MODEL = "by model: `razorctl list defaults MODEL DATASET` shows them"
+OF_MODEL = "by model: see `razorctl list defaults MODEL DATASET`"
 FLAG = "bold cyan"
 
 Line = list[tuple[str, str]]  # texts, each with its style
 END = ("\n", "")
-Row = tuple[Line, str]  # the words of what is typed, and what it means
+Row = tuple[Line, str]  # an argument or the flags of an option, and its help
 
 
 def show(command: Any, ctx: Any) -> None:
-    """The help of a command, or of the application."""
+    """Prints the help of a command or of the application."""
     page = _page(command, ctx, min(views.out.width, WIDEST))
     styled = views.out.get_style
     segments = (Segment(text, styled(style)) for line in page for text, style in [*line, END])
@@ -61,7 +61,7 @@ def _words(text: str, style: str) -> Line:
 
 
 def _wrapped(words: Line, width: int) -> list[Line]:
-    """Lines of words, with a space between two; one that is wider than a line is broken."""
+    """Lines of words; a word that is wider than a line is broken."""
     lines: list[Line] = []
     free = 0
     for word, style in words:
@@ -82,18 +82,18 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {"Arguments": [], FIRST: []}
     for each in command.get_params(ctx):
         if each.param_type_name == "argument":
-            typed = [(each.display_name_raw, "yellow")]
-            panels["Arguments"].append((typed, _about(each, ctx)))
+            argument = [(each.display_name_raw, "yellow")]
+            panels["Arguments"].append((argument, _about(each, ctx)))
         else:
             name = each.rich_help_panel or FIRST
-            panels.setdefault(name, []).append((_typed(each), _about(each, ctx)))
+            panels.setdefault(name, []).append((_flags(each), _about(each, ctx)))
     for name, other in getattr(command, "commands", {}).items():
         panels.setdefault("Commands", []).append(([(name, FLAG)], other.help))
     return {name: rows for name, rows in panels.items() if rows}
 
 
-def _typed(option: Any) -> Line:
-    """The flags of an option and what they take, as in --steps N or --[no-]lora."""
+def _flags(option: Any) -> Line:
+    """The flags of an option and its metavar, as in --steps N or --[no-]lora."""
     flags = sorted(option.opts, key=len)
     if option.secondary_opts:
         flags = [flag.replace("--", "--[no-]") for flag in flags]
@@ -101,11 +101,11 @@ def _typed(option: Any) -> Line:
 
 
 def _about(parameter: Any, ctx: Any) -> str:
-    """The help of a parameter, with its default: that of a file of settings, if there is one."""
+    """The help of a parameter with its default, which a file of settings may set."""
     about = render(parameter.help or "", emoji=False).plain
-    found = ctx.lookup_default(parameter.name, call=False)
-    if found is not None:
-        return f"{about.partition(f' {DEFAULT}')[0]} {DEFAULT}{found}, by the file of settings]"
+    value = ctx.lookup_default(parameter.name, call=False)
+    if value is not None:
+        return f"{about.partition(f' {DEFAULT}')[0]} {DEFAULT}{value}, by the file of settings]"
     default = parameter.default
     if DEFAULT in about or default is None or isinstance(default, bool):
         return about
@@ -113,11 +113,11 @@ def _about(parameter: Any, ctx: Any) -> str:
 
 
 def _panel(name: str, rows: list[Row], width: int) -> Iterator[Line]:
-    """A box whose rows stand in two columns, however long a flag is."""
+    """A box with rows in two columns."""
     box = ROUNDED.substitute(views.out.options)
     top, inner = f"{box.top_left}{box.top} {name} ", width - 4
     most = min(LEFT, inner // 2)
-    sizes = [_size(line) for typed, _ in rows for line in _wrapped(typed, inner)]
+    sizes = [_size(line) for flags, _ in rows for line in _wrapped(flags, inner)]
     left = 2 + max((size for size in sizes if size <= most), default=2)
     lines = [line for row in rows for line in _lines(*row, left, inner)]
     if any(about.endswith(BY_MODEL) for _, about in rows):
@@ -135,13 +135,13 @@ def _size(line: Line) -> int:
 
 
 def _lines(words: Line, about: str, left: int, inner: int) -> Iterator[Line]:
-    """The lines of a row: what is typed, and beside it or below it what it means."""
+    """The lines of a row: the flags, and the help beside or below them."""
     meaning, default, rest = about.partition(DEFAULT)
     lines = _wrapped(_words(meaning, "") + _words(default + rest, "dim"), inner - left)
-    *before, typed = _wrapped(words, inner)
-    yield from before
-    if _size(typed) + 2 > left or not lines:
-        yield typed
+    *above, flags = _wrapped(words, inner)
+    yield from above
+    if _size(flags) + 2 > left or not lines:
+        yield flags
     else:
-        yield [*typed, (" " * (left - _size(typed)), ""), *lines.pop(0)]
+        yield [*flags, (" " * (left - _size(flags)), ""), *lines.pop(0)]
     yield from ([(" " * left, ""), *line] for line in lines)

@@ -1,4 +1,4 @@
-"""What a command prints, as HTML for notebooks: the same tables, in colors of any theme."""
+"""The output of a command as HTML for notebooks: its tables, in colors that suit any theme."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -12,7 +12,8 @@ from rich.text import Text
 from razorctl.cli.views import common as views
 from razorctl.cli.views.terminal import CleanConsole, clean
 
-WIDE = 1000  # columns of a terminal in which no table leaves anything out
+COLORS = {"green": "--line-4", "red": "--line-1"}
+WIDE = 1000  # columns of a terminal that is wide enough for every table
 # Lines have 3:1 or more on white and on the grays of dark themes.
 STYLE = """<style>
 .razorctl { --ink: currentColor; --grid: rgba(127, 127, 127, .35); --paper: transparent;
@@ -36,11 +37,11 @@ STYLE = """<style>
 
 
 class RecordingConsole(CleanConsole):
-    """A console that shows nothing, and knows what it was to print, with its style."""
+    """A console that shows nothing and records what it is to print."""
 
     def __init__(self, width: int) -> None:
         super().__init__(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
-        self.printed: list[tuple[Any, str | None]] = []
+        self.printed: list[tuple[Any, str | None]] = []  # each with its style
 
     def print(self, *shown: Any, style: Any = None, **settings: Any) -> None:
         self.printed += [(each, style) for each in shown if each != ""]
@@ -48,13 +49,13 @@ class RecordingConsole(CleanConsole):
 
     @property
     def text(self) -> str:
-        """All that was printed, as plain text."""
+        """The record as plain text."""
         assert isinstance(self.file, io.StringIO)
         return "\n".join(line.rstrip() for line in self.file.getvalue().splitlines())
 
 
 def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
-    """What a view prints on stdout when it is called."""
+    """Calls a view and returns the record of what it prints on stdout."""
     before, views.out = views.out, RecordingConsole(width)
     try:
         show()
@@ -64,7 +65,7 @@ def record(show: Callable[[], object], width: int = WIDE) -> RecordingConsole:
 
 
 def page(show: Callable[[], object], plots: Sequence[str] = ()) -> str:
-    """What a view prints, and plots of `plots`, as HTML that needs nothing but itself."""
+    """The output of a view and <svg> plots, as self-contained HTML."""
     console = record(show)
     parts = [
         _table(console, each) if isinstance(each, Table) else _line(console, each, style)
@@ -80,7 +81,7 @@ def _line(console: CleanConsole, line: Any, style: Any) -> str:
 
 
 def _table(console: CleanConsole, table: Table) -> str:
-    """A table of rich as one of HTML."""
+    """A table of rich as HTML."""
     title = f"<caption>{_text(console, table.title)}</caption>" if table.title else ""
     heads, rows = [], []
     for column in table.columns:
@@ -91,7 +92,9 @@ def _table(console: CleanConsole, table: Table) -> str:
     ):
         shown = []
         for column, cell in zip(table.columns, cells, strict=True):
-            names = ["right"] * (column.justify == "right") + ["end"] * row.end_section
+            names = ["right"] if column.justify == "right" else []
+            if row.end_section:
+                names.append("end")
             style = console.get_style(column.style or "") + console.get_style(row.style or "")
             shown.append(f'<td class="{" ".join(names)}">{_text(console, cell, style)}</td>')
         rows.append(f"<tr>{''.join(shown)}</tr>")
@@ -101,7 +104,7 @@ def _table(console: CleanConsole, table: Table) -> str:
 
 
 def _text(console: CleanConsole, text: Any, style: Any = None) -> str:
-    """A text with the markup of rich; its styles are those that suit any theme."""
+    """A text with rich markup, in styles that suit any theme."""
     if not isinstance(text, Text):
         text = console.render_str(str(text), highlight=False)
     if style is not None:
@@ -111,11 +114,13 @@ def _text(console: CleanConsole, text: Any, style: Any = None) -> str:
 
 
 def _span(segment: Segment) -> str:
-    found, rules = segment.style, []
-    if found is not None:
-        rules += ["font-weight:600"] * bool(found.bold) + ["opacity:.7"] * bool(found.dim)
-        names = {"green": "--line-4", "red": "--line-1"}
-        color = names.get(found.color.name) if found.color else None
-        rules += [f"color:var({color})"] if color else []
+    style, rules = segment.style, []
+    if style is not None:
+        if style.bold:
+            rules.append("font-weight:600")
+        if style.dim:
+            rules.append("opacity:.7")
+        if style.color and style.color.name in COLORS:
+            rules.append(f"color:var({COLORS[style.color.name]})")
     body = escape(segment.text).replace("\n", "<br>")
     return f'<span style="{";".join(rules)}">{body}</span>' if rules else body

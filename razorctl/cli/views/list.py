@@ -1,4 +1,4 @@
-"""What `list` prints."""
+"""The output of `list`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from razorctl.units import count
 
 
 def show(groups: dict[str, dict[str, str]], brief: bool) -> None:
-    """The table of `list`: group -> name -> summary; if `brief`, a line each, without recipes."""
+    """Prints all names by group; `brief`: one line for each name, and no recipes."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if brief:
         table.add_column(style="dim", no_wrap=True)
@@ -21,19 +21,22 @@ def show(groups: dict[str, dict[str, str]], brief: bool) -> None:
             continue
         for i, (name, summary) in enumerate(names.items()):
             text = Text(summary, no_wrap=brief, overflow="ellipsis" if brief else None)
-            table.add_row(*["" if i else group][:brief], name, text)
+            cells: list[str | Text] = [name, text]
+            if brief:
+                cells.insert(0, "" if i else group)
+            table.add_row(*cells)
     views.out.print(table)
     if brief:
         more = "In full: razorctl list models, datasets, methods, gpus or recipes."
         views.out.print(more, style="dim", highlight=False)
 
 
-# What is in the place of a value of None.
+# Setting -> the text for a value of None.
 NONE = {"input_size": "the model's", "patience": "none"}
 
 
 def show_defaults(document: dict[str, Any]) -> None:
-    """The table of `list defaults`: each setting with its value and where that comes from."""
+    """Prints the table of `list defaults`: each setting with its value and source."""
     rows = document["rows"]
     size = "" if rows is None else f", {count(rows, 'row')} to train on"
     views.out.print(f"{views.title(document['model'], document['dataset'])}{size}", highlight=False)

@@ -1,4 +1,4 @@
-"""What is shown while a command runs in a notebook; it needs no widgets, which many lack."""
+"""Progress of a command in a notebook, without widgets, which many notebooks lack."""
 
 import io
 import time
@@ -10,12 +10,12 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
-OFTEN = 0.2  # seconds between two pictures of a bar
+OFTEN = 0.2  # seconds between two redraws of a bar
 LINE = "<pre style='margin:0;background:none;white-space:pre;line-height:1.3'>{code}</pre>"
 
 
 def html(*shown: RenderableType) -> str:
-    """What a terminal would show, as HTML."""
+    """The output of a terminal as HTML."""
     console = Console(
         record=True, width=90, file=io.StringIO(), force_terminal=True, force_jupyter=False
     )
@@ -24,7 +24,7 @@ def html(*shown: RenderableType) -> str:
 
 
 class CellOutput:
-    """A place in the output of a notebook's cell, which shows one thing at a time."""
+    """A part of the output of a notebook's cell, which shows one thing at a time."""
 
     def __init__(self, *shown: RenderableType) -> None:
         from IPython.display import HTML, display
@@ -33,7 +33,7 @@ class CellOutput:
         self._handle = display(HTML(html(*shown)), display_id=True)
 
     def show(self, *shown: RenderableType) -> None:
-        """Shows this instead."""
+        """Replaces what is shown."""
         self._handle.update(self._html(html(*shown)))
 
     def clear(self) -> None:
@@ -42,7 +42,7 @@ class CellOutput:
 
 
 class Bars(Progress):
-    """Bars of rich, each of which is drawn anew in its output."""
+    """Progress bars of rich that redraw themselves in the output of a cell."""
 
     def __init__(self, *columns: str | ProgressColumn) -> None:
         super().__init__(*columns, auto_refresh=False)
@@ -54,7 +54,7 @@ class Bars(Progress):
 
     def stop(self) -> None:
         if self._output is not None:
-            self._output.clear()  # what is left to say is in the result
+            self._output.clear()  # the result of the command follows
 
     def update(self, *task: Any, **changes: Any) -> None:
         super().update(*task, **changes)
@@ -69,7 +69,7 @@ class Bars(Progress):
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Says inside it what is being done; yields what changes the text."""
+    """Shows what is being done inside the block; yields the function that changes the text."""
     output = CellOutput(Text(f"{text} ..."))
     try:
         yield lambda text: output.show(Text(f"{text} ..."))

@@ -1,4 +1,4 @@
-"""What `plan` prints: the ways to run a job and the one to take; and what is said in planning."""
+"""The output of `plan`: the ways to run a job, and the one to take; progress of planning."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 @contextmanager
 def planning(card: str, budget: int, source: str) -> Iterator[Callable[[str], None]]:
-    """Says what is planned while inside it; what it yields is told what is traced."""
-    words = f"planning for {card}, {size(budget)} {source}"
-    with views.status(words) as change:
-        yield lambda way: change(f"{words}: tracing {way}")
+    """Shows what is planned inside the block; yields the function that names what is traced."""
+    text = f"planning for {card}, {size(budget)} {source}"
+    with views.status(text) as update:
+        yield lambda way: update(f"{text}: tracing {way}")
 
 
 def say_choice(planned: "Plan") -> None:
-    """What `finetune` takes of a plan."""
+    """Prints the way that `finetune` takes from a plan."""
     card = f"{planned.gpu.name}, {size(planned.budget)}"
     views.say(f"planned for {card}: {planned.chosen.label}, {planned.reason}.")
 
 
 def show(plan: dict[str, Any], explain: bool) -> None:
-    """The table of `plan`, from its JSON document, with the chosen way marked, and the command."""
+    """Prints the table of `plan`, from its JSON document, the choice, and the command."""
     show_ways(plan)
     if explain:
         for i, line in enumerate(plan["explanation"], start=1):
             views.out.print(f"{i}. {line}", highlight=False)
         views.out.print()
-    taken = f"{plan['chosen']['label']}: {plan['reason']}."
-    views.out.print(" ".join((">", taken, *_others(plan))), highlight=False)
+    choice = f"> {plan['chosen']['label']}: {plan['reason']}."
+    views.out.print(" ".join((choice, *_others(plan))), highlight=False)
     views.out.print(plan["command"], soft_wrap=True, highlight=False, markup=False)
 
 
 def show_ways(document: Mapping[str, Any]) -> None:
-    """A row for each way to run a job, from the JSON document of a plan or of a refusal."""
+    """Prints a row for each way to run a job, from the document of a plan or of NoFitError."""
     job, gpu, budget = document["job"], document["gpu"], document["budget_bytes"]
     cards = f" on each of {job['processes']}, {job['strategy']}" if job["processes"] > 1 else ""
     title = (
@@ -74,32 +74,30 @@ def show_ways(document: Mapping[str, Any]) -> None:
     views.out.print(table)
     reserve = size(document["candidates"][0]["predicted"]["reserve_bytes"])
     borrowed = gpu["achieved"]["borrowed"]
-    times = f", times at the shares of its peak rates that the {borrowed} reaches" * bool(borrowed)
+    remarks = f", times with the efficiency of the {borrowed}" if borrowed else ""
     if job["processes"] > 1:
-        times += (
-            f"; each of {job['processes']} GPUs needs this memory, and what they send each other "
-        )
-        times += "takes more time"
+        remarks += f"; each of {job['processes']} GPUs needs this memory"
+        remarks += ", and communication takes more time"
     views.out.print(
-        f"All predicted{times}. Times are ranges where nothing was measured: no card has run the "
-        "kernels of razorctl yet. ≈: approximate gradient. model: weights, gradients and optimizer "
-        f"state; kept: for backward; other: inputs, temporaries, and some {reserve} for context "
-        "and fragmentation; room: what is left of the memory.",
+        f"All predicted{remarks}. Times are ranges where no measurement exists; no GPU has run "
+        "the kernels of razorctl yet. ≈: approximate gradient. model: weights, gradients and "
+        "optimizer state. kept: activations for backward. other: inputs, temporaries, and "
+        f"{reserve} for context and fragmentation. room: memory left.",
         highlight=False,
         style="dim",
     )
 
 
 def _narrow(times: str) -> str:
-    """A range in two units, such as 1 h 6 min to 1 h 10 min, on two lines: labels need the room."""
+    """A range in two units, such as 1 h 6 min to 1 h 10 min, on two lines to save width."""
     return times.replace(" to ", "\nto ")
 
 
 def _others(plan: dict[str, Any]) -> list[str]:
-    """What the other preferences would have chosen, and what that gains."""
+    """The choices of the other preferences, and their speed."""
     chosen, words = plan["chosen"], []
     if plan["others"] and all(entry == chosen for entry in plan["others"].values()):
-        return ["So it is with every preference."]
+        return ["Every --prefer chooses it."]
     for prefer, entry in plan["others"].items():
         what = "the same"
         if entry is None:
@@ -112,6 +110,6 @@ def _others(plan: dict[str, Any]) -> list[str]:
 
 
 def _faster(entry: dict[str, Any], other: dict[str, Any]) -> str:
-    """How much faster or slower one way is than another."""
+    """The speed of one way compared with another."""
     times = other["predicted"]["step_seconds"] / entry["predicted"]["step_seconds"]
     return f"about {times:.2f}x faster" if times >= 1 else f"about {1 / times:.2f}x slower"

@@ -1,6 +1,6 @@
 """The plots of a report, as SVG inside an HTML page whose CSS variables color them.
 
-Plots are drawn in colors that stand for these variables, so that one serves light and dark.
+Plots are drawn in placeholder colors for these variables, so that one plot suits light and dark.
 """
 
 import io
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import hypot
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from razorctl.training.comparing.curves import Curve, mean_curve
@@ -22,10 +23,10 @@ LINES = tuple(f"#0400{n:02x}" for n in range(8))
 VARIABLES = {INK: "--ink", GRID: "--grid", PAPER: "--paper"} | {
     color: f"--line-{n}" for n, color in enumerate(LINES)
 }
-OF_METHOD = {"full": 0, "razor": 1}  # what always has the same line
+OF_METHOD = {"full": 0, "razor": 1}  # methods whose lines are always the same
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
-WIDE, NARROW = (4.8, 3.6), (4.4, 2.9)  # inches; text has its size where one is 72 px
-MARKED = 12  # points of a curve at most that are marked
+WIDE, NARROW = (4.8, 3.6), (4.4, 2.9)  # inches, of 72 px on the page
+MARKED = 12  # most points of a curve with markers
 SIZE = 10  # of text, in points
 # Places of a label beside its point, nearest first: offset in points, horizontal alignment.
 PLACES = [
@@ -33,13 +34,13 @@ PLACES = [
     for distance in (8, 15, 24, 34)
     for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 ]
-NEAR = 8  # of these are next to the point
-NAMED = 12  # points at most that all have a label
+NEAR = 8  # the first NEAR places are next to the point
+NAMED = 12  # most points that all have a label
 
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a row is drawn: a color of LINES, and one of DASHES, both by index."""
+    """The line of a row: the indices of a color of LINES and of one of DASHES."""
 
     color: int
     dash: int
@@ -47,7 +48,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class Point:
-    """A row in the plot of memory and time; `front`: whether it is on the Pareto front."""
+    """A row in the plot of memory against time; front: whether it is on the Pareto front."""
 
     label: str
     line: LineStyle
@@ -57,22 +58,22 @@ class Point:
 
 
 def line_styles(methods: Iterable[str]) -> list[LineStyle]:
-    """A line for each row of a comparison; the first of `full` and `razor` are always the same."""
+    """A line for each row of a comparison; `full` and `razor` always have the same first line."""
     used: list[LineStyle] = []
     others = [n for n in range(len(LINES)) if n not in OF_METHOD.values()]
     order = [LineStyle(n, dash) for dash in range(len(DASHES)) for n in others]
     for method in methods:
-        own = [LineStyle(OF_METHOD.get(method, 0), dash) for dash in range(len(DASHES))]
-        first = own if method in OF_METHOD else []
-        free = (line for line in [*first, *order] if line not in used)
-        used.append(next(free, order[-1]))
+        choices = order
+        if method in OF_METHOD:
+            choices = [LineStyle(OF_METHOD[method], dash) for dash in range(len(DASHES))] + order
+        used.append(next((line for line in choices if line not in used), order[-1]))
     return used
 
 
 def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
     """Memory against step time; `time` and `memory` are the names of the axes.
 
-    Of more points than NAMED, those on the Pareto front and the first two of OF_METHOD have labels.
+    With more points than NAMED, only the Pareto front and the first lines of OF_METHOD have labels.
     """
     figure, axes = _axes(WIDE, time, memory)
     for point in points:
@@ -82,13 +83,13 @@ def memory_time(points: Sequence[Point], time: str, memory: str) -> str:
     axes.margins(x=0.2, y=0.16)
     axes.set_ylim(bottom=0)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # labels are placed in what was laid out
+    figure.set_layout_engine("none")  # labels are placed in the finished layout
     _label(axes, points)
     return _svg(figure, f"{memory} by {time}")
 
 
 def curves(groups: Sequence[tuple[LineStyle, Sequence[Curve]]], over: str, name: str) -> str:
-    """The mean curve of each row, and thin those of its seeds; `over`: `steps` or `seconds`."""
+    """The mean curve of each row, and thin curves of its seeds; over: `steps` or `seconds`."""
     figure, axes = _axes(NARROW, over, name)
     for line, seeds in groups:
         style: dict[str, Any] = {"color": LINES[line.color], "ls": DASHES[line.dash]}
@@ -96,20 +97,20 @@ def curves(groups: Sequence[tuple[LineStyle, Sequence[Curve]]], over: str, name:
             axes.plot(getattr(curve, over), curve.values, lw=0.6, alpha=0.45, **style)
         middle = mean_curve(seeds)
         marker = "o" if len(middle.values) <= MARKED else ""
-        width = 3.2 if line.color == OF_METHOD["full"] else 1.5  # other exact ways may lie on it
+        width = 3.2 if line.color == OF_METHOD["full"] else 1.5  # other exact methods may cover it
         axes.plot(getattr(middle, over), middle.values, lw=width, marker=marker, ms=3.2, **style)
     axes.set_xlim(left=0)
     return _svg(figure, f"{name} over {over}")
 
 
 def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axes]":
-    """An empty plot with names of its axes."""
+    """An empty plot with named axes."""
     # Imported here: it is slow, and few commands plot.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)  # it can say where a label is
+    FigureCanvasAgg(figure)  # computes the extents of labels
     axes = figure.add_subplot()
     axes.set_xlabel(across, color=INK, size=SIZE)
     axes.set_ylabel(up, color=INK, size=SIZE)
@@ -122,8 +123,8 @@ def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axe
 
 
 def _label(axes: "Axes", points: Sequence[Point]) -> None:
-    """Writes the labels of points, those with the nearest neighbors first: they have least room."""
-    known = [LineStyle(color, 0) for color in OF_METHOD.values()]
+    """Writes the labels of points, first of those with the nearest neighbors."""
+    named = [LineStyle(color, 0) for color in OF_METHOD.values()]
     few = len(points) <= NAMED
     ends = [axes.transData.transform((point.time, point.memory)) for point in points]
     room = [
@@ -131,15 +132,15 @@ def _label(axes: "Axes", points: Sequence[Point]) -> None:
         for end in ends
     ]
     labels: list[Any] = []
-    for _, point in sorted(zip(room, points, strict=True), key=lambda found: found[0]):
-        if not (few or point.front or point.line in known):
+    for _, point in sorted(zip(room, points, strict=True), key=itemgetter(0)):
+        if not (few or point.front or point.line in named):
             continue
         others = [_around(axes, other, 9) for other in points if other is not point]
         labels.append(_place(axes, point, [_around(axes, point, 6), *others, *labels]))
 
 
 def _around(axes: "Axes", point: Point, size: float) -> Any:
-    """The box of that many pixels on each side of a point."""
+    """The box with `size` pixels on each side of a point."""
     from matplotlib.transforms import Bbox
 
     x, y = axes.transData.transform((point.time, point.memory))
@@ -147,29 +148,29 @@ def _around(axes: "Axes", point: Point, size: float) -> Any:
 
 
 def _place(axes: "Axes", point: Point, taken: Sequence[Any]) -> Any:
-    """Writes a label where it covers least of what is taken, and returns its box.
+    """Writes a label where it covers least of the boxes `taken`, and returns its box.
 
-    A line leads to it from its point if that is not next to it.
+    A line connects it with its point unless they are neighbors.
     """
     color = LINES[point.line.color]
 
-    def written(place: tuple[float, float, str], **more: Any) -> Any:
+    def write(place: tuple[float, float, str], **more: Any) -> Any:
         x, y, side = place
-        more |= {"color": color, "size": SIZE, "ha": side, "parse_math": False}  # a $ is a $
+        more |= {"color": color, "size": SIZE, "ha": side, "parse_math": False}  # a $ is no TeX
         at = (point.time, point.memory)
         return axes.annotate(point.label, at, (x, y), textcoords="offset points", **more)
 
     tried = []
     for nth, place in enumerate(PLACES):
-        label = written(place)
+        label = write(place)
         box = label.get_window_extent().padded(3)
         label.remove()
         covered = sum(_shared(box, other) for other in taken)
         covered += box.width * box.height - _shared(box, axes.bbox)
         tried.append((round(covered), nth, box))
-    _, nth, box = min(tried, key=lambda found: found[:2])
+    _, nth, box = min(tried, key=itemgetter(0, 1))
     leader = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkB": 4}
-    written(PLACES[nth], arrowprops=leader if nth >= NEAR else None)
+    write(PLACES[nth], arrowprops=leader if nth >= NEAR else None)
     return box
 
 
@@ -181,7 +182,7 @@ def _shared(a: Any, b: Any) -> float:
 
 
 def _svg(figure: "Figure", name: str) -> str:
-    """The element <svg> of a figure, the same for the same plot; `name` tells it from others."""
+    """The <svg> element of a figure, the same for the same plot; name: unique on the page."""
     import matplotlib as mpl
 
     text = io.StringIO()
@@ -190,7 +191,7 @@ def _svg(figure: "Figure", name: str) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata=about)
     svg = text.getvalue()
     svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to them
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # no element refers to it
     svg = re.sub(r' (?:xmlns(?::xlink)?|version|width|height)="[^"]*"', "", svg, count=5)
     svg = re.sub(r"font: ((?:bold )?)([\d.]+px) [^;\"]*", r"font-size: \2", svg)  # of the page
     svg = svg.replace("xlink:href=", "href=")

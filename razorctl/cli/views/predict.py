@@ -1,6 +1,6 @@
-"""What `predict` writes: CSV, or one JSON document, a row as soon as it is known."""
+"""The output of `predict`: CSV or one JSON document, written row by row."""
 
-import csv as tables
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from razorctl.training.predicting.labels import Prediction
 
 Row = TypeVar("Row")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the starts of a formula of a spreadsheet
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a formula of a spreadsheet begins with
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a kind of rows is written: the columns and the cells of CSV, and an object of JSON."""
+    """The format of a kind of rows: the columns and cells of CSV, and the object of JSON."""
 
     columns: Sequence[str]
     cells: Callable[[Any], Sequence[Any]]
@@ -24,7 +24,7 @@ class RowFormat:
 
 
 def fields_format(*columns: str) -> RowFormat:
-    """Rows that are written as they are: dataclasses with these fields."""
+    """The format of rows that are dataclasses with the fields `columns`."""
 
     def cells(row: Any) -> list[Any]:
         values = (getattr(row, column) for column in columns)
@@ -34,7 +34,7 @@ def fields_format(*columns: str) -> RowFormat:
 
 
 def labels_format(classes: Sequence[str], top: int, every: bool) -> RowFormat:
-    """Rows with the `top` most probable classes; every: with the probability of every class."""
+    """The format of rows with the `top` most probable classes; every: add all probabilities."""
     shown = min(top, len(classes))
     more = [f"{what}_{rank}" for rank in range(2, shown + 1) for what in ("label", "probability")]
     ends = [f"p_{name}" for name in classes] if every else []
@@ -45,33 +45,36 @@ def labels_format(classes: Sequence[str], top: int, every: bool) -> RowFormat:
         return [row.file, row.row, *ranked, *values]
 
     def entry(row: "Prediction") -> dict[str, Any]:
-        (label, probability), *_ = ranked = row.ranked(shown)
-        found: dict[str, Any] = {"file": row.file, "row": row.row}
-        found |= {"label": label, "probability": probability}
+        ranked = [{"label": name, "probability": p} for name, p in row.ranked(shown)]
+        result: dict[str, Any] = {"file": row.file, "row": row.row, **ranked[0]}
         if top > 1:
-            found["top"] = [{"label": name, "probability": p} for name, p in ranked]
+            result["top"] = ranked
         if every:
-            found["probabilities"] = dict(zip(row.classes, row.probabilities, strict=True))
-        return found
+            result["probabilities"] = dict(zip(row.classes, row.probabilities, strict=True))
+        return result
 
     return RowFormat(["file", "row", "label", "probability", *more, *ends], cells, entry)
 
 
 def report_progress(rows: Iterable[Row], done: Callable[[int], None]) -> Iterator[Row]:
-    """The same rows; `done` is told how many have been taken."""
+    """Yields the rows, and calls `done` with their number so far."""
     for number, row in enumerate(rows, 1):
         yield row
         done(number)
 
 
-def csv(
+def write_csv(
     stream: TextIO, rows: Iterable[Any], row_format: RowFormat, spreadsheet: bool = False
 ) -> None:
-    """A header and a line for each row.
+    """Writes a header and a line for each row.
 
-    spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
+    Args:
+        stream: where to write.
+        rows: rows of the format.
+        row_format: says how.
+        spreadsheet: write an apostrophe before texts that a spreadsheet would take for a formula.
     """
-    writer = tables.writer(stream, lineterminator="\n")
+    writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(row_format.columns)
     for row in rows:
         cells = row_format.cells(row)
@@ -82,10 +85,10 @@ def _inert(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
-def json(
+def write_json(
     stream: TextIO, rows: Iterable[Any], row_format: RowFormat, document: Mapping[str, Any]
 ) -> None:
-    """A document whose `predictions` have an object for each row."""
+    """Writes a document with an object for each row in its `predictions`."""
     head = documents.text({**document, "predictions": []}, indent=2)
     stream.write(head.removesuffix("]\n}"))
     between = "\n"

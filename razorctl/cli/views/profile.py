@@ -1,4 +1,4 @@
-"""What `profile` prints: tables of bytes and of times."""
+"""The output of `profile`: tables of bytes and of times."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,57 +12,65 @@ from razorctl.config.registry import starred
 from razorctl.units import duration, percent, size
 
 Bytes = dict[tuple[str, ...], tuple[int, int]]  # labels -> bytes kept, and kept in full
-NAME = 16  # columns of a terminal that the name of a module has at least
-LARGEST = 15  # modules, with their like in other blocks, in a row of their own
+NAME = 16  # least columns of a terminal for the name of a module
+LARGEST = 15  # modules with a row of their own, counting a module of all blocks as one
 PHASES = {
-    "data_s": "a random batch, made and moved",
-    "forward_s": "with the loss, without sampling",
-    "sampling_s": "choosing and packing what is kept",
+    "data_s": "making and moving a random batch",
+    "forward_s": "with the loss, without packing",
+    "sampling_s": "choosing and packing activations",
     "backward_s": "",
     "optimizer_s": "with clipping",
 }
-COMPILED = {"forward_s": "with the loss and sampling", "sampling_s": "in forward"}
+COMPILED = {"forward_s": "with the loss and packing", "sampling_s": "in forward"}
 
 
 def show(result: dict[str, Any]) -> None:
-    """The tables of `profile`: bytes by layer kind and by module, the peak, and time by phase.
+    """Prints the tables of `profile`: bytes by layer kind and by module, peak, time by phase.
 
-    Of a model of one's own there are only bytes.
+    Of an nn.Module or a module:function there are only bytes.
     """
     if "phases" not in result:
-        _show_own(result)
+        _show_module(result)
         return
     title = result["model"]
     if result["dataset"]:
         title = views.title(title, result["dataset"])
-    views.out.print(
-        f"{title}: {recipe_summary(result['recipe'])}, batch of {result['batch_size']:,}, "
-        f"{result['precision']}, {result['optimizer']}{', compiled' * result['compiled']}, "
-        f"on {result['device']}",
-        highlight=False,
-        markup=False,
-    )
+    words = [recipe_summary(result["recipe"]), f"batch {result['batch_size']:,}"]
+    words += [result["precision"], result["optimizer"]]
+    eager = ""
+    if result["compiled"]:
+        words.append("compiled")
+        eager = " without compiling"
+    text = f"{title}: {', '.join(words)}, on {result['device']}"
+    views.out.print(text, highlight=False, markup=False)
     views.out.print(f"packing and int8 GEMMs: {result['kernels']}", highlight=False, markup=False)
     kept, full = result["by_kind"], result["by_kind_full"]
     by_size = sorted(full, key=full.__getitem__, reverse=True)
     kinds: Bytes = {(kind,): (kept[kind], full[kind]) for kind in by_size}
-    title = f"kept for backward, traced{' without compiling' * result['compiled']}"
+    title = f"activations kept, traced{eager}"
     _show_bytes(title, ("kind of layer",), kinds)
-    _show_bytes("the same by module", ("module", "", "kind"), _largest(result["rows"], "kind"))
+    _show_bytes("by module", ("module", "", "kind"), _largest(result["rows"], "kind"))
+    _show_peaks(result["peak_bytes"], eager)
+    _show_times(result)
 
+
+def _show_peaks(peaks: dict[str, int | None], eager: str) -> None:
+    """Prints the peaks of a step that were traced (with the remark `eager`) and measured."""
     table = _table("peak of a step", "", "bytes")
-    for name, count in result["peak_bytes"].items():
+    for name, count in peaks.items():
         if count is not None:
-            eager = result["compiled"] and name == "traced"
-            words = f"{name.replace('_', ', ')}{' without compiling' * eager}"
-            table.add_row(words, size(count))
+            remark = eager if name == "traced" else ""
+            table.add_row(f"{name.replace('_', ', ')}{remark}", size(count))
     views.out.print(table)
 
+
+def _show_times(result: dict[str, Any]) -> None:
+    """Prints the times of the phases of a step."""
     table = _table(f"time of a step, median of {result['steps']:,}", "phase", "time", "share", "")
     for name, note in PHASES.items():
         seconds = result["phases"][name]
         if result["dataset"] and name == "data_s":
-            note = "rows read, transformed and moved"
+            note = "reading, transforming and moving rows"
         if result["compiled"] and name in COMPILED:
             note = COMPILED[name]
         share = percent(seconds / result["step_s"])
@@ -72,36 +80,36 @@ def show(result: dict[str, Any]) -> None:
     views.out.print(table)
 
 
-def _show_own(result: dict[str, Any]) -> None:
-    """The tables of bytes of a model of one's own."""
+def _show_module(result: dict[str, Any]) -> None:
+    """Prints the table of bytes of an nn.Module."""
     views.out.print(
         f"{result['model']}: {recipe_summary(result['recipe'])}, {result['precision']}",
         highlight=False,
         markup=False,
     )
-    title = "kept for backward, traced"
+    title = "activations kept, traced"
     _show_bytes(title, ("module", "", "class"), _largest(result["rows"], "type"))
 
 
-def _largest(rows: list[dict[str, Any]], what: str) -> Bytes:
-    """The largest of `rows`, by name, number of them and layer kind; the others in one.
+def _largest(rows: list[dict[str, Any]], key: str) -> Bytes:
+    """The sums of the LARGEST groups of `rows` by name, number and `key`, and of all others.
 
-    Those that differ only in the numbers in their names, as the blocks of a model do, are one; in a
-    model of one's own, only those whose last name is the same.
+    A group has the modules whose names differ only in numbers, as those of blocks do; with the key
+    `type`, their last names must be equal too.
 
-    what: the key of the last label: `kind`, or `type` for the class in a model of one's own.
+    key: `kind` of layer, or `type` for the class in an nn.Module.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         name = starred(row["module"])
-        if what == "type":
-            outer, dot, own = row["module"].rpartition(".")
-            name = starred(outer + dot) + own
-        groups.setdefault((name, row[what]), []).append(row)
+        if key == "type":
+            outer, dot, last = row["module"].rpartition(".")
+            name = starred(outer + dot) + last
+        groups.setdefault((name, row[key]), []).append(row)
     sums: Bytes = {}
     for (name, kind), group in groups.items():
-        several = f"{len(group)} x" if len(group) > 1 else ""
-        labels = (name if several else group[0]["module"]) or "(the model)", several, kind
+        number = f"{len(group)} x" if len(group) > 1 else ""
+        labels = (name if number else group[0]["module"]) or "(the model)", number, kind
         sums[labels] = _sums((row["saved_bytes"], row["full_saved_bytes"]) for row in group)
     largest = sorted(sums, key=sums.__getitem__, reverse=True)
     shown = {labels: sums[labels] for labels in largest[:LARGEST]}
@@ -116,43 +124,45 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _show_bytes(title: str, labels: tuple[str, ...], entries: Bytes) -> None:
-    """A row for each entry and one for their sum, without what a terminal is too narrow for."""
+    """Prints a row for each entry and one for their sum, in the columns that the width allows."""
     columns = (*labels, "full", "kept", "smaller", "share")
     last = ("kind", "class")
     for left_out in ((), last, (*last, "share"), (*last, "share", "smaller")):
         shown = [name for name in columns if name not in left_out]
-        room = views.out.width - views.table_width(_of_bytes(title, shown, columns, entries, NAME))
+        room = views.out.width - views.table_width(
+            _bytes_table(title, shown, columns, entries, NAME)
+        )
         if room >= 0:
             break
-    views.out.print(_of_bytes(title, shown, columns, entries, NAME + max(0, room)))
+    views.out.print(_bytes_table(title, shown, columns, entries, NAME + max(0, room)))
 
 
-def _of_bytes(
+def _bytes_table(
     title: str, shown: Sequence[str], columns: Sequence[str], entries: Bytes, room: int
 ) -> Table:
-    """The columns to be shown of a table of bytes, names cut to `room` characters."""
+    """The columns `shown` of a table of bytes, with names of at most `room` characters."""
     total = _sums(entries.values())
     table = _table(title, *shown)
 
     def add(labels: Sequence[str], pair: tuple[int, int]) -> None:
-        cells = dict(zip(columns, (*labels, *_compared(*pair, total[0])), strict=True))
+        cells = dict(zip(columns, (*labels, *_figures(*pair, total[0])), strict=True))
         table.add_row(*(cells[name] for name in shown))
 
     for (name, *others), pair in entries.items():
-        # The end of a long name tells it from others.
+        # Long names differ in their ends.
         add((name if len(name) <= room else f"…{name[1 - room :]}", *others), pair)
     table.add_section()
     add(("total", *[""] * (len(columns) - 5)), total)
     return table
 
 
-def _compared(kept: int, full: int, total: int) -> tuple[str, ...]:
+def _figures(kept: int, full: int, total: int) -> tuple[str, ...]:
     times = f"{full / kept:.1f}x" if full and kept else "-"
     return size(full), size(kept), times, percent(kept / total) if total else "-"
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table whose figures stand to the right."""
+    """A table with figures aligned to the right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in columns:
         figures = name in ("full", "kept", "smaller", "share", "bytes", "time")

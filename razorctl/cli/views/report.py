@@ -1,4 +1,4 @@
-"""The report of `compare --html`: one HTML file that needs nothing but itself."""
+"""The report of `compare --html`: one self-contained HTML file."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,19 @@ from razorctl.training.rundir import CONFIG
 
 TEMPLATE = "report.html.jinja"
 MEMORY = {"saved_bytes": "kept, traced", "peak_bytes": "peak, measured"}
-Command = tuple[str, Sequence[str]]  # what commands are for, and the commands
+Command = tuple[str, Sequence[str]]  # a heading, and commands
 
 
 def write(
     file: Path, document: Mapping[str, Any], comparison: Comparison, commands: Sequence[Command]
 ) -> None:
-    """Writes the report of a comparison and its JSON document, whole or not at all.
+    """Writes the report of a comparison, whole or not at all; raises OSError if it cannot.
 
-    commands: what repeats it, beside the commands of single runs. Raises OSError if the file cannot
-    be written.
+    Args:
+        file: the new file.
+        document: the JSON document of the comparison.
+        comparison: the runs.
+        commands: commands that repeat it; those of single runs are added.
     """
     text = render(dict(document), comparison, commands)
     with atomic_file(file) as partial:
@@ -33,7 +36,7 @@ def write(
 
 
 def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[Command]) -> str:
-    """The report as HTML, the same for the same comparison."""
+    """The report as HTML; the same comparison gives the same text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few commands need it
 
     pages = Environment(
@@ -65,10 +68,10 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
 
 
 def _columns(document: dict[str, Any]) -> table.Columns:
-    """The columns of the table; traced and measured memory have one each, if a row has it."""
+    """The columns of the table, with one each for traced and measured memory, if there is any."""
     rows = document["rows"]
-    known = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
-    return table.columns_of(document, known or {"saved_bytes": MEMORY["saved_bytes"]})
+    memories = {n: head for n, head in MEMORY.items() if any(row[n] is not None for row in rows)}
+    return table.columns_of(document, memories or {"saved_bytes": MEMORY["saved_bytes"]})
 
 
 def _table(document: dict[str, Any], of_label: Mapping[str, plots.LineStyle]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.LineStyl
     columns, memory = _columns(document), document["memory"]
     _, second, _ = columns["step_seconds"]
     _, byte, _ = columns[memory]
-    percent = " %" * columns["score"][0].endswith("%")
+    percent = " %" if columns["score"][0].endswith("%") else ""
     points = [
         plots.Point(
             f"{row['label']}\n{table.cell(row, 'score', columns)}{percent}",
@@ -112,7 +115,7 @@ def _memory_time(document: dict[str, Any], of_label: Mapping[str, plots.LineStyl
 
 
 def _axis_name(head: str) -> str:
-    """The head of a column, with its unit, as the name of an axis."""
+    """The name of an axis: the head of a column with its unit."""
     name, _, unit = head.partition("\n")
     return f"{name} ({unit})" if unit else name
 
@@ -123,22 +126,21 @@ def _curves(
     lines: Sequence[plots.LineStyle],
     over: Sequence[str] = ("steps", "seconds"),
 ) -> list[tuple[str, str]]:
-    """The plots of the training loss and the figure of the task, each with its name.
+    """The plots of the training loss and of the task's metric, each with its name.
 
     rows: the runs of each row, which differ only in their seeds.
     """
     head, unit, _ = table.SCORES[metric]
-    found = []
-    for what, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
+    named_plots = []
+    for name, curve, size in (("training loss", losses, 1.0), (_axis_name(head), scores, unit)):
         groups = [
             (line, [curve(run).per(size) for run in runs])
             for line, runs in zip(lines, rows, strict=True)
         ]
-        for each in over:
-            found.append(
-                (f"{what.partition(' (')[0]} over {each}", plots.curves(groups, each, what))
-            )
-    return found
+        for axis in over:
+            title = f"{name.partition(' (')[0]} over {axis}"
+            named_plots.append((title, plots.curves(groups, axis, name)))
+    return named_plots
 
 
 def run_plots(run: FinishedRun) -> list[str]:
@@ -148,7 +150,7 @@ def run_plots(run: FinishedRun) -> list[str]:
 
 
 def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[str]:
-    """The plots of a comparison, without those over seconds; labels are in the first of them."""
+    """The plots of a comparison, except those over seconds; the first one has the labels."""
     done = [entry for entry in comparison.entries if entry.runs]
     if not done:
         return []
@@ -159,12 +161,12 @@ def comparison_plots(document: dict[str, Any], comparison: Comparison) -> list[s
 
 
 def _environment(runs: Sequence[FinishedRun]) -> dict[str, str]:
-    """What all runs ran with; where they differ, all that there is."""
+    """The environment of the runs: name -> all values that any run has."""
     names = dict.fromkeys(name for run in runs for name in run.environment)
-    found = {
-        name: sorted({str(run.environment[name]) for run in runs if name in run.environment})
-        for name in names
-    }
-    if "date" in found:
-        found["date"] = list(dict.fromkeys((found["date"][0], found["date"][-1])))
-    return {name: " to ".join(v) if name == "date" else ", ".join(v) for name, v in found.items()}
+    table = {}
+    for name in names:
+        values = sorted({str(run.environment[name]) for run in runs if name in run.environment})
+        table[name] = ", ".join(values)
+        if name == "date" and len(values) > 1:
+            table[name] = f"{values[0]} to {values[-1]}"
+    return table

@@ -1,4 +1,4 @@
-"""Texts for a terminal, without characters that control it and signs that it cannot show."""
+"""Text for a terminal, without control characters and characters that it cannot show."""
 
 import codecs
 import logging
@@ -15,8 +15,8 @@ from rich.segment import Segment
 from razorctl.errors import UsageError
 
 STAND_IN = "\N{REPLACEMENT CHARACTER}"
-# C0 without tabs and line feeds, C1, what separates lines, what changes the direction of a text,
-# and surrogates, which no encoding has.
+# C0 without tabs and line feeds, C1, separators of lines, marks of text direction, and surrogates,
+# which no encoding has.
 CONTROLS = str.maketrans(
     dict.fromkeys(
         (
@@ -28,18 +28,18 @@ CONTROLS = str.maketrans(
         STAND_IN,
     )
 )
-# Signs of our own -> what stands for them where the encoding lacks them.
+# Characters that we print -> substitutes for an encoding that lacks them.
 SIGNS = {"≈": "~", "×": "x", "±": "+-", "…": "...", "─": "-", "−": "-", "→": "->"}  # noqa: RUF001
-LOSSY = "razorctl.signs"  # the error handler that `show` sets
+LOSSY = "razorctl.signs"  # the error handler that `safe_streams` sets
 
 
 def clean(text: str) -> str:
-    """A text without characters that would control a terminal."""
+    """A text whose control characters are replaced."""
     return text.translate(CONTROLS)
 
 
 class CleanConsole(Console):
-    """A console that shows texts of others as they are, and none of their control characters."""
+    """A console that replaces the control characters of any text."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -50,7 +50,7 @@ class CleanConsole(Console):
 
 
 class _LogHandler(logging.Handler):
-    """Says what is logged, where nobody else listens."""
+    """A handler that prints log records if no other handler is set."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -62,10 +62,10 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def safe_streams(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block stdout and stderr show what they can of each text.
+    """Inside the block, stdout and stderr substitute the characters that their encoding lacks.
 
-    say: says what is logged, and what libraries warn of.
-    Data go to `data_stream`, where nothing is lost.
+    say: prints log records and warnings of libraries. Data go to `data_stream` instead, which
+    substitutes nothing.
     """
     codecs.register_error(LOSSY, _substitute)
     both: tuple[Any, ...] = (sys.stdout, sys.stderr)
@@ -96,13 +96,13 @@ def safe_streams(say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _DataStream:
-    """Standard output for data: as they are, but for a terminal without what controls it."""
+    """Standard output for data: unchanged, but on a terminal without control characters."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._shown = stream, stream.isatty()
+        self._stream, self._terminal = stream, stream.isatty()
 
     def write(self, text: str) -> int:
-        if self._shown:
+        if self._terminal:
             text = clean(text)
         elif _has_encoding(self._stream):
             try:
@@ -126,7 +126,7 @@ def data_stream() -> _DataStream:
 
 
 def forget_empty_width() -> None:
-    """Lets terminals be as wide as they are where COLUMNS is 0, which would show nothing."""
+    """Unsets COLUMNS if it is 0, with which rich would print nothing."""
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]
 
@@ -136,8 +136,7 @@ def _has_encoding(stream: Any) -> bool:
 
 
 def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """The signs that stand for those that an encoding lacks."""
+    """The substitutes for the characters that an encoding lacks, as an error handler."""
     assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    found = "".join(SIGNS.get(sign, "?") for sign in lacking)
-    return found.encode(error.encoding, "replace").decode(error.encoding), error.end
+    text = "".join(SIGNS.get(sign, "?") for sign in error.object[error.start : error.end])
+    return text.encode(error.encoding, "replace").decode(error.encoding), error.end

@@ -229,7 +229,7 @@ def test_the_table_fits(width, monkeypatch):
     ):
         assert part in table
     assert "…" not in table
-    assert ("Too narrow for: epoch, speed" in " ".join(table.split())) == (width == 60)
+    assert ("Left out for width: epoch, speed" in " ".join(table.split())) == (width == 60)
     assert ("epoch" in table.split("Bold")[0]) == (width > 60)
     assert max(len(line.rstrip()) for line in table.splitlines()) <= width
 
