@@ -29,8 +29,10 @@ FROM_SCRATCH = 3  # times the epochs that pretrained weights take
 class ByRows:
     """The defaults of a data set.
 
-    validated: whether it has a validation split. evaluated: rows of the split that is evaluated
-    during training; None if that is not known. times: the usual epochs are as many times as many.
+    Args:
+        validated: whether it has a validation split.
+        evaluated: rows of the split that is evaluated during training; None if that is not known.
+        times: the usual epochs are as many times as many.
     """
 
     task: str

@@ -23,11 +23,13 @@ def fetch(
 ) -> Path:
     """The local folder of a repository with its `files`, which may be patterns.
 
-    more: files that are fetched as well, if they are there. revision: a branch; None is the main.
-
     New files are downloaded if the hub can be reached; if not, the cached files are used. HF_HOME,
     HF_ENDPOINT and HF_HUB_OFFLINE are honored. Raises MissingError, which contains `name`, if a
     file is neither in the cache nor on the hub.
+
+    Args:
+        more: files that are fetched as well, if they are there.
+        revision: a branch; None is the main.
     """
     # Imported here since it is slow to import and only fetching needs it.
     from huggingface_hub import errors, snapshot_download

@@ -54,7 +54,8 @@ def forward_backward(
 ) -> Tensor:
     """Runs forward and backward of a micro-batch; returns its share of the loss of the step.
 
-    batch: inputs, labels and `total`; see `train_step`, also for the rest.
+    Args:
+        batch: inputs, labels and `total`; see `train_step`, also for the rest.
     """
     inputs, labels, total = batch
     with phase("forward"), autocast(labels.device, job):
@@ -83,20 +84,21 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """Runs forward and backward of every micro-batch, clips the gradient and updates the weights.
 
-    Returns the mean loss, over all processes, and the norm of the gradient before clipping,
-    without waiting for the device; the norm is 0 if the optimizer runs in the backward pass, since
-    the gradient never is there as a whole.
+    Returns the mean loss, over all processes, and the norm of the gradient before clipping, without
+    waiting for the device; the norm is 0 if the optimizer runs in the backward pass, since the
+    gradient never is there as a whole.
 
-    losses: `by_logits`, or another that gives the same.
-    micro_batches: `job.accumulate` pairs of inputs, as `losses` takes them, and labels [rows] or
-        their shares [rows, classes], all of one size; each is taken when it is needed.
-    scaler: enabled only if `job.precision` is fp16.
-    phase: the context for each of "forward", "backward" and "optimizer".
-    check: called with what is returned before weights and optimizer change; it may raise.
-    unsynced: the context in which a pass of the model leaves gradients to each process.
-    keep_gradients: whether gradients stay in memory, as zeros, after the step.
-    total: the `label_count` of the whole batch; None gives each micro-batch the same weight.
-    run: `forward_backward`, or another that does the same.
+    Args:
+        losses: `by_logits`, or another that gives the same.
+        micro_batches: `job.accumulate` pairs of inputs, as `losses` takes them, and labels [rows]
+            or their shares [rows, classes], all of one size; each is taken when it is needed.
+        scaler: enabled only if `job.precision` is fp16.
+        phase: the context for each of "forward", "backward" and "optimizer".
+        check: called with what is returned before weights and optimizer change; it may raise.
+        unsynced: the context in which a pass of the model leaves gradients to each process.
+        keep_gradients: whether gradients stay in memory, as zeros, after the step.
+        total: the `label_count` of the whole batch; None gives each micro-batch the same weight.
+        run: `forward_backward`, or another that does the same.
     """
     found = []
     with shared_by(job.accumulate):
@@ -134,8 +136,9 @@ def by_logits(logits: Callable[[nn.Module, Any], Tensor], job: Job) -> Losses:
 def losses_of(output: Tensor, labels: Tensor, job: Job, reduction: str = "mean") -> Tensor:
     """The cross-entropy of logits, as `Model.logits` returns them; NO_LABEL does not count.
 
-    reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed before
-    this asks for them; see `layers.lazy_output`.
+    Args:
+        reduction: as of `F.cross_entropy`. A model may hand over logits that are not computed
+            before this asks for them; see `layers.lazy_output`.
     """
     if job.task in LANGUAGE:
         output, labels = output.flatten(0, -2), labels.flatten()

@@ -38,7 +38,9 @@ def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> Usage
     A known name is near if it begins or ends with `name`, if `name` begins with it, or if only a
     few letters differ; case, hyphens and the like do not count. Of more than MOST names those are
     listed that are most like it.
-    more: what else is wrong with the name, as in ", and so on".
+
+    Args:
+        more: what else is wrong with the name, as in ", and so on".
     """
     names = sorted(known)
 

@@ -24,8 +24,8 @@ from razorctl.ops.op import OPS, Fused
 
 aten = torch.ops.aten
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
-_LIKE = {aten._int_mm: aten.mm}  # products torch has no count for -> one with the same count
-# Operations that only write their result and do not read their arguments.
+_LIKE = {aten._int_mm: aten.mm}  # products that torch does not count -> one with the same count
+# Operations that write their result and do not read their arguments.
 _CREATE = {
     *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_full", "zero_", "fill_", "_foreach_zero_"),
@@ -70,9 +70,9 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
     """The cost of a call of an operation that returned `result`."""
     if operation.namespace == "razorctl":
         name, dot = operation._schema.name, kernels.assumed_dot()
-        given = *args, *kwargs.values()
-        if dot is not None and (work := OPS[name].on_card(given)) is not None:
-            return _fused(work, dot, given, result)
+        values = *args, *kwargs.values()
+        if dot is not None and (work := OPS[name].on_card(values)) is not None:
+            return _fused(work, dot, values, result)
         leaves, tree = tree_flatten((args, kwargs))
         blanks = (
             _Blank(tuple(leaf.shape), leaf.stride(), leaf.dtype)
@@ -85,7 +85,7 @@ def cost(operation: Any, args: Any, kwargs: Any, result: Any) -> OpCost:
 
 
 def caller(operation: Any) -> str | None:
-    """The field of `Calls` that counts a call of an operation; None for what only traces call."""
+    """The field of `Calls` that counts an operation; None for operations that only traces call."""
     return {"razorctl": "ops", "prim": None}.get(operation.namespace, "aten")
 
 
@@ -123,12 +123,12 @@ def _in_parts(operations: int, most: int, args: Any, moved: int) -> OpCost:
     most, launches = min(most, len(a)), Counter[KernelWork]()
     for rows, count in (most, len(a) // most), (len(a) % most, 1):
         if rows:
-            own, product = _bytes(a) * rows // len(a), rows * row
+            operand, product = _bytes(a) * rows // len(a), rows * row
             part = operations * rows // len(a)
             sizes = *_shared(a, b, rows), product
-            launches[KernelWork("int8", part, own + _bytes(b) + product, False, False, *sizes)] += (
-                count
-            )
+            launches[
+                KernelWork("int8", part, operand + _bytes(b) + product, False, False, *sizes)
+            ] += count
             epilogue = product + others * rows // len(a)
             launches[KernelWork("fp32", 0, epilogue, own=True)] += count
     return OpCost(launches, most * row)
@@ -136,7 +136,7 @@ def _in_parts(operations: int, most: int, args: Any, moved: int) -> OpCost:
 
 @cache
 def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> OpCost:
-    """The cost of the op of razorctl with that name; `leaves` are its flattened arguments."""
+    """The cost of an op of razorctl; `leaves` are its flattened arguments."""
     with _disable_current_modes():
         blanks = (
             torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
@@ -152,9 +152,9 @@ def _inside(name: str, leaves: tuple[Any, ...], tree: Any) -> OpCost:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts kernels, and the bytes of the tensors they make for as long as these are alive.
+    """Counts kernels, and the bytes of the tensors that they make while these are alive.
 
-    now, most: bytes at this moment and at the highest.
+    now, most: bytes at this moment, and the most so far.
     """
 
     def __init__(self) -> None:
@@ -164,11 +164,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = {_storage(tensor) for tensor in tensors((*args, *kwargs.values()))}
+        storages = {_storage(tensor) for tensor in tensors((*args, *kwargs.values()))}
         result = func(*args, **kwargs)
         self.kernels.update(_kernels(func, args, kwargs, result))
         for tensor in tensors((result,)):
-            if _storage(tensor) not in known:
+            if _storage(tensor) not in storages:
                 storage = tensor.untyped_storage()
                 self._add(storage.nbytes())
                 weakref.finalize(storage, self._add, -storage.nbytes())
@@ -186,8 +186,8 @@ def _kernels(operation: Any, args: Any, kwargs: Any, result: Any) -> list[Kernel
         return []
     if outputs and not any(tensor.numel() for tensor in outputs):
         return []
-    known = {_storage(tensor) for tensor in inputs}
-    if not operation._schema.is_mutable and all(_storage(tensor) in known for tensor in outputs):
+    storages = {_storage(tensor) for tensor in inputs}
+    if not operation._schema.is_mutable and all(_storage(t) in storages for t in outputs):
         return []
     packet = operation.overloadpacket
     copies = [_pass(t, t) for t in _rearranged(packet, args)]
@@ -239,11 +239,9 @@ def _layer_norm_backward(args: Any, result: Any) -> list[KernelWork]:
     """One kernel for the gradient of the input, one for those of weight and bias."""
     dx, *others = result
     kernels = [] if dx is None else [_reduction(*args[:2], dx)]
-    return (
-        [*kernels, _reduction(*args[:2], *others)]
-        if any(t is not None for t in others)
-        else kernels
-    )
+    if any(t is not None for t in others):
+        kernels.append(_reduction(*args[:2], *others))
+    return kernels
 
 
 _PASSES: dict[Any, Callable[[Any, Any], list[KernelWork]]] = {
@@ -317,9 +315,12 @@ def _rearranged(packet: Any, args: Any) -> list[Tensor]:
 
 def _read(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors among the arguments whose values the operation reads."""
-    if operation.overloadpacket.__name__ in _CREATE:
+    packet = operation.overloadpacket
+    if packet.__name__ in _CREATE:
         return []
-    return tensors((*args[operation.overloadpacket is aten.copy_ :], *kwargs.values()))
+    if packet is aten.copy_:
+        args = args[1:]  # the first is only written
+    return tensors((*args, *kwargs.values()))
 
 
 def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor]:
@@ -333,9 +334,9 @@ def _written(operation: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> l
         and argument.alias_info.is_write
         and argument.name != "grads"
     ]
-    inside = tensors(changed)
-    known = {_storage(tensor) for tensor in inside}
-    return [*inside, *(tensor for tensor in outputs if _storage(tensor) not in known)]
+    in_place = tensors(changed)
+    storages = {_storage(tensor) for tensor in in_place}
+    return [*in_place, *(tensor for tensor in outputs if _storage(tensor) not in storages)]
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -346,13 +347,13 @@ def _bytes(tensor: Tensor) -> int:
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments or results, also those inside lists and tuples."""
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            leaves.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors(value)
-    return found
+            leaves += tensors(value)
+    return leaves
 
 
 def _workspace(operation: Any, args: Any) -> int:

@@ -1,4 +1,4 @@
-"""The draw of a joint budget with the most kept bytes, which is the one that a trace counts."""
+"""The draw of a joint budget that keeps the most bytes, which is the one that a trace counts."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from razorctl.sampling.joint import MARK, Blocks, Reduce
 class Held(Blocks):
     """A draw that does not change from step to step and records what each block keeps.
 
-    sizes: for each block, the elements that its weight packed last, or the bytes that were kept
-    while its branch ran.
+    sizes: for each block, the elements that its weight packed last, or the bytes kept while its
+        branch ran.
     """
 
     sizes: list[int]
@@ -47,12 +47,12 @@ class Held(Blocks):
 
 
 def joint_draws(model: nn.Module) -> list[Blocks]:
-    """The draws of `model` and its submodules."""
+    """The draws of parameter blocks of `model` and its submodules."""
     return [vars(module)[MARK] for module in model.modules() if MARK in vars(module)]
 
 
 def hold_largest(model: nn.Module, forward: Callable[[Callable[[int], object]], object]) -> None:
-    """Fixes the draws of a copied model to those with the most kept bytes.
+    """Fixes the draws of a copied model to those that keep the most bytes.
 
     `forward(note)` runs a forward pass and calls `note` with the bytes of each storage it keeps.
     """

@@ -1,4 +1,4 @@
-"""Fake copies of models, which have sizes and no values."""
+"""Fake copies of models: tensors with sizes and without values."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -17,15 +17,15 @@ def fake(
 
     Returns the mode of the fake tensors, a new one if `mode` is None.
     """
-    mode, known = mode or FakeTensorMode(), dict[int, Tensor]()
+    mode, stand_ins = mode or FakeTensorMode(), dict[int, Tensor]()
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None or not tensor.is_meta:
                     continue
-                if id(tensor) not in known:  # tied weights stay tied
-                    known[id(tensor)] = _stand_in(tensor, mode, device)
-                tensors[name] = known[id(tensor)]  # type: ignore[assignment]
+                if id(tensor) not in stand_ins:  # tied weights stay tied
+                    stand_ins[id(tensor)] = _stand_in(tensor, mode, device)
+                tensors[name] = stand_ins[id(tensor)]  # type: ignore[assignment]
     return mode
 
 
@@ -45,8 +45,8 @@ def copied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     with FakeCopyMode(mode):
         twin = copy.deepcopy(model, new)
     # The mode may remember a parameter from before it was frozen.
-    for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
+    for new_parameter, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        new_parameter.requires_grad_(parameter.requires_grad)
     return twin
 
 
@@ -78,9 +78,9 @@ def fake_copies(model: nn.Module, inputs: Any) -> tuple[FakeTensorMode, nn.Modul
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)  # tokenizers return their own mapping type
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    known = [*tensors, *model.parameters(), *model.buffers()]
-    mode = mode_of(known) or FakeTensorMode()
-    device = next((t.device for t in known if not t.is_meta), torch.device("cpu"))
+    tensors += [*model.parameters(), *model.buffers()]
+    mode = mode_of(tensors) or FakeTensorMode()
+    device = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
 
     def stand_in(tensor: Tensor) -> Tensor:
         return _fake_like(tensor, mode, device) if tensor.is_meta else mode.from_tensor(tensor)

@@ -63,7 +63,7 @@ def traced_bytes_by_module(
 
 
 @contextmanager
-def _tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+def tracing(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """Runs the block in the fake mode; raises UsageError if the model needs tensor values."""
     try:
         with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -95,9 +95,10 @@ def _running(model: nn.Module, error: BaseException) -> str:
     return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
-def _forward(
+def run_forward(
     model: nn.Module, inputs: Any, autocast: torch.dtype | None, forward: Forward | None = None
 ) -> Any:
+    """Runs a forward pass under autocast to a dtype; None is without autocast."""
     device = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)).device.type
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         if forward is not None:
@@ -121,16 +122,15 @@ def _trace(
     """
 
     def run() -> None:
-        _forward(model, inputs, autocast, forward)
+        run_forward(model, inputs, autocast, forward)
 
-    with _tracing(model, mode):
-        hold_largest(model, partial(_note_saved, model, run))
-        _note_saved(model, run, note)
+    with tracing(model, mode):
+        hold_largest(model, partial(note_saved, model, run))
+        note_saved(model, run, note)
 
 
-def _note_saved(
-    model: nn.Module, forward: Callable[[], Any], note: Callable[[int], object]
-) -> None:
+def note_saved(model: nn.Module, forward: Callable[[], Any], note: Callable[[int], object]) -> None:
+    """Calls `note` with the bytes of each storage that `forward` keeps, without parameters."""
     resident = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     held: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no key is used again
 

@@ -15,14 +15,17 @@ LONGEST = 10  # seconds that a process waits for another that writes the cache
 
 
 class KernelWork(NamedTuple):
-    """What the time of a kernel depends on.
+    """The work of a kernel, on which its time depends.
 
-    precision: that of its products, a name in `gpus.PRECISIONS`, or "depthwise" for depthwise
-    convolutions. operations: multiplications and additions of its products. bytes: bytes read and
-    written. reduces: whether what it writes waits for sums or largest values of what it reads, as
-    in norms. own: whether it is a kernel of razorctl, and not of PyTorch. Of int8 products also
-    the `terms` of each sum, the `programs` of 128 x 128 sums that share the work, and the bytes
-    `written` after the last term; 0 for others.
+    Args:
+        precision: a name in `gpus.PRECISIONS`, or "depthwise" for depthwise convolutions.
+        operations: multiplications and additions of its products.
+        bytes: bytes read and written.
+        reduces: whether its results wait for sums or maxima of its operands, as in norms.
+        own: whether it is a kernel of razorctl, and not of PyTorch.
+        terms: terms of each sum of an int8 product; this and the rest are 0 for other kernels.
+        programs: programs of 128 x 128 sums that share an int8 product.
+        written: bytes that an int8 product writes after its last term.
     """
 
     precision: str
@@ -49,15 +52,17 @@ NONE = Calls()
 class Trace:
     """A traced training step; sizes are in bytes.
 
-    peak: highest bytes of all tensors.
-    weights, gradients, optimizer: their parts of `peak`; buffers count as weights. The rest is
-        activations and temporaries.
-    workspace: by how much the highest bytes of tensors and of CUDA kernels' workspaces together
-        exceed `peak`.
-    saved: kept bytes of a micro-batch.
-    kernels: how often each runs in a step. fused: whether an attention kernel is fused.
-    block, rest: parameters of the largest block, and those outside all blocks.
-    calls: of the whole step. update: those of them after the last micro-batch, by the optimizer.
+    Args:
+        peak: highest bytes of all tensors.
+        weights, gradients, optimizer: parts of `peak`; buffers count as weights. The rest of it is
+            activations and temporaries.
+        workspace: highest bytes of tensors and CUDA kernels' workspaces together, less `peak`.
+        saved: bytes of a micro-batch that are kept for backward.
+        kernels: how often each runs in a step.
+        fused: whether an attention kernel is fused.
+        block, rest: parameters of the largest block, and those outside all blocks.
+        calls: of the whole step.
+        update: calls after the last micro-batch, by the optimizer.
     """
 
     peak: int
@@ -117,10 +122,10 @@ class Cache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.file = (folder or folders.cache()) / f"traces-{_code()}.json"
-        self.facts = self._kept()
+        self.facts = self._stored()
 
     def get(self, *name: Any) -> Any:
-        """The fact of that name; None if there is none."""
+        """The fact of a name; None if there is none."""
         return self.facts.get(documents.text(name))
 
     def put(self, fact: Any, *name: Any) -> None:
@@ -131,12 +136,12 @@ class Cache:
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.file}.lock", timeout=LONGEST):
-                self.facts = self._kept() | self.facts
+                self.facts = self._stored() | self.facts
                 partial = self.file.with_suffix(".partial")
                 partial.write_text(documents.text(self.facts))
                 partial.replace(self.file)
 
-    def _kept(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, Any]:
         """The facts in the file; none if it cannot be read or holds anything else."""
         return documents.read_cached(self.file, dict[str, Traced | Refused | int]) or {}
 

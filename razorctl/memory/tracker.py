@@ -1,4 +1,4 @@
-"""Traced steps and their peak."""
+"""The trace of a training step and its peak, counted on fake tensors."""
 
 import weakref
 from collections import Counter
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from razorctl.memory.costs import caller, cost, tensors
 from razorctl.memory.draws import hold_largest
 from razorctl.memory.fake import fake_copies
-from razorctl.memory.saved import _forward, _note_saved, _tracing
+from razorctl.memory.saved import note_saved, run_forward, tracing
 from razorctl.memory.trace_cache import Calls, KernelWork, Trace
 
 # What a storage holds, as fields of `Trace`; the rest is activations and temporaries.
@@ -39,14 +39,16 @@ def trace_step(
     """Traces a training step on fake copies of a model and of the inputs of one micro-batch.
 
     The trace counts parameters, buffers, inputs, gradients, optimizer state, kept activations and
-    temporaries, and separately the workspaces of CUDA kernels. The optimizer has its state from
-    the start, as in every step but the first.
+    temporaries, and separately the workspaces of CUDA kernels. The optimizer has its state from the
+    start, as in every step but the first. Raises UsageError if the model needs tensor values.
 
-    step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
-    forward: `forward(model, inputs)` runs only the forward pass of a micro-batch.
-    micro_batches: their number. At most two are traced, since the second stands for all later
-        ones: the gradients exist from its start.
-    Raises UsageError if the model needs tensor values.
+    Args:
+        model, inputs: real, fake or meta; they stay as they are.
+        optimizer: builds the optimizer of the fake model; None is without one.
+        step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
+        forward: `forward(model, inputs)` runs only the forward pass of a micro-batch.
+        micro_batches: their number. At most two are traced, since the second stands for all later
+            ones: the gradients exist from its start.
     """
     mode, model, inputs = fake_copies(model, inputs)
     marks = list[tuple[Counter[KernelWork], Counter[str]]]()
@@ -54,25 +56,27 @@ def trace_step(
     def micro(count: int) -> Iterator[Any]:
         for _ in range(count):
             for parameter in model.parameters():
-                tracker.note_gradient(parameter.grad)  # what was made before the first pass
+                tracker.note_gradient(parameter.grad)  # gradients from before the first pass
             marks.append((tracker.kernels.copy(), tracker.calls.copy()))
             yield inputs
         marks.append((tracker.kernels.copy(), tracker.calls.copy()))
 
     sizes, run = list[int](), partial(forward, model, inputs)
-    with _tracing(model, mode):
-        hold_largest(model, partial(_note_saved, model, run))
-        _note_saved(model, run, sizes.append)
+    with tracing(model, mode):
+        hold_largest(model, partial(note_saved, model, run))
+        note_saved(model, run, sizes.append)
         updates = optimizer(model) if optimizer else None
         if updates is not None:
             _make_state(updates)
         with _Tracker(model, inputs, updates) as tracker:
             step(model, micro(min(2, micro_batches)), updates)
-    update = tracker.calls - marks[-1][1]
-    kernels, calls = (
-        _repeated(whole, end - start, max(0, micro_batches - 2))
-        for whole, end, start in zip((tracker.kernels, tracker.calls), *marks[:-3:-1], strict=True)
-    )
+    (kernels_before, calls_before), (kernels_after, calls_after) = marks[
+        -2:
+    ]  # the last micro-batch
+    untraced = max(0, micro_batches - 2)
+    kernels = _repeated(tracker.kernels, kernels_after - kernels_before, untraced)
+    calls = _repeated(tracker.calls, calls_after - calls_before, untraced)
+    update = tracker.calls - calls_after
     peak = tracker.peak.total()
     return Trace(
         peak=peak,
@@ -98,14 +102,17 @@ def peak_bytes(
 ) -> int:
     """Highest bytes of all tensors in a training step; see `trace_step`.
 
-    optimizer: builds an optimizer from parameters; with None the step ends after the backward pass.
-    accumulate: whether `inputs` are one of several micro-batches of the step.
     Raises UsageError if the model needs tensor values.
+
+    Args:
+        optimizer: builds an optimizer from parameters; with None the step ends after the backward
+            pass.
+        accumulate: whether `inputs` are one of several micro-batches of the step.
     """
 
     def step(model: nn.Module, micro_batches: Iterable[Any], updates: Optimizer | None) -> None:
         for inputs in micro_batches:
-            leaves = tree_leaves(_forward(model, inputs, autocast))
+            leaves = tree_leaves(run_forward(model, inputs, autocast))
             loss = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
             torch.autograd.backward(loss.float().sum())
         if updates is not None:
@@ -116,7 +123,7 @@ def peak_bytes(
         return optimizer(p for p in model.parameters() if p.requires_grad)
 
     def forward(model: nn.Module, inputs: Any) -> None:
-        _forward(model, inputs, autocast)
+        run_forward(model, inputs, autocast)
 
     micro_batches = 2 if accumulate else 1
     return trace_step(
@@ -125,7 +132,7 @@ def peak_bytes(
 
 
 def _repeated(whole: Counter[Any], part: Counter[Any], times: int) -> Counter[Any]:
-    """`whole` with its `part` so many times more."""
+    """`whole` with its `part` repeated `times` more."""
     return whole + Counter({name: times * count for name, count in part.items()})
 
 
@@ -140,7 +147,7 @@ def _make_state(optimizer: Optimizer) -> None:
 
 @dataclass(slots=True)
 class _Storage:
-    """A storage that is counted: what tells of its end, its label and its bytes."""
+    """A counted storage: a reference that tells when it is freed, its label and its bytes."""
 
     freed: weakref.ref[torch.UntypedStorage]
     label: str
@@ -150,19 +157,20 @@ class _Storage:
 class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of storages for as long as these are alive, and the kernels that run inside it.
 
-    peak: bytes at the highest moment, by label. kernels: how often each ran. calls: how often the
-    operations of each field of `Calls` were called. highest: highest bytes of tensors and
-    workspaces of kernels. fused: whether a kernel of fused attention ran.
+    peak: bytes at the highest moment, by label.
+    kernels: how often each ran.
+    calls: how often the operations of each field of `Calls` were called.
+    highest: highest bytes of tensors and workspaces of kernels.
+    fused: whether a kernel of fused attention ran.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, optimizer: Optimizer | None) -> None:
-        """The tensors that are there from the start."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: Counter[KernelWork] = Counter()
         self.calls: Counter[str] = Counter()
         self.highest = 0
         self.fused = False
-        self._known: dict[int, _Storage] = {}
+        self._storages: dict[int, _Storage] = {}
         self._now: Counter[str] = Counter()
         self._label, self._total = REST, 0
         self._hooks: list[Any] = []
@@ -212,29 +220,29 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: Tensor, label: str | None = None) -> None:
-        """Counts the storage of a tensor, unless it is known, by a label, or by the current one."""
+        """Counts the storage of a tensor once, by a label or by the current one."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        known = self._known.get(key)
-        if known is None:
+        counted = self._storages.get(key)
+        if counted is None:
             freed = weakref.ref(storage, lambda _: self._free(key))
-            self._known[key] = known = _Storage(freed, label or self._label)
-        elif known.size == size and label in (None, known.label):
+            self._storages[key] = counted = _Storage(freed, label or self._label)
+        elif counted.size == size and label in (None, counted.label):
             return
-        self._count(known.label, -known.size)
-        known.size, known.label = size, label or known.label
-        self._count(known.label, size)
+        self._count(counted.label, -counted.size)
+        counted.size, counted.label = size, label or counted.label
+        self._count(counted.label, size)
 
     def _free(self, key: int) -> None:
-        known = self._known.pop(key)
-        self._count(known.label, -known.size)
+        freed = self._storages.pop(key)
+        self._count(freed.label, -freed.size)
 
     def _count(self, label: str, size: int) -> None:
         self._now[label] += size
         self._total += size
 
     def note_gradient(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # an optimizer in the backward pass has it no more
+        if gradient is not None:  # an optimizer in the backward pass has freed it
             self._note(gradient, GRADIENTS)
 
     def _note_state(self, optimizer: Optimizer) -> None:

@@ -35,36 +35,38 @@ class Model:
     An input size is the pixels of an image's side, or the tokens of a text; None is the model's
     own. The functions raise UsageError for a size that the model cannot take.
 
-    task: what it is trained for. Language models have no classes, which is 0 of them.
-    build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
-        MissingError if the weights cannot be found, and DataError if they cannot be read.
-    bare: (classes, input size) -> the same model with fresh weights, without files or network.
-    transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
-        [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch have
-        one shape; those of texts are as long as the longest of them, to a multiple of 8 tokens, and
-        at most of the input size.
-    example: (model, batch size, input size) -> inputs of the largest shape of a batch of
-        transformed rows, which saved bytes are traced by.
-    logits: (model, batched inputs) -> logits [batch, classes]; of segmentation [batch, classes,
-        height, width], with the size of the images; of a language model [batch, tokens,
-        vocabulary].
-    save: (model, class names, input size, folder) -> writes model.safetensors and, for the model's
-        own library, its configuration with these names and how its inputs are prepared.
-    load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
-        else is read, and no network.
-    augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws its
-        changes from the default generators; None if its inputs are never augmented.
-    padded: as `transform`, but all batches have the shape of `example`, as compiled steps need it;
-        None if they have anyway.
-    trained: as `transform`, but with the random changes that the task itself needs in training, as
-        masked language models do; None if there are none.
-    sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
-        tokens of texts; None if it takes rows as they are.
-    writer: (model) -> what continues texts with a causal language model; None for other models.
-    defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
-        optimizer's name, since they suit only that optimizer.
-    own: those that take their place for one's own data, and `times`, how many times the usual
-        epochs the model takes there.
+    Raises MissingError if the weights cannot be found, and DataError if they cannot be read.
+
+    Args:
+        task: what it is trained for. Language models have no classes, which is 0 of them.
+        build: (classes, input size) -> the pretrained model with a fresh classifier.
+        bare: (classes, input size) -> the same model with fresh weights, without files or network.
+        transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
+            [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch
+            have one shape; those of texts are as long as the longest of them, to a multiple of 8
+            tokens, and at most of the input size.
+        example: (model, batch size, input size) -> inputs of the largest shape of a batch of
+            transformed rows, which saved bytes are traced by.
+        logits: (model, batched inputs) -> logits [batch, classes]; of segmentation [batch, classes,
+            height, width], with the size of the images; of a language model [batch, tokens,
+            vocabulary].
+        save: (model, class names, input size, folder) -> writes model.safetensors and, for the
+            model's own library, its configuration with these names and how its inputs are prepared.
+        load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
+            else is read, and no network.
+        augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws
+            its changes from the default generators; None if its inputs are never augmented.
+        padded: as `transform`, but all batches have the shape of `example`, as compiled steps need
+            it; None if they have anyway.
+        trained: as `transform`, but with the random changes that the task itself needs in training,
+            as masked language models do; None if there are none.
+        sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
+            tokens of texts; None if it takes rows as they are.
+        writer: (model) -> what continues texts with a causal language model; None for other models.
+        defaults: field of `Job` -> value. Learning rate and weight decay are in a mapping under the
+            optimizer's name, since they suit only that optimizer.
+        own: those that take their place for one's own data, and `times`, how many times the usual
+            epochs the model takes there.
     """
 
     name: str
@@ -111,7 +113,9 @@ def prepared(inputs: list[Any], rows: Rows) -> Rows:
 class Named:
     """A name of a pretrained model.
 
-    tasks: what it can be trained for, the most usual first. of: the model for one of these.
+    Args:
+        tasks: what it can be trained for, the most usual first.
+        of: the model for one of these.
     """
 
     name: str

@@ -26,7 +26,10 @@ def largest_batch(
     """The largest batch at which a recipe fits `budget` bytes of a card without micro-batches.
 
     For each process it is a power of two. It is 1 if nothing fits, and at most the training
-    examples. report: called with what is traced. Raises what `plan` raises.
+    examples. Raises what `plan` raises.
+
+    Args:
+        report: called with what is traced.
     """
     cache, facts = cache or traces.Cache(), job_facts(job)
     most = (facts["train_examples"] or 2**62) // job.processes

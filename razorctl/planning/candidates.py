@@ -27,13 +27,16 @@ GATHERED = 5
 class Predicted:
     """Predicted bytes and seconds of a training step.
 
-    peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
-    transient bytes, and of the kept bytes that are alive at that moment.
-    reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
-    step_seconds: the likely time; it is between step_seconds_low and step_seconds_high, and equal
-    to both where measurements support it. card_seconds, host_seconds: likely times of the card and
-    of the host, of which the longer one is that of the step. launches: kernels that a step runs.
-    step_seconds_vs_full: over those of full fine-tuning in one pass, at the same precision.
+    Args:
+        peak_bytes: highest allocated bytes. It is the sum of weights, gradients, optimizer and
+            transient bytes, and of the kept bytes that are alive at that moment.
+        reserve_bytes: memory of the process beside its tensors; `peak_bytes` does not include it.
+        step_seconds: the likely time; it is between step_seconds_low and step_seconds_high, and
+            equal to both where measurements support it.
+        card_seconds, host_seconds: likely times of the card and of the host, of which the longer
+            one is that of the step.
+        launches: kernels that a step runs.
+        step_seconds_vs_full: over those of full fine-tuning in one pass, at the same precision.
     """
 
     peak_bytes: int
@@ -62,9 +65,11 @@ class Predicted:
     ) -> "Predicted":
         """The prediction for a traced step on a card; `full` is that of full fine-tuning.
 
-        graphs: how many CUDA graphs the host replays in a step, one for each micro-batch. shards:
-        over how many cards FSDP2 shards weights, gradients and optimizer state. What it gathers is
-        an estimate, and the time that cards take to exchange it is not predicted.
+        Args:
+            graphs: how many CUDA graphs the host replays in a step, one for each micro-batch.
+            shards: over how many cards FSDP2 shards weights, gradients and optimizer state. What it
+                gathers is an estimate, and the time that cards take to exchange it is not
+                predicted.
         """
         step = step_seconds(trace, gpu, graphs)
         kept = [trace.weights, trace.gradients, trace.optimizer]
@@ -98,7 +103,8 @@ class Predicted:
 class Candidate:
     """A way to run a job: a recipe, and the number of micro-batches in a step.
 
-    cosine: of its gradient to the exact one at the job's precision, as `Recipe.cosine`.
+    Args:
+        cosine: of its gradient to the exact one at the job's precision, as `Recipe.cosine`.
     """
 
     recipe: Recipe

@@ -34,9 +34,11 @@ class Process:
 class Detected:
     """A GPU of this machine as the driver describes it now.
 
-    memory_bytes, free_bytes: total memory, and memory that is free at this moment.
-    compute_capability: such as "8.9". processes: the processes on the card without this one;
-    inside a container the driver may report pids of the host, or no processes.
+    Args:
+        memory_bytes, free_bytes: total memory, and memory that is free at this moment.
+        compute_capability: such as "8.9".
+        processes: the processes on the card without this one; inside a container the driver may
+            report pids of the host, or no processes.
     """
 
     name: str
@@ -97,8 +99,10 @@ def preset_for(detected: Detected) -> Gpu | None:
 class Target(NamedTuple):
     """A card to plan for.
 
-    budget: bytes of the card that may be used. source: where that figure comes from.
-    assumed: whether the card was guessed from its memory.
+    Args:
+        budget: bytes of the card that may be used.
+        source: where that figure comes from.
+        assumed: whether the card was guessed from its memory.
     """
 
     gpu: Gpu

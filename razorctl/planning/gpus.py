@@ -40,15 +40,19 @@ SHORT, LONG = 1024, 4096  # terms of the int8 products that were measured
 class Achieved:
     """The shares of a card's peaks that published measurements reach.
 
-    matrix: share of the rates of matrix products.
-    fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`. That of int8 is
-        for products of 4,096 terms and more; int8_short for those of 1,024 terms and fewer, if it
-        differs, and between them it lies on a line over the logarithm of the terms.
-    depthwise: share of the fp32 rate that depthwise convolutions reach.
-    bandwidth: share of the bandwidth that copies reach. reduces: that of kernels that reduce, such
-        as norms; if not given, `REDUCES` times the share of copies.
-    source: who measured the shares. borrowed: the card they were measured on, if another one.
     Raises UsageError for a share that is not above 0 and at most 1.5.
+
+    Args:
+        matrix: share of the rates of matrix products. fp32, int8: shares of the fp32 and int8
+            rates, if they differ from `matrix`. That of int8 is for products of 4,096 terms and
+            more; int8_short for those of 1,024 terms and fewer, if it differs, and between them it
+            lies on a line over the logarithm of the terms.
+        depthwise: share of the fp32 rate that depthwise convolutions reach.
+        bandwidth: share of the bandwidth that copies reach.
+        reduces: that of kernels that reduce, such as norms; if not given, `REDUCES` times the share
+            of copies.
+        source: who measured the shares.
+        borrowed: the card they were measured on, if another one.
     """
 
     matrix: float
@@ -88,17 +92,19 @@ class Achieved:
 class Gpu:
     """A GPU as its preset describes it; raises UsageError for an invalid field.
 
-    name, memory_bytes: as the driver reports them.
-    compute_capability: such as "8.9". bandwidth: bytes per second.
-    attention: the kernels of PyTorch's SDPA that it can run, in the order PyTorch tries them.
-    source: the vendor's document for these figures.
-    rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
-        accumulation. fp32 is always there; a precision without hardware support is not.
-    multiprocessors: streaming multiprocessors, over which the programs of a kernel are spread; if
-        not given, products are predicted as if they filled the card.
-    achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its fields.
-        If not given, they are borrowed from the nearest generation that is not newer, and
-        `achieved.source` says so.
+    Args:
+        name, memory_bytes: as the driver reports them.
+        compute_capability: such as "8.9".
+        bandwidth: bytes per second.
+        attention: the kernels of PyTorch's SDPA that it can run, in the order PyTorch tries them.
+        source: the vendor's document for these figures.
+        rates: precision -> operations per second of dense matrix products with fp32 (int8: int32)
+            accumulation. fp32 is always there; a precision without hardware support is not.
+        multiprocessors: streaming multiprocessors, over which the programs of a kernel are spread;
+            if not given, products are predicted as if they filled the card.
+        achieved: the shares of these peaks that kernels reach, as an Achieved or a table of its
+            fields. If not given, they are borrowed from the nearest generation that is not newer,
+            and `achieved.source` says so.
     """
 
     name: str

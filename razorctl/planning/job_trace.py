@@ -20,7 +20,7 @@ from razorctl import models
 from razorctl.job import Job
 from razorctl.memory import fake, tracker
 from razorctl.memory.job_forward import JobForward
-from razorctl.memory.saved import _tracing, traced_bytes
+from razorctl.memory.saved import traced_bytes, tracing
 from razorctl.memory.trace_cache import Trace
 from razorctl.ops.kernels import assumed
 from razorctl.optimizer import cast_weights, traceable_optimizer
@@ -130,8 +130,10 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
     """Traces the step that `finetune` takes for a resolved job and a recipe on a kind of device.
 
     An evaluation needs no more memory: it runs the same rows through the same layers and keeps
-    nothing. dot: whether Triton's products run on the card's tensor cores. Raises UsageError for a
-    recipe that the model cannot take.
+    nothing. Raises UsageError for a recipe that the model cannot take.
+
+    Args:
+        dot: whether Triton's products run on the card's tensor cores.
     """
     with _uncollected(), _prepared(job, recipe, classes, device, dot) as it:
         found = tracker.trace_step(
@@ -155,7 +157,7 @@ def launches(
 
     with _prepared(job, recipe, classes, "cuda", bool(tiles_for(cards[0].capability))) as it:
         mode, model, batch = fake.fake_copies(it.model, it.batch)
-        with _tracing(model, mode), Recording(*cards, device=device) as recording:
+        with tracing(model, mode), Recording(*cards, device=device) as recording:
             it.step(model, [batch], it.optimizer(model))
     found: dict[Card, list[Launch]] = recording.launches
     return found

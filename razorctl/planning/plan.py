@@ -24,9 +24,11 @@ from razorctl.version import __version__
 class Plan:
     """The ways to run a job that were tried, and the one to take.
 
-    job: resolved except for `accumulate`, which is in the chosen candidate. budget: bytes of the
-    card that may be used. steps: sentences on what was tried, in order, and why it was not taken.
-    others: preference -> what it would have chosen, None if nothing fits.
+    Args:
+        job: resolved except for `accumulate`, which is in the chosen candidate.
+        budget: bytes of the card that may be used.
+        steps: sentences on what was tried, in order, and why it was not taken.
+        others: preference -> what it would have chosen, None if nothing fits.
     """
 
     job: Job
@@ -249,9 +251,12 @@ def plan(
     None takes LoRA, which trains another part of the model. It is listed beside the ways to train a
     language model.
 
-    recipe: if given, the only recipe that is tried. report: called with the label of each way
-    before it is traced. Raises NoFitError, with the smallest budget that is enough, if nothing
-    fits, and UsageError for settings that cannot be used.
+    Raises NoFitError, with the smallest budget that is enough, if nothing fits, and UsageError for
+    settings that cannot be used.
+
+    Args:
+        recipe: if given, the only recipe that is tried.
+        report: called with the label of each way before it is traced.
     """
     if prefer not in get_args(Prefer):
         raise unknown("preference", prefer, get_args(Prefer))

@@ -208,9 +208,11 @@ class Search:
     ) -> Candidate | None:
         """The least approximate of the fastest ways of these recipes that fit.
 
-        All that take the SAME time as the fastest of all count as the fastest. end: which time of a
-        way counts, the likely one or the slow end. None if no way fits, or if all take more than
-        `limit` seconds.
+        All that take the SAME time as the fastest of all count as the fastest.
+
+        Args:
+            end: which time of a way counts, the likely one or the slow end. None if no way fits, or
+                if all take more than `limit` seconds.
         """
         taken: Callable[[Candidate], float] = attrgetter(end)
         found: list[Candidate] = []

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from razorctl import Recipe, saved_bytes, sparsify
 from razorctl.memory.measured import allocated_on_cpu
-from razorctl.memory.saved import _forward, _note_saved
+from razorctl.memory.saved import note_saved, run_forward
 from razorctl.memory.tracker import peak_bytes
 from razorctl.methods import METHODS
 from razorctl.ops import kernels
@@ -160,7 +160,7 @@ class Bench:
         x, autocast, sizes = self.x[: run.case.rows], PRECISIONS[run.precision], list[int]()
         with self.running(run) as model:
             if run.case.compiled:  # which takes no fake tensors
-                _note_saved(model, partial(_forward, model, x, autocast), sizes.append)
+                note_saved(model, partial(run_forward, model, x, autocast), sizes.append)
                 run.saved = sum(sizes)
             else:
                 run.saved = saved_bytes(model, x, autocast=autocast)

@@ -74,7 +74,8 @@ def save(
 ) -> None:
     """Writes what `from_pretrained(folder)` of the model and of its tokenizer load.
 
-    usual: the tokens of a text, as of `PretrainedFiles.length`.
+    Args:
+        usual: the tokens of a text, as of `PretrainedFiles.length`.
     """
     from transformers import PreTrainedModel
 

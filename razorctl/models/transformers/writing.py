@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Writer:
     """A model that continues texts, and answers conversations.
 
-    ends: the tokens that end a text. longest: the most tokens of a text with its continuation; None
-    if there is no limit.
+    Args:
+        ends: the tokens that end a text.
+        longest: the most tokens of a text with its continuation; None if there is no limit.
     """
 
     model: "nn.Module"
