@@ -50,7 +50,7 @@ class StoredFunction(torch.autograd.Function):
         if scale != 1:
             scores = scores * scale
         if mask is not None:
-            scores = masked(scores, mask)
+            scores = apply_mask(scores, mask)
         probabilities = layer.softmax(scores)
         attended, signed = probabilities, probabilities
         if dropout_p:
@@ -131,7 +131,7 @@ def _saved(ctx: Any) -> list[Any]:
     return parts
 
 
-def masked(scores: Tensor, mask: Tensor) -> Tensor:
+def apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     """`scores` under a mask: bool masks are True where a key takes part; other masks are added."""
     if mask.dtype == torch.bool:
         # Not minus infinity: a row in which no key takes part would become NaN.

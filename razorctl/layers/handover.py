@@ -140,7 +140,7 @@ class Handover:
         return Handover, ()  # copies and pickles start empty
 
 
-class AddFunction(torch.autograd.Function):
+class ResidualFunction(torch.autograd.Function):
     """x + f of a residual connection, and the statistics of its rows."""
 
     @staticmethod
@@ -163,11 +163,11 @@ class AddFunction(torch.autograd.Function):
         return dy, df, None, None, None
 
 
-def add(x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool) -> Tensor:
+def add_residual(x: Tensor, f: Tensor, handover: Handover, eps: float, centers: bool) -> Tensor:
     """x + f, before a norm with that `eps` and `centers`."""
     like = x.shape == f.shape and x.dtype == torch.promote_types(x.dtype, f.dtype)
     if not (like and fused(x.device)) or torch.compiler.is_compiling():
         return x + f
-    y, mean, rstd = AddFunction.apply(x, f, handover, eps, centers)
+    y, mean, rstd = ResidualFunction.apply(x, f, handover, eps, centers)
     handover.note(y, Statistics(eps, centers, mean, rstd, handover.wanted(f)))
     return y  # type: ignore[no-any-return]

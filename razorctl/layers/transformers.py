@@ -31,7 +31,7 @@ from transformers.models.vit import modeling_vit
 from transformers.pytorch_utils import Conv1D
 
 from razorctl.layers.activation import GELU, QuickGELU, SiLU, TanhGELU
-from razorctl.layers.attention import Attention, masked
+from razorctl.layers.attention import Attention, apply_mask
 from razorctl.layers.base import LayerSettings, RazorLayer, Swaps
 from razorctl.layers.bytecode import forward_names, same_forward, strings_near
 from razorctl.layers.gated_mlp import GatedMLP
@@ -127,7 +127,7 @@ def _interface(name: str) -> Any:
                 return out.transpose(1, 2).contiguous(), None
         if stored and attention_mask is not None and attention_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attention_mask, dtype=query.dtype)
-            attention_mask = masked(zeros, attention_mask)
+            attention_mask = apply_mask(zeros, attention_mask)
         used = "eager" if stored else name
         function = ALL_ATTENTION_FUNCTIONS.get_interface(used, _eager(module))
         return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]

@@ -132,33 +132,37 @@ class Packed:
 
 @dataclass(frozen=True)
 class PackedValues(Packed):
-    """All elements, in the dtype of `kept`."""
+    """All elements, in a dtype that may be narrower."""
 
-    TENSORS = ("kept",)
-    kept: Tensor
+    TENSORS = ("elements",)
+    elements: Tensor
 
     def values(self) -> Tensor:
-        return self.kept.to(self.dtype)
+        return self.elements.to(self.dtype)
 
 
 @dataclass(frozen=True)
 class PackedElements(Packed):
-    """Some elements: `kept` [k] in order of position, and `bitmap`, uint8, a bit per element."""
+    """Some elements [k] in order of position, and `bitmap`, uint8, a bit per element."""
 
-    TENSORS = ("kept", "bitmap")
-    kept: Tensor
+    TENSORS = ("elements", "bitmap")
+    elements: Tensor
     bitmap: Tensor
 
     def values(self) -> Tensor:
-        return topk_unpack(self.kept, self.bitmap, list(self.shape))
+        return topk_unpack(self.elements, self.bitmap, list(self.shape))
 
 
 @dataclass(frozen=True)
 class PackedColumns(Packed):
-    """Some columns [rows, s] and their numbers, `index` [s].
+    """Some columns of an activation.
 
-    probability: of each to be drawn, [s]; None if the columns were not drawn. sampler: what drew
-    them, and learns from their gradient. unbiased: whether each is scaled by 1 / probability.
+    Args:
+        columns: [rows, s].
+        index: their numbers, [s].
+        probability: the probability of each to be drawn, [s]; None if they were not drawn.
+        sampler: drew the columns, and learns from their gradient.
+        unbiased: whether each column is scaled by 1 / probability.
     """
 
     TENSORS = ("columns", "index", "probability")

@@ -32,7 +32,7 @@ class Blocks:
         self.unbiased, self.seed, self.step = unbiased, seed, 0
         self.joined = 0  # blocks that have a number
         self.drawn: dict[int, float] = {}  # block -> its probability
-        self.seen: dict[int, Tensor] = {}  # block -> gradient norm in the last step
+        self.norms: dict[int, Tensor] = {}  # block -> gradient norm in the last step
 
     def join(self) -> int:
         """Adds a block and returns its number."""
@@ -46,7 +46,7 @@ class Blocks:
         them.
         """
         if self.step:
-            self._learn(*reduce(self.seen, self.size))
+            self._learn(*reduce(self.norms, self.size))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         u = torch.rand((), generator=generator)
         # In random order: in the order of the model, half of all branches could be every attention.
@@ -84,20 +84,20 @@ class Blocks:
             grad: its gradient.
             size: a factor of the norm.
         """
-        self.seen[block] = norm(grad) * size
+        self.norms[block] = norm(grad) * size
         return grad / p if self.unbiased else grad
 
     def state_dict(self) -> dict[str, Any]:
         """All that later draws depend on, except the seed."""
-        return {"step": self.step, "seen": dict(self.seen), "sampler": self.sampler.state_dict()}
+        return {"step": self.step, "seen": dict(self.norms), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a `state_dict`; raises ValueError for another number of blocks."""
         self.sampler.load_state_dict(state["sampler"])
-        self.step, self.seen = state["step"], dict(state["seen"])
+        self.step, self.norms = state["step"], dict(state["seen"])
 
     def _learn(self, index: Tensor, norms: Tensor) -> None:
-        self.seen = {}
+        self.norms = {}
         if len(index):
             self.sampler.update(index, self.sampler.p[index], norms)
 

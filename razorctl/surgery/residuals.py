@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from razorctl.layers.base import stock_type
-from razorctl.layers.handover import add
+from razorctl.layers.handover import add_residual
 from razorctl.layers.norm import Norm
 
 Names = tuple[tuple[str, ...], ...]
@@ -42,7 +42,7 @@ class Block:
             for module in connection.rest:
                 f = module(f)
             norm = connection.norm  # the next one is like it
-            x = add(x, f, norm.handover, norm.epsilon(x), norm.centers)
+            x = add_residual(x, f, norm.handover, norm.epsilon(x), norm.centers)
             args, kwargs = (), {}
         return x
 

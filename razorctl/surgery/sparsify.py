@@ -36,8 +36,14 @@ log = logging.getLogger(__name__)
 
 # Leaves that keep nothing worth pruning; containers are leaves if they are empty, as in PEFT.
 LIGHT = (
-    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding),
-    *(nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList),
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Embedding,
+    nn.ModuleDict,
+    nn.ModuleList,
+    nn.ParameterDict,
+    nn.ParameterList,
 )
 RECIPE = "razor_recipe"  # where a sparsified model has its recipe
 

@@ -95,17 +95,17 @@ def test_no_geometry_crashes_or_differs_from_stock(tmp_path):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("rule", ["dense", "topk", "columns-norm"])
 def test_the_kernel_gets_the_layout_of_the_input(memory_format, rule, monkeypatch):
-    given = []
+    images_of_backward = []
 
     def backward(dy, image, *rest):
         if rest[-1][1]:
-            given.append(image)
+            images_of_backward.append(image)
         return torch.ops.aten.convolution_backward(dy, image, *rest)
 
     monkeypatch.setattr("razorctl.layers.conv.convolution_backward", backward)
     layer = CASES["conv"].layer(rule)
     layer(torch.randn(2, 6, 7, 5).contiguous(memory_format=memory_format)).sum().backward()
-    assert given[0].is_contiguous(memory_format=memory_format)
+    assert images_of_backward[0].is_contiguous(memory_format=memory_format)
 
 
 def test_an_image_without_batch_is_left_to_stock():

@@ -138,7 +138,7 @@ def test_no_tensor_of_a_pass_waits_for_the_garbage_collector(case, rule):
         run(layer, x)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = [found for found in gc.garbage if isinstance(found, Tensor)]
+        left = [item for item in gc.garbage if isinstance(item, Tensor)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -370,10 +370,10 @@ def test_hooks_get_all_that_is_saved(case):
     with torch.autograd.graph.saved_tensors_hooks(take, lambda t: t):
         y = first(layer(x))
     layer.memo.clear()
-    known = {x.data_ptr(), y.data_ptr(), *(p.data_ptr() for p in layer.parameters())}
+    addresses = {x.data_ptr(), y.data_ptr(), *(p.data_ptr() for p in layer.parameters())}
     held = [t for ref in saved if (t := ref()) is not None]
     assert saved
-    assert {t.data_ptr() for t in held} <= known
+    assert {t.data_ptr() for t in held} <= addresses
 
 
 @every_kind

@@ -61,7 +61,7 @@ OTHER = {
     "assigned": lambda logits: (logits.__setitem__((..., 0), -5.0), shifted(logits))[1],
     "log softmax": lambda logits: -F.log_softmax(logits[..., :-1, :], -1).mean(),
     "a column": lambda logits: logits[..., 3].sum() + logits[:, :, 1:4].square().sum(),
-    "masked": lambda logits: F.cross_entropy(logits[TARGET >= 0], TARGET[TARGET >= 0]),
+    "mneeds": lambda logits: F.cross_entropy(logits[TARGET >= 0], TARGET[TARGET >= 0]),
     "own function": lambda logits: Doubled.apply(logits).square().sum(),
     "own function of a copy": lambda logits: shifted(Copied.apply(logits)),
     "own function in place": lambda logits: shifted(Cubed.apply(logits)),
@@ -107,17 +107,17 @@ def test_a_cross_entropy_equals_stock_without_logits(name, bias, monkeypatch):
 @pytest.mark.parametrize("name", OTHER)
 def test_anything_else_finds_the_stock_logits(name, monkeypatch):
     layer, x = head(), torch.randn(2, 5, WIDTH)
-    twin, made = copy.deepcopy(layer), []
+    twin, calls = copy.deepcopy(layer), []
     twin.detach()
     stock = Head._stock
-    monkeypatch.setattr(Head, "_stock", lambda *args: made.append(1) or stock(*args))
+    monkeypatch.setattr(Head, "_stock", lambda *args: calls.append(1) or stock(*args))
     got, want = run(layer, OTHER[name], x), run(twin, OTHER[name], x)
-    assert len(made) == 1
+    assert len(calls) == 1
     assert torch.equal(got[0], want[0])
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mean", "none", "softcap", "masked"])
+@pytest.mark.parametrize("name", ["mean", "none", "softcap", "mneeds"])
 @pytest.mark.parametrize("way", ["autocast", "weights"])
 def test_low_precision(name, way):
     layer, x = head(), torch.randn(2, 5, WIDTH)
@@ -181,9 +181,9 @@ def test_accelerate_may_cast_outputs():
 def test_a_frozen_weight_gets_no_gradient_and_an_input_without_one_none(monkeypatch):
     from razorctl.layers import head as file
 
-    asked, op = [], file.linear_cross_entropy
+    needs, op = [], file.linear_cross_entropy
     monkeypatch.setattr(
-        file, "linear_cross_entropy", lambda *args: asked.append(args[-3:]) or op(*args)
+        file, "linear_cross_entropy", lambda *args: needs.append(args[-3:]) or op(*args)
     )
     layer, x = head(), torch.randn(2, 5, WIDTH)
     layer.requires_grad_(False)
@@ -191,7 +191,7 @@ def test_a_frozen_weight_gets_no_gradient_and_an_input_without_one_none(monkeypa
     assert run(layer, shifted, x)[1].any()
     layer.weight.requires_grad_(True)
     shifted(layer(x)).backward()
-    assert asked == [(True, False, False), (False, True, False)]
+    assert needs == [(True, False, False), (False, True, False)]
 
 
 def test_loss_scales_gradient_accumulation_and_a_second_backward_pass():
@@ -255,9 +255,9 @@ def test_compiled_it_is_stock(name):
 def test_logits_of_weights_that_are_gone_are_refused():
     layer, x = head(), torch.randn(2, 5, WIDTH)
     early, late = layer(x), layer(x)
-    known = early.tanh()
+    values = early.tanh()
     torch.optim.SGD(layer.parameters(), 0.1).step(lambda: shifted(layer(x)).backward())
-    assert torch.equal(early.tanh(), known)
+    assert torch.equal(early.tanh(), values)
     with pytest.raises(UsageError, match="before it"):
         late.argmax(-1)
 

@@ -62,17 +62,17 @@ def test_gradients_equal_the_oracle(case, rule, device):
 @pytest.mark.parametrize("case", NORMS)
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_autocast_keeps_the_low_precision_input(case, precision):
-    kept = []
+    tensors = []
     for rule in ("dense", "topk"):
-        kept.clear()
+        tensors.clear()
         with (
             torch.autocast("cpu", precision),
-            torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.append(t) or t, lambda t: t),
         ):
             CASES[case].layer(rule)(torch.randn(CASES[case].shapes[0], requires_grad=True))
         # Stock keeps single precision, in which it runs.
-        assert (precision in {t.dtype for t in kept}) == (rule != "dense")
-    assert all(t.numel() < 165 for t in kept if t.dtype == torch.float32)
+        assert (precision in {t.dtype for t in tensors}) == (rule != "dense")
+    assert all(t.numel() < 165 for t in tensors if t.dtype == torch.float32)
 
 
 def test_pruned_gradients_come_close_to_exact_ones():

@@ -226,15 +226,15 @@ def test_loss_scales_gradient_accumulation_and_a_second_backward_pass():
 
 
 def test_logits_can_have_hooks_and_gradients():
-    layer, x, seen = head(), image(), []
+    layer, x, gradients_of_hook = head(), image(), []
     logits = layer(x)
     logits.retain_grad()
-    logits.register_hook(seen.append)
+    logits.register_hook(gradients_of_hook.append)
     loss_of(logits).backward()
     twin = stock(layer)(x)
     (want,) = torch.autograd.grad(loss_of(twin), twin)
     torch.testing.assert_close(logits.grad, want)
-    torch.testing.assert_close(seen, [want])
+    torch.testing.assert_close(gradients_of_hook, [want])
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -344,16 +344,16 @@ NUMBER = {"fcn": 2, "lraspp": 2, "upernet": 2}
 def _losses(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """The losses of all outputs of a model, and the loss that it returns."""
     if isinstance(model, (LinearSegmenter, segmentation.FCN, segmentation.LRASPP)):
-        outputs, own = model(x), 0
+        outputs, loss = model(x), 0
         outputs = outputs if isinstance(outputs, dict) else {"out": outputs}
     else:
-        found = model(pixel_values=x, labels=labels)
-        outputs, own = {"logits": found.logits}, found.loss
+        output = model(pixel_values=x, labels=labels)
+        outputs, loss = {"logits": output.logits}, output.loss
     for logits in outputs.values():
         if logits.shape[-2:] != x.shape[-2:]:
             logits = F.interpolate(logits, x.shape[-2:], mode="bilinear")
-        own = own + F.cross_entropy(logits, labels, ignore_index=255)
-    return own
+        loss = loss + F.cross_entropy(logits, labels, ignore_index=255)
+    return loss
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -27,10 +27,10 @@ MEANS = [
 
 
 def saved(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    found = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+    tensors = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.append(t) or t, lambda t: t):
         layer(x.clone().requires_grad_())
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize("settings", MAXIMA, ids=str)

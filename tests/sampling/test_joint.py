@@ -69,7 +69,7 @@ def test_scaling():
     grad = torch.ones(3)
     assert torch.equal(plain.observe(0, 0.25, grad), grad)
     assert torch.equal(scaled.observe(0, 0.25, grad), 4 * grad)
-    assert scaled.seen[0].item() == pytest.approx(math.sqrt(3))
+    assert scaled.norms[0].item() == pytest.approx(math.sqrt(3))
 
 
 def test_norms_of_one_process_are_its_own(device):

@@ -196,8 +196,8 @@ def test_a_draw_learns_the_norm_of_output_times_gradient(case):
 
         end.register_forward_hook(note)
     loss(model, case.inputs).backward()
-    assert set(blocks.seen) == set(blocks.drawn) == set(outputs)
-    for block, norm in blocks.seen.items():
+    assert set(blocks.norms) == set(blocks.drawn) == set(outputs)
+    for block, norm in blocks.norms.items():
         torch.testing.assert_close(norm, outputs[block].norm() * outputs[block].grad.norm())
     before = blocks.sampler.p.clone()
     loss(model, case.inputs)
@@ -380,7 +380,7 @@ def test_dropouts_in_eval_mode_do_not_matter():
             module.eval()  # among them those that end the branches
     loss(model, case.inputs).backward()
     (blocks,) = joint_draws(model)
-    assert set(blocks.seen) == set(blocks.drawn)
+    assert set(blocks.norms) == set(blocks.drawn)
     assert any(p.grad is None for p in model.parameters())
 
 

@@ -182,13 +182,13 @@ class TestWithAnyMethod:
 
     @pytest.mark.parametrize("method", ["full", "half", "razor"])
     def test_saved_bytes_and_the_peak_are_smaller(self, method):
-        found = []
+        sizes = []
         for on in (False, True):
             net, x = vit(depth=3).train(), torch.randn(64, 3, 16, 16)
             sparsify(net, Recipe(method, 0.5, activation_checkpointing=on))
             sgd = partial(torch.optim.SGD, lr=0.1)
-            found.append((traced_bytes(net, x), peak_bytes(net, x, sgd)))
-        assert all(with_it < without for without, with_it in zip(*found, strict=True))
+            sizes.append((traced_bytes(net, x), peak_bytes(net, x, sgd)))
+        assert all(with_it < without for without, with_it in zip(*sizes, strict=True))
 
     def test_a_byte_budget_is_met_with_and_without_it(self):
         net, x = vit(depth=6).train(), torch.randn(64, 3, 16, 16)

@@ -198,14 +198,14 @@ class TestSharing:
             hidden = net[1](net[0](x))
             saved.clear()
             y = net[2](hidden)
-            packed, known = net[2].memo.pack(
+            packed, shared = net[2].memo.pack(
                 hidden,
                 layouts.of_rows(y.dtype),
                 lambda: pytest.fail("packed again"),
                 "another layer",
             )
         assert not [t for t in saved if t.shape == hidden.shape]
-        assert known
+        assert shared
         restored = packed.values()
         assert (restored - hidden).norm() < 0.02 * hidden.norm()
         dy = torch.randn_like(y)
@@ -225,13 +225,13 @@ class TestSharing:
         hidden = net[1](net[0](x))
         with torch.no_grad():
             hidden.mul_(2)
-        _, known = net[2].memo.pack(
+        _, shared = net[2].memo.pack(
             hidden,
             layouts.of_rows(hidden.dtype),
             lambda: copy_of(hidden.detach(), net[2].rules),
             "another layer",
         )
-        assert not known
+        assert not shared
 
     def test_dropout_of_nothing_passes_it_on(self):
         torch.manual_seed(0)

@@ -71,22 +71,22 @@ def test_gradients_are_handed_on_in_int8(dtype, monkeypatch):
     model, x = vit().train(), torch.randn(6, 3, 16, 16)
     sparsify(model, Recipe("razor", 0.5))
     names = {layer: name for name, layer in model.named_modules()}
-    seen = []
+    outputs = []
 
     def watch(layer, args, y):
-        y.register_hook(lambda dy: seen.append((names[layer], isinstance(dy, Int8Gradient))))
+        y.register_hook(lambda dy: outputs.append((names[layer], isinstance(dy, Int8Gradient))))
 
     for layer in names:
         if isinstance(layer, Linear):
             layer.register_forward_hook(watch)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         _, want = step(model, x)
-        assert not any(int8 for _, int8 in seen)
-        seen.clear()
+        assert not any(int8 for _, int8 in outputs)
+        outputs.clear()
         with kernels.assumed(dot=True):
             _, got = step(model, x)
     # Of every linear layer in a block.
-    assert sorted(name for name, int8 in seen if int8) == sorted(
+    assert sorted(name for name, int8 in outputs if int8) == sorted(
         f"blocks.{i}.{layer}"
         for i in range(2)
         for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -138,11 +138,11 @@ def test_a_gradient_that_was_replaced_is_not_taken():
 
 
 def test_hooks_of_a_norm_get_its_output():
-    model, seen = vit().train(), []
+    model, outputs = vit().train(), []
     sparsify(model, Recipe("int8"))
-    handle = model.blocks[0].norm1.register_forward_hook(lambda m, args, y: seen.append(y))
+    handle = model.blocks[0].norm1.register_forward_hook(lambda m, args, y: outputs.append(y))
     step(model, torch.randn(2, 3, 16, 16))
-    assert [y.shape for y in seen] == [(2, 17, 24)]
+    assert [y.shape for y in outputs] == [(2, 17, 24)]
     handle.remove()
 
 
