@@ -35,11 +35,9 @@ def batch_norm_grad(
     x_hat = dequantize_images.body(copy, dtype, None, list(dy.shape))
     wide, axes = dy.to(dtype), [axis for axis in range(dy.dim()) if axis != 1]
     dw, db = (wide * x_hat).sum(axes), wide.sum(axes)
-    rows = dy.numel() // dy.shape[1]
-    mean, slope, by = (
-        t.view(-1, *[1] * (dy.dim() - 2))
-        for t in (db / rows, dw / rows, rstd if weight is None else rstd * weight)
-    )
+    rows, shape = dy.numel() // dy.shape[1], [-1] + [1] * (dy.dim() - 2)
+    mean, slope = (db / rows).view(shape), (dw / rows).view(shape)
+    by = (rstd if weight is None else rstd * weight).view(shape)
     dx = x_hat.mul_(slope).neg_().add_(wide).sub_(mean).mul_(by).to(dy.dtype)
     return dx, dw.to(rstd.dtype), db.to(rstd.dtype)
 

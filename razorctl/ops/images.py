@@ -45,7 +45,7 @@ def normalized_images(x: Tensor, mean: Tensor | None, rstd: Tensor | None) -> Te
     """
     if mean is None or rstd is None:
         return x
-    shape = *mean.shape, *[1] * (x.dim() - 2)
+    shape = [*mean.shape] + [1] * (x.dim() - 2)
     return (x - mean.view(shape)).mul_(rstd.view(shape)).to(x.dtype)
 
 

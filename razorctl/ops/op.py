@@ -49,12 +49,8 @@ class FewBitCopy(NamedTuple):
 
 
 # Types of arguments that only kernels handle, and no subclass or mode.
-PLAIN = frozenset(
-    (
-        *(Tensor, nn.Parameter, FewBitCopy, int, float, bool, str, list),
-        *(torch.dtype, torch.device, type(None)),
-    )
-)
+PLAIN = frozenset((Tensor, nn.Parameter, FewBitCopy, torch.dtype, torch.device))
+PLAIN |= {int, float, bool, str, list, type(None)}
 
 
 @dataclass(frozen=True)

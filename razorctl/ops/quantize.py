@@ -146,7 +146,7 @@ def quantize(
         if seed is not None:
             start = offset + part.rows.start * x.shape[1]
             values += uniform(seed, start, values.numel()).view(values.shape)
-        if seed is not None or clip:  # only then can values lie beyond the codes
+        if seed is not None or clip:  # only then can values exceed the range of codes
             values.clamp_(0, 2**bits - 0.5)
         return values.to(dtype).view(torch.uint8)
 

@@ -88,10 +88,10 @@ def test_a_row_with_a_nan_has_a_scale_of_nan(device):
     assert int8_columns(x)[1].isnan().nonzero().tolist() == [[5]]
     codes, balanced = balance(codes, scale)
     assert not codes[:, 3].any()
-    known = torch.arange(20, device=device) != 3
-    want = balance(int8_rows(x[known])[0], scale[known])
-    assert torch.equal(codes[:, known], want[0])
-    assert torch.equal(balanced, torch.zeros_like(scale).masked_scatter_(known[:, None], want[1]))
+    finite = torch.arange(20, device=device) != 3
+    want = balance(int8_rows(x[finite])[0], scale[finite])
+    assert torch.equal(codes[:, finite], want[0])
+    assert torch.equal(balanced, torch.zeros_like(scale).masked_scatter_(finite[:, None], want[1]))
 
 
 def test_registration():

@@ -28,8 +28,8 @@ def test_all_operands(rows, weight, function):
     of_weight = int8_columns(w) if weight else (dy.new_empty(0), torch.empty(0))
     assert got[0].shape[1] == got[1].shape[1] == -(-rows // 16) * 16
     assert not got[0][:, rows:].any()
-    found = got[0][:, :rows], got[1][:, :rows], *got[2:]
-    for mine, theirs in zip(found, (balanced, *of_x, *of_weight), strict=True):
+    results = got[0][:, :rows], got[1][:, :rows], *got[2:]
+    for mine, theirs in zip(results, (balanced, *of_x, *of_weight), strict=True):
         # Whole codes may differ by one where a function was rounded otherwise.
         torch.testing.assert_close(
             mine, theirs, rtol=1e-5, atol=0 if mine.is_floating_point() else 1

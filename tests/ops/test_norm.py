@@ -102,10 +102,10 @@ def test_gradient_from_a_copy(centers, affine, device):
     g = dy.double() if weight is None else dy.double() * weight
     dx = g - x_hat * (g * x_hat).mean(1, keepdim=True)
     dx = (dx - g.mean(1, keepdim=True) if centers else dx) * rstd + residual
-    for found in (got, gradients(dy, x_hat, weight, rstd, centers, residual)):
-        torch.testing.assert_close(found[0], dx.float(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[2], dy.sum(0), rtol=1e-4, atol=1e-5)
+    for results in (got, gradients(dy, x_hat, weight, rstd, centers, residual)):
+        torch.testing.assert_close(results[0], dx.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results[1], (dy * x_hat).sum(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results[2], dy.sum(0), rtol=1e-4, atol=1e-5)
 
 
 @every_norm

@@ -141,15 +141,15 @@ int razorctl_activation_grad_int8(const struct copy *copy, int function, const v
     const int missing = !sums || !memory;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
-        float *offset = memory + block * 6 * columns, *step = offset + columns;
-        float *x = step + columns, *from = x + columns, *dx = from + columns;
+        float *offset = memory + block * 6 * columns, *spacing = offset + columns;
+        float *x = spacing + columns, *from = x + columns, *dx = from + columns;
         uint8_t *numbers = (uint8_t *)(dx + columns);
         const int64_t start = block * ROWS;
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0)
-                affine(copy, whole, row / copy->tile_rows, offset, step);
+                affine(copy, whole, row / copy->tile_rows, offset, spacing);
             unpack(line_of(copy, row), whole, copy->bits, numbers);
-            values_of(numbers, offset, step, columns, dtype, x);
+            values_of(numbers, offset, spacing, columns, dtype, x);
             slopes(function, columns, x, loaded(dy, dtype, row * row_stride, columns, from), dx);
             for (int64_t j = 0; dtype == BFLOAT16 && j < columns; j++)
                 dx[j] = widened(narrowed(dx[j]));

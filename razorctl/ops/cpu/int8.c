@@ -134,15 +134,15 @@ static void ranges_of(const struct copy *c, int function, float lowest, int64_t 
 
 // The codes of a stretch of a row of x * relative, and of f(x) * factor * relative.
 static void operand_of(int function, int64_t count, const uint8_t *restrict codes,
-                       const float *restrict offset, const float *restrict step,
+                       const float *restrict offset, const float *restrict spacing,
                        const float *restrict factor, float relative, int8_t *restrict to) {
     float x[CODES];
     if (function == IDENTITY) {
         for (int64_t j = 0; j < count; j++)
-            to[j] = code_of((offset[j] + step[j] * (float)codes[j]) * relative);
+            to[j] = code_of((offset[j] + spacing[j] * (float)codes[j]) * relative);
         return;
     }
-    values_of(codes, offset, step, count, FLOAT32, x);
+    values_of(codes, offset, spacing, count, FLOAT32, x);
     apply(function, count, x);
     for (int64_t j = 0; j < count; j++) to[j] = code_of(x[j] * factor[j] * relative);
 }
@@ -161,24 +161,24 @@ int razorctl_int8_operand(const struct copy *copy, int function, float lowest,
     for (int64_t task = 0; task < blocks * shares; task++) {
         const struct share s = share_of(columns, STRIPS, width, task % shares);
         const int64_t start = task / shares * ROWS;
-        float offset[CODES], step[CODES], factor[CODES];
+        float offset[CODES], spacing[CODES], factor[CODES];
         uint8_t codes[CODES];
         for (int64_t k = 0; k < s.stretches; k++)
             for (int64_t j = 0; j < s.length; j++)
                 factor[k * s.length + j] = inverse(scale[column(s, k) + j] / LEVELS);
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0) {
-                affine(copy, s, row / copy->tile_rows, offset, step);
+                affine(copy, s, row / copy->tile_rows, offset, spacing);
                 for (int64_t k = 0; function == IDENTITY && k < s.stretches; k++)
                     for (int64_t j = 0, i = k * s.length; j < s.length; j++, i++) {
                         offset[i] = (offset[i] - center[column(s, k) + j]) * factor[i];
-                        step[i] *= factor[i];
+                        spacing[i] *= factor[i];
                     }
             }
             unpack(line_of(copy, row), s, copy->bits, codes);
             for (int64_t k = 0; k < s.stretches; k++) {
                 const int64_t i = k * s.length;
-                operand_of(function, s.length, codes + i, offset + i, step + i, factor + i,
+                operand_of(function, s.length, codes + i, offset + i, spacing + i, factor + i,
                            row_scale[row] * by, operand + row * columns + column(s, k));
             }
         }

@@ -24,10 +24,9 @@ class Copy(ctypes.Structure):
     """struct copy of common.h, with references to the tensors that it points to."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("packed", "zero_point", "scale", "bias")),
-        *((name, c_int64) for name in ("rows", "columns", "tile_rows")),
-        ("bits", c_int),
-    ]
+        ("packed", c_void_p), ("zero_point", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+        ("rows", c_int64), ("columns", c_int64), ("tile_rows", c_int64), ("bits", c_int),
+    ]  # fmt: skip
 
     def __init__(self, copy: FewBitCopy, rows: int) -> None:
         packed, zero_point = copy.packed.contiguous(), copy.zero_point.contiguous()
@@ -45,9 +44,9 @@ class Codes(ctypes.Structure):
     """struct codes of gemm.c for a matrix of int8, with a reference to it."""
 
     _fields_ = [
-        ("at", c_void_p),
-        *((name, c_int64) for name in ("rows", "row_stride", "terms", "term_stride")),
-    ]
+        ("at", c_void_p), ("rows", c_int64), ("row_stride", c_int64), ("terms", c_int64),
+        ("term_stride", c_int64),
+    ]  # fmt: skip
 
     def __init__(self, codes: Tensor) -> None:
         self.tensor = codes if 1 in codes.stride() else codes.contiguous()

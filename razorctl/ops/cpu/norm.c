@@ -55,7 +55,7 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < (missing ? 0 : blocks); block++) {
         const struct work in = work_in(memory + block * WORK * columns, columns);
-        float *own = sums + 3 * block * columns;
+        float *partial = sums + 3 * block * columns;
         const int64_t start = block * ROWS;
         for (int64_t row = start; row < least(copy->rows, start + ROWS); row++) {
             if (row == start || row % copy->tile_rows == 0)
@@ -66,9 +66,9 @@ int razorctl_norm_grad(const struct copy *copy, const void *dy, int dtype, int64
                                                   columns, in.residual)
                                          : NULL;
             float *to = dx + row * columns;
-            one_row(&in, columns, weight, rstd[row], centers, g, plus, to, own, own + columns);
+            one_row(&in, columns, weight, rstd[row], centers, g, plus, to, partial, partial + columns);
             if (codes)
-                scale[row] = int8_row(to, columns, codes + row * columns, own + 2 * columns);
+                scale[row] = int8_row(to, columns, codes + row * columns, partial + 2 * columns);
         }
     }
     if (!missing) {

@@ -60,9 +60,9 @@ static void maxima(const struct pool *p, const void *x, int dtype, int64_t plane
     for (int64_t k = from; k < p->kernel[0]; k++) {
         const int64_t at = top + k * p->dilation[0];
         if (at >= p->height) break;
-        float *own = in->line + p->padding[1];
-        const float *v = loaded(x, dtype, (plane * p->height + at) * p->width, p->width, own);
-        if (v != own) memcpy(own, v, (size_t)p->width * sizeof(float));
+        float *padded = in->line + p->padding[1];
+        const float *v = loaded(x, dtype, (plane * p->height + at) * p->width, p->width, padded);
+        if (v != padded) memcpy(padded, v, (size_t)p->width * sizeof(float));
         const int32_t place = (int32_t)(k * p->kernel[1]);
         const int64_t count = p->kernel[1], apart = p->dilation[1];
         for (int64_t j = 0; j < p->columns; j += LANES) {

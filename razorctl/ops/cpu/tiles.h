@@ -20,8 +20,8 @@ inlined void clip(float mean, float far, float *low, float *high) {
 inlined void scale_of_tile(float low, float high, int bits, float noise, int16_t *zero_point,
                            uint16_t *scale, float *by, float *plus) {
     const float levels = (float)((1 << bits) - 1);
-    const float step = higher(high / levels - low / levels, higher(high, -low) / FURTHEST);
-    const uint16_t narrow = narrowed(step * (1 + 0x1p-8f));
+    const float spacing = higher(high / levels - low / levels, higher(high, -low) / FURTHEST);
+    const uint16_t narrow = narrowed(spacing * (1 + 0x1p-8f));
     const float one = inverse(widened(narrow)), zero = rintf(-low * one * PARTS);
     *scale = narrow;
     *zero_point = (int16_t)zero;

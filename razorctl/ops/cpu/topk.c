@@ -31,15 +31,15 @@ static uint32_t kth(const void *x, int dtype, int64_t n, int64_t k, int threads,
         int64_t bins[BINS] = {0};
 #pragma omp parallel num_threads(threads)
         {
-            uint32_t own[BINS] = {0};
+            uint32_t counts[BINS] = {0};
 #pragma omp for schedule(static) nowait
             for (int64_t c = 0; c < cdiv(n, CHUNK); c++) {
                 const int64_t from = c * CHUNK, to = least(n, from + CHUNK);
-                if (shift == 20) count(x, dtype, from, to, 20, 11, prefix, own);
-                else count(x, dtype, from, to, shift, 10, prefix, own);
+                if (shift == 20) count(x, dtype, from, to, 20, 11, prefix, counts);
+                else count(x, dtype, from, to, shift, 10, prefix, counts);
             }
 #pragma omp critical
-            for (int b = 0; b < BINS; b++) bins[b] += own[b];
+            for (int b = 0; b < BINS; b++) bins[b] += counts[b];
         }
         int bin = (1 << width) - 1;
         while (k > bins[bin]) k -= bins[bin--];

@@ -44,8 +44,8 @@ def activation_grad_kernel(
     """A program has R rows of a tile and C columns; a thread loads V columns at once."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
     codes = unpacked_block(packed, row, column, columns, inside, BITS, V)
-    offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
-    x = codes.to(tl.float32) * step[None, :] + offset[None, :]
+    offset, spacing = tile_affine(zero_point, scale, None, tile, column, columns)
+    x = codes.to(tl.float32) * spacing[None, :] + offset[None, :]
     src = dy + row[:, None] * stride + column[None, :]
     result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
     to = dx + row[:, None] * columns + column[None, :]
@@ -72,8 +72,8 @@ def activation_grad_int8_kernel(
         row = number + tl.zeros((1,), tl.int64)
         numbers = unpacked_block(packed, row, column, columns, inside, BITS, V)
         # Loaded again, from a cache, for each row: a thread has no registers left for them.
-        offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
-        x = numbers.to(tl.float32) * step[None, :] + offset[None, :]
+        offset, spacing = tile_affine(zero_point, scale, None, tile, column, columns)
+        x = numbers.to(tl.float32) * spacing[None, :] + offset[None, :]
         src = dy + row[:, None] * stride + column[None, :]
         result = tl.load(src, mask=inside, other=0.0).to(tl.float32) * slope(x, FUNCTION)
         # The int8 copy is made of the gradient in its dtype.

@@ -23,8 +23,8 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant
 
 PARTS = constexpr(op.PARTS)
 FURTHEST = constexpr(op.FURTHEST)
-# A thread loads two columns at once: with more, the threads of a warp would lie along fewer
-# columns, and the ends of the tiles would take more shuffles.
+# A thread loads two columns at once: with more, more threads of a warp would share a column, and the
+# ends of the tiles would take more shuffles.
 TWO = constexpr(2)
 COLUMNS = 16  # columns of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
@@ -155,9 +155,9 @@ def quantize_tile(
             center = tl.sum(tl.where(inside, values, 0.0), 0) / count
             apart = tl.where(inside, values - center[None, :], 0.0)
             low, high = _clipped(low, high, center, tl.sum(apart * apart, 0) / count, CLIP)
-        zero, step, factor = _scales(low, high, BITS)
+        zero, spacing, factor = _scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
-        tl.store(scale + tile * columns + column, step, mask=wide)
+        tl.store(scale + tile * columns + column, spacing, mask=wide)
         position = (first * columns).to(tl.uint32) + offset.to(tl.uint32) + at.to(tl.uint32)
         code = _code(values, zero, factor, key, position, BITS)
         word |= placed(code, i, s, BITS)
@@ -205,9 +205,9 @@ def quantize_long_tile(
                 apart = _part(x, first, row, column, wide, stride, mean, rstd) - center[None, :]
                 squares += tl.where((local > row)[:, None], 0.0, apart * apart)
             low, high = _clipped(low, high, center, tl.sum(squares, 0) / (end - begin), CLIP)
-        zero, step, factor = _scales(low, high, BITS)
+        zero, spacing, factor = _scales(low, high, BITS)
         tl.store(zero_point + tile * columns + column, zero.to(tl.int16), mask=wide)
-        tl.store(scale + tile * columns + column, step, mask=wide)
+        tl.store(scale + tile * columns + column, spacing, mask=wide)
         zeros += (zero,)
         factors += (factor,)
     for first in tl.range(begin, end, R, num_stages=2):  # each time all of the strips

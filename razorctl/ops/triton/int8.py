@@ -71,9 +71,9 @@ def int8_rows_kernel(
     total = tl.zeros((C,), tl.float32)
     for row in range(first, tl.minimum(first + ROWS, rows)):
         values = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32)
-        step = row_scale(values)
-        tl.store(codes + row * columns + column, codes_of(values, inverse(step)), mask=there)
-        tl.store(scale + row, step)
+        spacing = row_scale(values)
+        tl.store(codes + row * columns + column, codes_of(values, inverse(spacing)), mask=there)
+        tl.store(scale + row, spacing)
         total += values
     tl.store(sums + tl.program_id(0).to(tl.int64) * columns + column, total, mask=there)
 
@@ -102,13 +102,13 @@ def int8_heads_kernel(
         in_k = tl.load(k + start + at, mask=there, other=0.0).to(tl.float32)
         in_v = tl.load(v + start + at, mask=there, other=0.0).to(tl.float32)
         most = tl.maximum(_magnitude(in_q), tl.maximum(_magnitude(in_k), _magnitude(in_v)))
-        step = _scale(tl.max(most, 0))
-        factor = inverse(step)
+        spacing = _scale(tl.max(most, 0))
+        factor = inverse(spacing)
         to = codes + row * 3 * columns + column
         tl.store(to, codes_of(in_q, factor), mask=there)
         tl.store(to + columns, codes_of(in_k, factor), mask=there)
         tl.store(to + 2 * columns, codes_of(in_v, factor), mask=there)
-        tl.store(scale + row, step)
+        tl.store(scale + row, spacing)
         of_q += in_q
         of_k += in_k
         of_v += in_v
@@ -152,13 +152,13 @@ def copy_columns(
         src = partial + block[:, None] * columns + column[None, :]
         values = tl.load(src, mask=(block < blocks)[:, None] & there[None, :], other=0.0)
         largest = tl.maximum(largest, _magnitude(values))
-    step = _scale(tl.max(largest, 0))
+    spacing = _scale(tl.max(largest, 0))
     if number < tl.cdiv(columns, C):
-        tl.store(scale + column, step, mask=there)
+        tl.store(scale + column, spacing, mask=there)
     src = x + row[:, None] * stride + column[None, :]
     values = tl.load(src, mask=inside, other=0.0).to(tl.float32)
     to = codes + column[None, :].to(tl.int64) * rows + row[:, None]
-    tl.store(to, codes_of(values, inverse(step)[None, :]), mask=inside)
+    tl.store(to, codes_of(values, inverse(spacing)[None, :]), mask=inside)
 
 
 @triton.jit

@@ -55,10 +55,10 @@ def bounds(
         tile = start + tl.arange(0, T)
         inside = (tile < tiles)[:, None] & there[None, :]
         at = tile[:, None].to(tl.int64) * columns + column[None, :]
-        step = tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)
+        spacing = tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)
         zero = tl.load(zero_point + at, mask=inside, other=0).to(tl.float32)
-        first = zero * (-1 / PARTS) * step + shift[None, :]
-        last = first + (2**BITS - 1) * step
+        first = zero * (-1 / PARTS) * spacing + shift[None, :]
+        last = first + (2**BITS - 1) * spacing
         least, most = tl.minimum(first, last), tl.maximum(first, last)
         if FUNCTION is not None:  # f falls up to LOWEST and rises from it
             between = tl.minimum(tl.maximum(least, LOWEST), most)
@@ -99,10 +99,10 @@ def bounds_kernel(
     middle, reach = bounds(
         zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
     )
-    largest, step = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
-    tl.store(column_scale + column, step * largest, mask=there)
+    largest, spacing = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
+    tl.store(column_scale + column, spacing * largest, mask=there)
     tl.store(center + column, middle, mask=there)
-    tl.store(factor + column, inverse(step), mask=there)
+    tl.store(factor + column, inverse(spacing), mask=there)
     tl.store(fold, inverse(largest))
 
 
@@ -131,13 +131,13 @@ def centered(
     """The values of a block minus the centers of its columns, times their factors."""
     there = column < columns
     numbers = unpacked_block(packed, row, column, columns, inside, BITS, V).to(tl.float32)
-    offset, step = tile_affine(zero_point, scale, bias, tile, column, columns)
+    offset, spacing = tile_affine(zero_point, scale, bias, tile, column, columns)
     by = tl.load(factor + column, mask=there, other=0.0)
     if FUNCTION is None:
         offset = (offset - tl.load(center + column, mask=there, other=0.0)) * by
-        return numbers * (step * by)[None, :] + offset[None, :]
+        return numbers * (spacing * by)[None, :] + offset[None, :]
     else:
-        return activated(numbers * step[None, :] + offset[None, :], FUNCTION) * by[None, :]
+        return activated(numbers * spacing[None, :] + offset[None, :], FUNCTION) * by[None, :]
 
 
 def tile_of(tile_rows: int) -> tuple[dict[str, int], int]:

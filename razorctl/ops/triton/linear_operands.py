@@ -45,10 +45,10 @@ def scales_kernel(
         middle, reach = bounds(
             zero_point, scale, bias, tiles, column, there, columns, BITS, FUNCTION, LOWEST, T, C
         )
-        largest, step = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
-        tl.store(column_scale + column, step * (share(largest, largest) * largest), mask=there)
+        largest, spacing = largest_scale(row_scale, rows, N), tl.div_rn(reach, 127.0)
+        tl.store(column_scale + column, spacing * (share(largest, largest) * largest), mask=there)
         tl.store(center + column, middle, mask=there)
-        tl.store(factor + column, inverse(step), mask=there)
+        tl.store(factor + column, inverse(spacing), mask=there)
         tl.store(most, largest)
     if weight is not None:
         if number >= across:

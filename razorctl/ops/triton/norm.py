@@ -102,7 +102,7 @@ def norm_grad_kernel(
     last = tl.minimum(first + tl.minimum(ROWS, tile_rows - start), rows)
     column = tl.arange(0, C)
     there = column < columns
-    offset, step = tile_affine(zero_point, scale, None, tile, column, columns)
+    offset, spacing = tile_affine(zero_point, scale, None, tile, column, columns)
     if weight is not None:
         by = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     dweight, dbias = tl.zeros((1, C), tl.float32), tl.zeros((1, C), tl.float32)
@@ -113,7 +113,7 @@ def norm_grad_kernel(
         src = dy + row[:, None] * stride + column[None, :]
         d = tl.load(src, mask=there[None, :], other=0.0).to(tl.float32)
         numbers = unpacked_block(packed, row, column, columns, there[None, :], BITS, V)
-        x_hat = numbers.to(tl.float32) * step[None, :] + offset[None, :]
+        x_hat = numbers.to(tl.float32) * spacing[None, :] + offset[None, :]
         g = d
         if weight is not None:
             g = d * by

@@ -30,8 +30,8 @@ def dequantize_kernel(
     """A program dequantizes R rows of a tile and C columns; a thread loads V columns at once."""
     tile, row, column, inside = block_of_tile(rows, columns, tile_rows, R, C)
     codes = unpacked_block(packed, row, column, columns, inside, BITS, V)
-    offset, step = tile_affine(zero_point, scale, bias, tile, column, columns)
-    values = codes.to(tl.float32) * step[None, :] + offset[None, :]
+    offset, spacing = tile_affine(zero_point, scale, bias, tile, column, columns)
+    values = codes.to(tl.float32) * spacing[None, :] + offset[None, :]
     at = row[:, None] * columns + column[None, :]
     tl.store(y + at, values.to(y.dtype.element_ty), mask=inside)
 

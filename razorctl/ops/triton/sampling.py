@@ -95,8 +95,8 @@ def project_kernel(
         ratio = missing / tl.where(free > 0, free, 1)
         exact = log_c + tl.log(tl.maximum(1 + ratio, 0.5))  # less than half of c is out of bounds
         valid = (free > 0) & (exact >= low) & (exact <= high)
-        step = tl.where(valid, exact, (low + high) / 2)
-        log_c = tl.where(missing == 0, log_c, step)
+        next_log_c = tl.where(valid, exact, (low + high) / 2)
+        log_c = tl.where(missing == 0, log_c, next_log_c)
     for start in range(0, size, BLOCK):
         entry = start + tl.arange(0, BLOCK)
         weights, inside = _weights(log_w, entry, size, least)

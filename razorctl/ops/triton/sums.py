@@ -47,8 +47,9 @@ def column_sums(partial: Tensor) -> tuple[Tensor, ...]:
     """
     matrices, rows, columns = partial.shape
     totals = tuple(partial.new_empty(columns) for _ in range(matrices))
+    first, second, third = (*totals, None, None)[:3]
     column_sums_kernel[(matrices * cdiv(columns, COLUMNS),)](
-        partial, *totals, *[None] * (3 - matrices), rows, columns,
+        partial, first, second, third, rows, columns,
         R=ROWS, C=COLUMNS, STAGES=STAGES, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return totals

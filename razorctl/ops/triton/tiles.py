@@ -55,8 +55,8 @@ def tile_affine(zero_point, scale, bias, tile, column, columns):
     """Offset and scale [C] of a tile's columns: a value is offset + scale * code."""
     there = column < columns
     at = tile * columns + column
-    step = tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
-    offset = tl.load(zero_point + at, mask=there, other=0).to(tl.float32) * (-1 / PARTS) * step
+    spacing = tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+    offset = tl.load(zero_point + at, mask=there, other=0).to(tl.float32) * (-1 / PARTS) * spacing
     if bias is not None:
         offset += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
-    return offset, step
+    return offset, spacing

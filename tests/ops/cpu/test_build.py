@@ -78,10 +78,10 @@ def test_a_library_that_another_may_have_written_or_that_is_not_whole(
 
 def test_what_is_loaded_is_what_was_looked_at(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    found = build.build()
+    built = build.build()
     (tmp_path / "other.so").write_text("other")
-    (tmp_path / "other.so").replace(found.path)
-    assert Path(found.loadable).read_bytes().startswith(b"library\n")
+    (tmp_path / "other.so").replace(built.path)
+    assert Path(built.loadable).read_bytes().startswith(b"library\n")
 
 
 @pytest.mark.parametrize("change", ["sources", "flags", "cpu"])
@@ -105,8 +105,8 @@ def test_clang_is_given_no_flag_that_it_refuses():
 
 def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
     code = (
-        "import sys; from razorctl.ops.cpu import build; build.start(); found = build.built();"
-        "assert 'torch' not in sys.modules; print(found.path, found.path.read_text())"
+        "import sys; from razorctl.ops.cpu import build; build.start(); built = build.built();"
+        "assert 'torch' not in sys.modules; print(built.path, built.path.read_text())"
     )
     env = {"XDG_CACHE_HOME": str(tmp_path), "CC": compiler(tmp_path, 'echo library > "$2"')}
     runs = [
@@ -125,10 +125,10 @@ def test_two_processes_at_once_make_one_library_without_torch(tmp_path):
 def test_a_cache_that_cannot_be_written_is_not_needed(cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder would be")
     monkeypatch.setenv("CC", compiler(tmp_path, 'echo library > "$2"'))
-    found = build.build()
-    assert found.path.read_bytes().startswith(b"library\n")
-    found.folder.cleanup()
-    assert not found.path.exists()
+    built = build.build()
+    assert built.path.read_bytes().startswith(b"library\n")
+    built.folder.cleanup()
+    assert not built.path.exists()
 
 
 def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
@@ -152,8 +152,8 @@ def test_no_compiler_is_no_warning(cache, monkeypatch, caplog):
 def test_a_failing_compiler_is_one_warning(result, why, cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CC", compiler(tmp_path, result))
     monkeypatch.setattr(build, "built", build.build)
-    found, state = library._loaded.__wrapped__()
-    assert found is None
+    loaded, state = library._loaded.__wrapped__()
+    assert loaded is None
     assert state.startswith("PyTorch operations: ")
     assert why in state
     assert [record.levelname for record in caplog.records] == ["WARNING"]

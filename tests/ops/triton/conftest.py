@@ -1,4 +1,4 @@
-"""Triton kernels run in Triton's interpreter here, on CPU tensors; no variable has to be set.
+"""Fixtures that run Triton kernels in Triton's interpreter, on CPU tensors.
 
 TRITON_INTERPRET=1 would have to be set before triton is first imported, and then nothing in the
 process could be compiled. The fixture `interpreted` swaps the jitted functions instead.
@@ -22,7 +22,7 @@ from razorctl.ops import kernels, op
 
 try:
     import triton
-    import triton.experimental.gluon  # the interpreter would import it, when it is too late
+    import triton.experimental.gluon  # the interpreter would import it too late
     from triton.language import constexpr
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
@@ -30,7 +30,7 @@ try:
     import razorctl.ops.triton as package
     from razorctl.ops.triton.gemm_tiles import Tile
     from razorctl.ops.triton.numbers import nearest
-except ImportError:  # where PyTorch comes without it
+except ImportError:  # where PyTorch comes without Triton
     collect_ignore_glob = ["test_*.py"]
 else:
     SMALL = Tile(64, 64, 64, 1, 4, 3)  # of a GEMM, for small operands
@@ -43,7 +43,7 @@ else:
 
 
 def _remember(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter makes what depends on a type once, and not for each value."""
+    """Caches in the interpreter what depends on types alone."""
     core, of_numpy = triton.language.core, interpreter._get_np_dtype
     block, tensor = core.block_type.__init__, core.tensor.__init__
     arrays, blocks, sizes = {}, {}, {}
@@ -76,9 +76,9 @@ def _remember(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType], ModuleType]]]:
-    """Inside, the second makes the kernels of a module, and all that they call, interpreted.
+    """Yields a patch for further changes, and a function that makes a module's kernels interpreted.
 
-    The first takes further patches. Nothing can be compiled until both are taken back.
+    The functions that these kernels call are interpreted too. Inside the block nothing compiles.
     """
     patch = pytest.MonkeyPatch()
     convert = interpreter._convert_float
@@ -92,29 +92,31 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
 
     patch.setattr(interpreter, "_convert_float", rounded)
     _remember(patch)
-    # By identity: hashing one looks at all that it calls.
+    # By identity: the hash of a function depends on all that it calls.
     swapped: dict[int, Interpreted] = {}
 
-    def own() -> list[ModuleType]:
+    def modules() -> list[ModuleType]:
         return [m for name, m in sys.modules.items() if name.startswith("razorctl.ops.triton")]
 
     def forget() -> None:
-        """Takes kernels out of what functions remember of their results."""
-        for value in [value for place in own() for value in vars(place).values()]:
-            getattr(value, "cache_clear", bool)()
+        """Clears the caches of functions, whose results may have kernels."""
+        for module in modules():
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
     def swap(module: ModuleType) -> ModuleType:
         forget()
-        for place in (module, *own(), triton.language, triton.language.standard):
+        for place in (module, *modules(), triton.language, triton.language.standard):
             for name, value in list(vars(place).items()):
                 if isinstance(value, JITFunction):
                     twin = swapped.setdefault(id(value), Interpreted(value.fn))
                     patch.setattr(place, name, twin)
-                elif isinstance(value, constexpr) and place in (module, *own()):
+                elif isinstance(value, constexpr) and place in (module, *modules()):
                     patch.setattr(place, name, value.value)
         return module
 
-    # Functions of ours see triton.language, Triton's own see the core of it.
+    # Functions of razorctl use triton.language, Triton's functions its core.
     scopes = [interpreter._patch_lang(f) for f in (nearest.fn, triton.language.cdiv.fn)]
     try:
         yield patch, swap
@@ -127,9 +129,9 @@ def _interpreting() -> Iterator[tuple[pytest.MonkeyPatch, Callable[[ModuleType],
 
 @pytest.fixture(autouse=True)
 def programs(request, monkeypatch) -> Callable[[str | None], None]:
-    """Called with an order, runs the programs of later launches in it; None is first to last.
+    """A function that sets the order of programs in later launches; None is first to last.
 
-    A card runs them in any order. It begins with the order of --program-order.
+    A card runs programs in any order. The initial order is that of --program-order.
     """
     builder, order = interpreter.interpreter_builder, request.config.getoption("--program-order")
     go = builder.set_grid_idx
@@ -158,17 +160,17 @@ def _shuffled(count: int) -> list[int]:
 
 @pytest.fixture
 def interpreted() -> Iterator[Callable[[ModuleType], ModuleType]]:
-    """Makes the kernels of a module, and all that they call, run in the interpreter."""
+    """A function that makes the kernels of a module, and their callees, run in the interpreter."""
     with _interpreting() as (_, swap):
         yield swap
 
 
 @pytest.fixture(scope="module")
 def card() -> Iterator[Callable[[str], None]]:
-    """Ops on CPU tensors run as on a card, through their dispatcher.
+    """Runs ops on CPU tensors as on a card, through the dispatcher.
 
-    Called with "kernels", they run those of a card, in the interpreter; with "bodies", their
-    PyTorch operations.
+    The fixture is a function: with "kernels" ops run the kernels of a card, in the interpreter;
+    with "bodies" their PyTorch operations.
     """
     for _, name, _ in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{name}")

@@ -44,8 +44,8 @@ def test_norm_quantize(centers, affine, tile_rows, kernels):
         got.view(20, 320), shown if bias is None else shown + bias, rtol=1e-5, atol=2e-5
     )
     assert empty.shape == (0,)
-    known = mean if centers else None
-    alike(copy, references.quantize(x, 5, tile_rows, known, rstd), 5, 20, 320)
+    used_mean = mean if centers else None
+    alike(copy, references.quantize(x, 5, tile_rows, used_mean, rstd), 5, 20, 320)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

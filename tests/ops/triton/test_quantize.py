@@ -69,8 +69,8 @@ def test_quantize_normalized(centers, kernels):
 @pytest.mark.parametrize("bits", BITS)
 def test_dequantize(bits, kernels):
     x, bias = activation(70, 192), torch.randn(192)
-    own = references.quantize(x, bits, 40)
-    for copy in (own, own._replace(scale=torch.randn(2, 192), bias=bias)):
+    copied = references.quantize(x, bits, 40)
+    for copy in (copied, copied._replace(scale=torch.randn(2, 192), bias=bias)):
         want = references.dequantize(copy, 70, torch.float32)
         got = kernels.dequantize(copy, 70, torch.float32)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)

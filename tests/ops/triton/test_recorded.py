@@ -25,13 +25,13 @@ ADA = Card(89)
 
 @pytest.fixture
 def card(monkeypatch):
-    """A driver that says what Triton asks of it before it compiles."""
-    found = SimpleNamespace(
+    """A driver with the answers that Triton needs to compile."""
+    stand_in = SimpleNamespace(
         get_current_target=lambda: CARD,
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
     )
-    monkeypatch.setattr(driver, "_active", found)
+    monkeypatch.setattr(driver, "_active", stand_in)
 
 
 def shapes(tensors):
@@ -67,11 +67,11 @@ def test_all_ways_that_a_card_would_time_are_noted(capability, tiles):
     with FakeTensorMode(), kernels.assumed(bool(tiles)), Recording(Card(capability)) as recording:
         a, b = torch.empty(64, 128, dtype=torch.int8), torch.empty(32, 128, dtype=torch.int8)
         gemm.scaled_gemm(a, b, torch.empty(64, 1), torch.empty(32), torch.float32)
-    found = recording.launches[Card(capability)]
-    names = [one.variant.kernel.__name__ for one in found]
+    launches = recording.launches[Card(capability)]
+    names = [one.variant.kernel.__name__ for one in launches]
     assert names == ["scaled_gemm_kernel"] * tiles + ["epilogue_kernel"]
-    assert [one.trial for one in found] == [i > 0 for i in range(tiles + 1)]
-    assert len(distinct(found * 2)) == tiles + 1
+    assert [one.trial for one in launches] == [i > 0 for i in range(tiles + 1)]
+    assert len(distinct(launches * 2)) == tiles + 1
 
 
 def forget(kernel, monkeypatch):
