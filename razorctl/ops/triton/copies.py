@@ -23,8 +23,8 @@ from razorctl.ops.triton.variants import DTYPES, KNOWN, Variant
 
 PARTS = constexpr(op.PARTS)
 FURTHEST = constexpr(op.FURTHEST)
-# A thread loads two columns at once: with more, more threads of a warp would share a column, and the
-# ends of the tiles would take more shuffles.
+# A thread loads two columns at once: with more, more threads of a warp would share a column, and
+# the ends of tiles would take more shuffles.
 TWO = constexpr(2)
 COLUMNS = 16  # columns of each strip that a program quantizes
 HELD = (64, 128, 256)  # rows of a tile that a program holds at once
