@@ -33,7 +33,7 @@ from razorctl.layers.base import LayerSettings, RazorLayer
 from razorctl.layers.registry import razor_of
 from razorctl.rules.base import Rule, Rules
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Case:
         name, _, centered = name.partition(", ")
         kind = razor_of(type(module))
         function = kind.function_of(module) or "gelu"
-        rule = RULES[name].build(Wanted(kind.columns(module), density, unbiased, function))
+        rule = RULES[name].build(RuleSettings(kind.columns(module), density, unbiased, function))
         return Centered(rule) if centered else rule
 
     def fits(self, rule: str) -> bool:

@@ -84,7 +84,7 @@ def test_the_rule_of_contributing_works_as_printed(monkeypatch):
     assert torch.equal(back.sign(), x.sign())
     assert torch.cosine_similarity(back.flatten(), x.flatten(), 0) > 0.7
     assert sum(t.numel() * t.element_size() for t in packed.tensors) == 40 * 33 // 8 + 33 * 4
-    monkeypatch.setitem(RULES, "signs", RuleEntry(names["Signs"], lambda wanted: rule))
+    monkeypatch.setitem(RULES, "signs", RuleEntry(names["Signs"], lambda settings: rule))
     layer = CASES["linear"].layer("signs")
     layer(x).backward(dy)
     torch.testing.assert_close(layer.weight.grad, dy.T @ back)

@@ -138,7 +138,7 @@ class Activation(RazorLayer):
         return None, None
 
     def hand_on(self, y: Tensor, layout: Hashable, copy: Packed) -> None:
-        """Offers a copy of x, with f to be applied, to what y = f(x) feeds."""
+        """Offers a copy of x, with f to be applied, to the layers that y = f(x) feeds."""
         function = self.function_of(self)
         of_y = None if function is None else copy.of_function(function)
         if self.memo is not None and of_y is not None:
@@ -212,7 +212,7 @@ class TwoSlopesFunction(torch.autograd.Function):
 def _as_rows(x: Tensor, form: torch.memory_format) -> Tensor:
     """The elements of `x` in the order of a memory format, as rows: pixels, or else whole images.
 
-    That is a view of some of the channels too, where `x` is a part of a concatenation.
+    They are a view even if `x` is some channels of a concatenation.
     """
     if form is torch.channels_last:
         return pixels(x)

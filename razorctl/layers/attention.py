@@ -94,7 +94,7 @@ class StoredFunction(torch.autograd.Function):
 
 
 def _save(ctx: Any, tensors: list[Tensor], *others: Tensor | None, join: bool) -> None:
-    """Packs `tensors` by the rules of the layer; keeps `others` and what was packed.
+    """Packs `tensors` by the rules of the layer; keeps them and `others` for backward.
 
     tensors: q, k, v and maybe probabilities. join: packs a tensor as [batch, tokens, columns of all
     heads] where it lies so in memory, without a copy.
@@ -284,11 +284,13 @@ def _replaying(state: Tensor | None, device: torch.device) -> Iterator[None]:
 class Attention(RazorLayer):
     """Base of razor attentions, whose forward calls `attend` in place of the stock function.
 
-    backend: as `Recipe.backend`. rules: None under `flash`, and where a method has no rule for
-    attention; then the backend alone decides what is kept.
-    scales_query: whether the stock eager attention scales q, and not the scores.
-    softmax_dtype: the dtype of the softmax in the stock eager attention; None is that of the
-    scores.
+    Attributes:
+        backend: as `Recipe.backend`.
+        rules: None under `flash`, and where a method has no rule for attention; then the backend
+            alone decides what is kept.
+        scales_query: whether the stock eager attention scales q, and not the scores.
+        softmax_dtype: the dtype of the softmax in the stock eager attention; None is that of the
+            scores.
     """
 
     kind: ClassVar[str] = "attention"
@@ -353,7 +355,7 @@ class Attention(RazorLayer):
         enable_gqa: bool = False,
         repeats: int = 1,
     ) -> Tensor:
-        """`fused_attention` that keeps as the backend and the rules say."""
+        """`fused_attention`, with activations kept as the backend and the rules say."""
         options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         options |= {"enable_gqa": enable_gqa, "repeats": repeats}
         gradient = any(t.requires_grad for t in (query, key, value))

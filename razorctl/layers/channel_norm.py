@@ -162,7 +162,7 @@ class ChannelNorm(RazorLayer):
 
     @torch.no_grad()
     def offer(self, y: Tensor, copy: Packed) -> None:
-        """Offers the codes of x_hat, with w and b, to what y feeds."""
+        """Offers the codes of x_hat, with w and b, to the layer that y feeds."""
         if self.memo is not None:
             of_y = copy.of_affine(self.weight, self.bias, compute_dtype(y))
             if of_y is not None:

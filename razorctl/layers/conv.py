@@ -103,8 +103,8 @@ class Conv(WeightLayer):
 
     @classmethod
     def rule_kind(cls, module: nn.Module) -> str:
-        # What linear layers are to a transformer, convolutions are to a network of them. The rule
-        # of the kind is for one that cuts an image into patches, whose input is small.
+        # A network of convolutions has them where a transformer has linear layers. The rule of
+        # `conv` is for one that cuts an image into patches, whose input is small.
         return "linear"
 
     @classmethod

@@ -20,7 +20,7 @@ class Quantized(Rule):
     A tile is a column of `rows` rows, or, of [heads, tokens, columns] and the like, a column of all
     tokens. This is the group quantization of ActNN (Chen et al., 2021) and Mesa (Pan et al., 2021)
     with columns as groups, because columns of activations differ more than rows do. stochastic:
-    rounds at random, so that the mean is exact.
+    whether values are rounded at random, so that their mean is exact.
     """
 
     prunes = False

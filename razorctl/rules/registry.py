@@ -16,7 +16,7 @@ from razorctl.sampling.samplers import Bandit, Proportional, Sampler
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RuleSettings:
     """The activation that a rule is built for, and the settings of a recipe.
 
     Args:
@@ -38,43 +38,43 @@ class RuleEntry:
     """A class of rules, and the function that builds one."""
 
     rule: type[Rule]
-    build: Callable[[Wanted], Rule]
+    build: Callable[[RuleSettings], Rule]
 
 
 def _drawn(sampler: type[Sampler]) -> RuleEntry:
-    def build(wanted: Wanted) -> Rule:
-        count = survivors(wanted.columns, wanted.density)
-        return DrawnColumns(sampler(wanted.columns, count), wanted.unbiased)
+    def build(settings: RuleSettings) -> Rule:
+        count = survivors(settings.columns, settings.density)
+        return DrawnColumns(sampler(settings.columns, count), settings.unbiased)
 
     return RuleEntry(DrawnColumns, build)
 
 
 def _quantized(bits: int, **options: Any) -> RuleEntry:
-    return RuleEntry(Quantized, lambda wanted: Quantized(bits, **options))
+    return RuleEntry(Quantized, lambda settings: Quantized(bits, **options))
 
 
 def _buckets(bits: int) -> RuleEntry:
-    return RuleEntry(Buckets, lambda wanted: Buckets(bits, wanted.function))
+    return RuleEntry(Buckets, lambda settings: Buckets(bits, settings.function))
 
 
 RULES: dict[str, RuleEntry] = {
-    "dense": RuleEntry(Dense, lambda wanted: Dense()),
-    "half": RuleEntry(Half, lambda wanted: Half()),
-    "topk": RuleEntry(TopK, lambda wanted: TopK(wanted.density)),
+    "dense": RuleEntry(Dense, lambda settings: Dense()),
+    "half": RuleEntry(Half, lambda settings: Half()),
+    "topk": RuleEntry(TopK, lambda settings: TopK(settings.density)),
     **{f"{bits}-bit": _quantized(bits) for bits in BITS},
     **{f"{bits}-bit-stochastic": _quantized(bits, stochastic=True) for bits in BITS},
     **{f"{bits}-bit-blocks": _quantized(bits, rows=128) for bits in BITS},
     **{f"{bits}-bit-derivative": _buckets(bits) for bits in buckets.BITS},
-    "columns-norm": RuleEntry(Columns, lambda wanted: Columns(wanted.density)),
+    "columns-norm": RuleEntry(Columns, lambda settings: Columns(settings.density)),
     "columns-uniform": _drawn(Sampler),
     "columns-bandit": _drawn(Bandit),
     "columns-proportional": _drawn(Proportional),
 }
 
 
-def build(names: Names, wanted: Wanted) -> Rules:
+def build(names: Names, settings: RuleSettings) -> Rules:
     """The rules of a layer by their names; rules of one name are one."""
-    wide = RULES[names.wide].build(wanted)
+    wide = RULES[names.wide].build(settings)
     if names.narrow is None:
         return Rules(wide, None)
-    return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow].build(wanted))
+    return Rules(wide, wide if names.narrow == names.wide else RULES[names.narrow].build(settings))

@@ -20,7 +20,7 @@ from razorctl.methods import METHODS
 from razorctl.recipe import Recipe
 from razorctl.rules.base import Rules
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import Wanted, build
+from razorctl.rules.registry import RuleSettings, build
 from razorctl.sampling.joint import Blocks
 from razorctl.surgery import (
     adapters,
@@ -227,9 +227,11 @@ def _check_attention(model: nn.Module, recipe: Recipe, chosen: Iterable[Swap]) -
 def _rules(module: nn.Module, razor: type[RazorLayer], recipe: Recipe) -> Rules:
     """The rules of a recipe for a module that `razor` is to take over."""
     function = razor.function_of(module)
-    wanted = Wanted(razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu")
+    settings = RuleSettings(
+        razor.columns(module), 1 - recipe.ratio, recipe.scaled, function or "gelu"
+    )
     names = recipe.rules.get(razor.rule_kind(module), recipe.rules[razor.kind])
-    rules = build(names, wanted)
+    rules = build(names, settings)
     if recipe.mean_correction and rules.wide.prunes:
         centered = Centered(rules.wide)
         return Rules(centered, centered)

@@ -9,7 +9,7 @@ from torch import Tensor
 from razorctl.errors import UsageError
 from razorctl.layers.base import RazorLayer
 from razorctl.rules.prune import Centered
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import razor
 from tests.layers.test_every_layer import TOLERANCE, assert_close
 
@@ -22,7 +22,7 @@ every_rule = pytest.mark.parametrize("rule", RULE_NAMES)
 
 def layer(rule: str, backend: str, density: float = 0.4) -> RazorLayer:
     name, _, centered = rule.partition(", ")
-    built = RULES[name].build(Wanted(WIDTH, density))
+    built = RULES[name].build(RuleSettings(WIDTH, density))
     module = Attention(HEADS * WIDTH, HEADS).train()
     return razor(module, Centered(built) if centered else built, backend)
 

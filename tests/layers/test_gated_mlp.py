@@ -13,7 +13,7 @@ from razorctl.layers.gated_mlp import GatedMLP
 from razorctl.memory.saved import traced_bytes
 from razorctl.rules.base import Rule
 from razorctl.rules.quantized import Quantized
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import CASES, razor
 
 ROWS, WIDTH, INNER = 40, 12, 20
@@ -53,7 +53,7 @@ def oracle(model: nn.Module, x: Tensor, rule: Rule, dy: Tensor, function: str) -
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("rule", ["8-bit", "3-bit", "half", "dense"])
 def test_gradients_equal_the_oracle(function, rule):
-    model, built = mlp(function), RULES[rule].build(Wanted(INNER, 0.5))
+    model, built = mlp(function), RULES[rule].build(RuleSettings(INNER, 0.5))
     x, dy = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     want = oracle(model, x, built, dy, function)
     y = model(x)
@@ -61,7 +61,7 @@ def test_gradients_equal_the_oracle(function, rule):
     sparsify(holder, Recipe("int8", int8_weight_grad=False, int8_input_grad=False))
     model.rules = type(model.rules)(built, built)
     for layer in (model.gate_proj, model.up_proj, model.down_proj):
-        dense = RULES["dense"].build(Wanted(WIDTH, 0.5))
+        dense = RULES["dense"].build(RuleSettings(WIDTH, 0.5))
         layer.rules = type(model.rules)(dense, dense)
     a = x.clone().requires_grad_()
     got = model(a)
@@ -107,7 +107,7 @@ def test_codes_of_derivatives_are_refused():
 
 
 def test_a_frozen_gate():
-    model = razor(mlp(), RULES["8-bit"].build(Wanted(INNER, 0.5)))
+    model = razor(mlp(), RULES["8-bit"].build(RuleSettings(INNER, 0.5)))
     model.gate_proj.requires_grad_(False)
     model(torch.randn(ROWS, WIDTH)).square().sum().backward()
     assert model.up_proj.weight.grad.any()

@@ -14,7 +14,7 @@ from razorctl.layers import attention, sharing
 from razorctl.layers.linear import Linear
 from razorctl.methods import METHODS
 from razorctl.ops.int8 import int8_rows
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 from tests.layers.test_linear import PRECISIONS, distance, int8, oracle, razor, run
 
 SHAPES = [(40, 33), (3, 7, 33), (33,)]
@@ -28,7 +28,7 @@ def whatever_the_size(monkeypatch):
 
 
 def layer(bias: bool = True, device: torch.device | str = "cpu") -> Linear:
-    found = razor(RULES["dense"].build(Wanted(33, 0.3)), bias, device)
+    found = razor(RULES["dense"].build(RuleSettings(33, 0.3)), bias, device)
     found.int8_forward = True
     return found
 

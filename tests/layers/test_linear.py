@@ -15,7 +15,7 @@ from razorctl.layers.linear import Gemms, Linear
 from razorctl.rules.base import Rule
 from razorctl.rules.prune import Centered
 from razorctl.rules.quantized import Quantized
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 from tests.cases import both
 
 SHAPES = [(3, 7, 33), (33,)]
@@ -61,7 +61,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     ("name", "unbiased"), [*((name, False) for name in NAMES), ("columns-bandit", True)]
 )
 def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
-    rule = RULES[name].build(Wanted(33, 0.3, unbiased))
+    rule = RULES[name].build(RuleSettings(33, 0.3, unbiased))
     layer, x = razor(copy.deepcopy(rule), device=device), torch.randn(shape, device=device)
 
     def reference(x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_gradients_equal_the_oracle(name, shape, precision, unbiased, device):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_forward_input_and_bias_gradients_are_bitwise_stock(name, shape, precision, device):
     layer, x = (
-        razor(RULES[name].build(Wanted(33, 0.2, False)), device=device),
+        razor(RULES[name].build(RuleSettings(33, 0.2, False)), device=device),
         torch.randn(shape, device=device),
     )
     y, dx, _, db = run(layer, x, layer, precision)
@@ -106,14 +106,14 @@ def test_ratio_zero_is_bitwise_stock(method):
 
 
 def test_without_bias():
-    layer, x = razor(RULES["topk"].build(Wanted(33, 0.3)), bias=False), torch.randn(4, 33)
+    layer, x = razor(RULES["topk"].build(RuleSettings(33, 0.3)), bias=False), torch.randn(4, 33)
     layer(x).sum().backward()
     assert layer.weight.grad.any()
 
 
 @pytest.mark.parametrize("name", ["topk", "columns-bandit"])
 def test_frozen_parts_save_nothing_and_get_no_gradient(name):
-    layer = razor(RULES[name].build(Wanted(33, 0.3, False)))
+    layer = razor(RULES[name].build(RuleSettings(33, 0.3, False)))
     layer.weight.requires_grad_(False)
     x = torch.randn(4, 33, requires_grad=True)
     saved = []
@@ -143,7 +143,10 @@ def test_frozen_parts_save_nothing_and_get_no_gradient(name):
 )
 def test_compiled_steps_equal_eager_ones(name, unbiased, device):
     eager = nn.Sequential(
-        *(razor(RULES[name].build(Wanted(33, 0.3, unbiased)), device=device) for _ in range(2))
+        *(
+            razor(RULES[name].build(RuleSettings(33, 0.3, unbiased)), device=device)
+            for _ in range(2)
+        )
     )
     eager.insert(1, nn.Linear(17, 33, device=device))
     twin = copy.deepcopy(eager)
@@ -248,7 +251,7 @@ class TestInt8:
         monkeypatch.setattr(Linear, "SMALLEST", 0)
 
     def layer(self, name: str, weight: bool, inputs: bool, device="cpu") -> Linear:
-        rule = RULES[name].build(Wanted(33, 0.3))
+        rule = RULES[name].build(RuleSettings(33, 0.3))
         layer = razor(rule, device=device)
         layer.int8_weight_grad, layer.int8_input_grad = weight, inputs
         return layer

@@ -17,7 +17,7 @@ from razorctl.rules.base import Rule, Rules, survivors
 from razorctl.rules.packed import Packed
 from razorctl.rules.prune import Centered, Columns
 from razorctl.rules.quantized import Quantized
-from razorctl.rules.registry import RULES, Wanted
+from razorctl.rules.registry import RULES, RuleSettings
 
 # One of the rules that share their code and stand for their input.
 NAMES = (
@@ -54,7 +54,7 @@ def weight_grad(dy, packed):
 
 def build(name: str, columns: int, density: float, unbiased: bool) -> Rule:
     name, _, centered = name.partition(", ")
-    rule = RULES[name].build(Wanted(columns, density, unbiased))
+    rule = RULES[name].build(RuleSettings(columns, density, unbiased))
     return Centered(rule) if centered else rule
 
 
@@ -241,7 +241,7 @@ def test_the_bandit_learns_from_the_unscaled_gradient():
     ps = []
     for unbiased in (False, True):
         torch.manual_seed(1)
-        rule = RULES["columns-bandit"].build(Wanted(20, 0.25, unbiased))
+        rule = RULES["columns-bandit"].build(RuleSettings(20, 0.25, unbiased))
         for _ in range(10):
             weight_grad(dy, rule.pack(x))
         ps.append(rule.sampler.p)
@@ -323,7 +323,7 @@ def test_the_rule_for_a_width():
     assert rules.of(torch.float32) is one
     with pytest.raises(UsageError, match=r"16 bits; the largest that can is 0\.9"):
         rules.of(torch.bfloat16)
-    other = registry.build(Names("8-bit", "4-bit"), Wanted(7, 0.5))
+    other = registry.build(Names("8-bit", "4-bit"), RuleSettings(7, 0.5))
     assert [other.of(d).bits for d in DTYPES] == [8, 4, 4]
-    assert registry.build(Names("topk", "topk"), Wanted(7, 0.5)).narrow is not None
-    assert registry.build(Names("8-bit", None), Wanted(7, 0.5)).narrow is None
+    assert registry.build(Names("topk", "topk"), RuleSettings(7, 0.5)).narrow is not None
+    assert registry.build(Names("8-bit", None), RuleSettings(7, 0.5)).narrow is None
