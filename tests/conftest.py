@@ -97,8 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     drawn = {
         item
-        for name, found in cases.items()
-        for item in random.Random(name).sample(found, min(most, len(found)))
+        for name, of_test in cases.items()
+        for item in random.Random(name).sample(of_test, min(most, len(of_test)))
     }
     config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
     items[:] = [item for item in items if item in drawn]

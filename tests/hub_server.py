@@ -68,13 +68,13 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         if len(rest) == 2 or rest[2] == "revision":
             names = [file.relative_to(folder).as_posix() for file in files(folder)]
-            known = {"siblings": [{"rfilename": name} for name in names]}
-            return self.answer(200, {"id": "/".join(rest[:2]), "sha": local_hub.COMMIT, **known})
-        found = [self.entry(folder, file) for file in files(folder)]
+            answer = {"siblings": [{"rfilename": name} for name in names]}
+            return self.answer(200, {"id": "/".join(rest[:2]), "sha": local_hub.COMMIT, **answer})
+        entries = [self.entry(folder, file) for file in files(folder)]
         if rest[2] == "paths-info":
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
-            found = [entry for entry in found if entry["path"] in asked]
-        return self.answer(200, found)
+            paths = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+            entries = [entry for entry in entries if entry["path"] in paths]
+        return self.answer(200, entries)
 
     def entry(self, folder, file):
         oid = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -85,10 +85,10 @@ class Handler(BaseHTTPRequestHandler):
         """A file, or the part of it that is asked for."""
         etag = hashlib.sha256(content).hexdigest()
         headers = {"X-Repo-Commit": local_hub.COMMIT, "ETag": etag, "Accept-Ranges": "bytes"}
-        asked = self.headers.get("Range")
-        if asked is None:
+        wanted = self.headers.get("Range")
+        if wanted is None:
             return self.answer(200, content, headers)
-        first, last = asked.removeprefix("bytes=").split("-")
+        first, last = wanted.removeprefix("bytes=").split("-")
         end = min(int(last or len(content)) + 1, len(content))
         part = f"bytes {first}-{end - 1}/{len(content)}"
         return self.answer(206, content[int(first) : end], {**headers, "Content-Range": part})

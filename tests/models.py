@@ -106,8 +106,8 @@ def entry(name: str, **changes: Any) -> Named:
     if name == "resnet":
         return Named.single(timm.from_hub(name, "small", "test_resnet", {}).of("classification"))
     if name == "vit":
-        found = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
-        return Named.single(replace(found.of("classification"), bare=_vit))
+        model = timm.from_hub("vit", "small", "test_vit.r160_in1k", {})
+        return Named.single(replace(model.of("classification"), bare=_vit))
     config = {"model_type": "bert", **TEXT, **changes}
     return transformers.from_hub("bert", "small", "nobody/small", config)
 

@@ -33,17 +33,17 @@ exec(sys.argv[2])
 
 def missing() -> set[str]:
     """The packages that are installed here and not there."""
-    there, found = list(INSTALLED), set[str]()
+    there, installed = list(INSTALLED), set[str]()
     while there:
         name = canonicalize_name(there.pop())
-        if name in found:
+        if name in installed:
             continue
-        found.add(name)
+        installed.add(name)
         for each in map(Requirement, distribution(name).requires or ()):
             if each.marker is None or each.marker.evaluate({"extra": ""}):
                 there.append(each.name)
     ours = packages_distributions().items()
-    return {name for name, by in ours if not found & set(map(canonicalize_name, by))}
+    return {name for name, by in ours if not installed & set(map(canonicalize_name, by))}
 
 
 STARTS = """

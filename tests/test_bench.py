@@ -55,9 +55,9 @@ def test_linear_gives_no_time_to_a_wrong_output(monkeypatch):
     bench = linear.Bench(replace(linear.WORKLOADS["cpu"], **small), CPU)
     full, wrong = linear.Run("full", 0.5, "fp32"), linear.Run("int8", 0.5, "fp32")
     exact = []
-    for found in (full, wrong):
-        found.attempt(bench.check, exact)
-        found.attempt(bench.time)
+    for each in (full, wrong):
+        each.attempt(bench.check, exact)
+        each.attempt(bench.time)
     assert full.error is None
     assert len(full.both) == 1
     assert wrong.error == "ArithmeticError: the output differs from that of full"
@@ -216,9 +216,9 @@ class TestAllocations:
             {("", ""): 0.1, ("activation", "4-bit"): 0.1, ("activation", "2-bit"): 0.3},
             {("", ""): 0.0, ("channel-norm", "4-bit"): 0.01, ("channel-norm", "2-bit"): 0.02},
         ]
-        found = allocate.frontier(tasks, models)
-        bits = [" ".join(choice["rules"][kind] for kind in self.KINDS) for choice in found]
-        assert dict(zip(bits, [choice["ratio"] for choice in found], strict=True)) == {
+        choices = allocate.frontier(tasks, models)
+        bits = [" ".join(choice["rules"][kind] for kind in self.KINDS) for choice in choices]
+        assert dict(zip(bits, [choice["ratio"] for choice in choices], strict=True)) == {
             "8-bit 8-bit": 0.7,
             "8-bit 4-bit": 0.8,
             "8-bit 2-bit": 0.85,
@@ -342,12 +342,12 @@ def test_a_step_of_razor_launches_and_calls_no_more_than_it_did():
     pytest.importorskip("triton")
     import host
 
-    found = host.counts()
-    razor = found["razor"]
+    counts = host.counts()
+    razor = counts["razor"]
     assert razor["launches"] == sum(razor["by_kernel"].values()) <= 420
     assert razor["op_calls"] <= 300
-    assert razor["aten_calls"] < found["full"]["aten_calls"]
-    assert found["full"]["launches"] == found["full"]["op_calls"] == 0
+    assert razor["aten_calls"] < counts["full"]["aten_calls"]
+    assert counts["full"]["launches"] == counts["full"]["op_calls"] == 0
 
 
 @pytest.mark.parametrize(("mib", "batch"), [(640, None), (664, 16), (4096, 1024)])

@@ -38,7 +38,7 @@ LEVELS = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 
 def imported(file: Path) -> set[str]:
     """The first-level razorctl modules that a file imports anywhere, TYPE_CHECKING or not."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(file.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -47,8 +47,8 @@ def imported(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {n.split(".")[1] for n in names if n.startswith("razorctl.")}
-    return found & {path.stem for path in PACKAGE.iterdir()}
+        modules |= {n.split(".")[1] for n in names if n.startswith("razorctl.")}
+    return modules & {path.stem for path in PACKAGE.iterdir()}
 
 
 # The public API imports from every floor, lazily: test_what_needs_no_model_imports_no_torch.
@@ -57,14 +57,14 @@ FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file != PACKAGE / "__
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(PACKAGE).as_posix())
 def test_imports_go_to_a_lower_floor(file: Path):
-    own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    for name in imported(file) - {own}:
-        assert LEVELS[name] < LEVELS[own], f"{file.name} imports {name}"
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imported(file) - {room}:
+        assert LEVELS[name] < LEVELS[room], f"{file.name} imports {name}"
 
 
 def test_no_call_of_transformers_may_run_foreign_code():
     """transformers asks on standard input whether it may, unless it is told that it may not."""
-    found = 0
+    calls = 0
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text())):
             name = getattr(getattr(node, "func", None), "attr", "")
@@ -74,8 +74,8 @@ def test_no_call_of_transformers_may_run_foreign_code():
                 "pipeline",
             ):
                 assert "NO_CODE" in {getattr(k.value, "id", "") for k in node.keywords}, file
-                found += 1
-    assert found >= 4
+                calls += 1
+    assert calls >= 4
     assert NO_CODE == {"trust_remote_code": False}
 
 
@@ -103,7 +103,7 @@ def modules_of(room: str) -> dict[str, set[str]]:
     names = {".".join(f.with_suffix("").relative_to(PACKAGE).parts): f for f in files}
     names = {name.removesuffix(".__init__"): file for name, file in names.items()}
 
-    def found(file: Path) -> Iterator[str]:
+    def imports(file: Path) -> Iterator[str]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom):
                 module = str(node.module).removeprefix("razorctl.")
@@ -111,7 +111,7 @@ def modules_of(room: str) -> dict[str, set[str]]:
                     inner = f"{module}.{alias.name}"
                     yield inner if inner in names else module
 
-    return {name: {*found(file)} & names.keys() - {name} for name, file in names.items()}
+    return {name: {*imports(file)} & names.keys() - {name} for name, file in names.items()}
 
 
 # One's own data are read by files that still know of each other.

@@ -92,18 +92,20 @@ def test_a_head_of_another_kind(kind, task, caplog, capfd):
     expected, folder = HEADS[kind][task], written(kind)
     capfd.readouterr()
     model = models.find(f"./{folder}", task).build(3, None)
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("razorctl")]
+    messages = [
+        record.getMessage() for record in caplog.records if record.name.startswith("razorctl")
+    ]
     head = "classifier" if task == "classification" else "head"
     sentence = f"the {head} of ./{kind} is new; it is trained from random weights ({expected})"
-    assert told == ([] if expected is None else [sentence])
+    assert messages == ([] if expected is None else [sentence])
     assert capfd.readouterr() == ("", "")
-    own = getattr(model, model.base_model_prefix).state_dict()
+    body = getattr(model, model.base_model_prefix).state_dict()
     whole = getattr(transformers, kind).from_pretrained(folder)
-    kept = getattr(whole, whole.base_model_prefix, whole).state_dict()
-    assert len(own) > 10
-    for name, weight in own.items():
-        if name in kept:
-            assert torch.equal(weight, kept[name])
+    stored = getattr(whole, whole.base_model_prefix, whole).state_dict()
+    assert len(body) > 10
+    for name, weight in body.items():
+        if name in stored:
+            assert torch.equal(weight, stored[name])
         else:
             assert "pooler" in name
 
@@ -156,13 +158,13 @@ def test_a_body_of_another_shape_is_not_made_anew():
 def test_models_of_timm(classes, task, caplog):
     save_for_hf(create_model("test_resnet", num_classes=classes), "r", safe_serialization=True)
     model = models.find("./r", task).build(3, None)
-    told = ["the classifier of ./r is new; it is trained from random weights"]
+    messages = ["the classifier of ./r is new; it is trained from random weights"]
     assert [record.getMessage() for record in caplog.records if "razorctl" in record.name] == (
-        told if task == "classification" else []
+        messages if task == "classification" else []
     )
-    kept = load_file("r/model.safetensors")["layer1.0.conv1.weight"]
+    stored = load_file("r/model.safetensors")["layer1.0.conv1.weight"]
     assert any(
-        torch.equal(weight, kept) for weight in model.parameters() if weight.shape == kept.shape
+        torch.equal(weight, stored) for weight in model.parameters() if weight.shape == stored.shape
     )
     with pytest.raises(DataError, match=r"damaged cannot be read .*Missing key.*conv1"):
         models.find(damaged(Path("r"), "layer1.0.conv1.weight"), task).build(3, None)

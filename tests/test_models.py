@@ -137,8 +137,8 @@ def test_what_is_saved_loads_without_razorctl(hub, tmp_path):
         torch.testing.assert_close(prepared, known, rtol=0, atol=0)
     folders = {str(tmp_path / name): size for name, size in sizes.items()}
     command = [sys.executable, "-c", STOCK, json.dumps(folders)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("augment", ["crop", "rand"])

@@ -22,17 +22,17 @@ def settings(model, **changes):
     """Parameter name -> its learning rate and weight decay."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, replace(JOB, **changes))
-    found = {names[p]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
-    assert len(found) == sum(len(group["params"]) for group in groups)  # each once
-    return found
+    by_name = {names[p]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert len(by_name) == sum(len(group["params"]) for group in groups)  # each once
+    return by_name
 
 
 def test_biases_norms_and_positions_do_not_decay():
-    found = settings(vit())
-    assert found["blocks.0.mlp.fc1.weight"] == found["patch_embed.proj.weight"] == (0.5, 0.1)
+    groups = settings(vit())
+    assert groups["blocks.0.mlp.fc1.weight"] == groups["patch_embed.proj.weight"] == (0.5, 0.1)
     for name in ("blocks.0.mlp.fc1.bias", "norm.weight", "cls_token", "pos_embed"):
-        assert found[name] == (0.5, 0)
-    assert found.keys() == dict(vit().named_parameters()).keys()
+        assert groups[name] == (0.5, 0)
+    assert groups.keys() == dict(vit().named_parameters()).keys()
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_biases_norms_and_positions_do_not_decay():
     ],
 )
 def test_layer_decay_goes_down_from_the_last_layer(model, first, block, last):
-    found = settings(model(), layer_decay=0.5)
-    rates = [found[name][0] for name in (last, block.format(1), block.format(0), first)]
+    groups = settings(model(), layer_decay=0.5)
+    rates = [groups[name][0] for name in (last, block.format(1), block.format(0), first)]
     assert rates == [0.5, 0.25, 0.125, 0.0625]
 
 
 def test_frozen_parameters_are_left_out():
     model = vit()
     sparsify(model, Recipe("lora"))
-    found = settings(model, layer_decay=0.5)
-    assert "patch_embed.proj.weight" not in found
-    assert found["blocks.1.attn.qkv.lora_A.default.weight"] == (0.25, 0.1)
+    groups = settings(model, layer_decay=0.5)
+    assert "patch_embed.proj.weight" not in groups
+    assert groups["blocks.1.attn.qkv.lora_A.default.weight"] == (0.25, 0.1)
 
 
 def test_numbered_parts_are_layers():

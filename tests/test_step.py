@@ -34,14 +34,14 @@ def small(module, **changes):
 @pytest.fixture
 def budgets(monkeypatch):
     """The memory budget under which each graph was compiled, without compiling any C++."""
-    found = []
+    compiled_under = []
 
     def compiler(graph, inputs):
-        found.append(torch._functorch.config.activation_memory_budget)
+        compiled_under.append(torch._functorch.config.activation_memory_budget)
         return graph
 
     monkeypatch.setattr("torch._inductor.compile", compiler)
-    return found
+    return compiled_under
 
 
 def checked(module, bench, **case):
@@ -99,8 +99,8 @@ def test_a_forward_pass_in_int8_is_near_full_and_not_the_same(
         return y + noise * y.detach().std() * torch.randn_like(y)
 
     monkeypatch.setattr(Linear, "forward", rough)
-    found = checked(module, bench, recipe=Recipe("razor", 0.5), exact=False).error
-    assert found is None if error is None else found.startswith(error)
+    why = checked(module, bench, recipe=Recipe("razor", 0.5), exact=False).error
+    assert why is None if error is None else why.startswith(error)
 
 
 def test_compiled_cases_have_graphs_and_budgets_of_their_own(module, bench, budgets):
@@ -137,8 +137,8 @@ def test_micro_batches_of_razors_peak(module, bench, monkeypatch, razor, name, r
         run.peak = razor if run.case.recipe.method == "razor" else 10 * run.case.rows
 
     monkeypatch.setattr(module("case").Bench, "measure_peak", peak)
-    found = module("step").at_peak(bench, "fp32", Recipe("razor", 0.5))
-    assert found == {name: module("case").Case(rows=rows)}
+    cases = module("step").at_peak(bench, "fp32", Recipe("razor", 0.5))
+    assert cases == {name: module("case").Case(rows=rows)}
 
 
 def test_turns_end_with_the_seconds_and_say_so(module, bench, budgets, tmp_path):
@@ -169,20 +169,20 @@ def test_times_are_ratios_of_the_same_turn(module):
 def test_the_frontier_has_every_method_at_every_ratio_that_it_meets(module, bench):
     cases = module("frontier").cases(bench, "fp32")
     assert next(iter(cases)) == "full"
-    found = {}
+    names = {}
     for name, case in cases.items():
         plain = ", " not in name
-        found.setdefault((case.recipe.method, plain), []).append(name)
+        names.setdefault((case.recipe.method, plain), []).append(name)
     ratios = len(module("frontier").RATIOS)
     for name, method in METHODS.items():
         if method.prunes:
             most = ratios if method.has_ratio else 1
-            assert len(found[name, True]) == most - (name == "razor"), name
-    assert len(found["razor", False]) == 3 * (ratios - 1)
+            assert len(names[name, True]) == most - (name == "razor"), name
+    assert len(names["razor", False]) == 3 * (ratios - 1)
     assert {name for name, case in cases.items() if not case.exact} == {
         name for name, case in cases.items() if case.recipe.int8_forward
     }
-    assert found["full", True] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
+    assert names["full", True] == ["full", "accumulate 4", "accumulate 2", "accumulate 1"]
 
 
 def test_the_summary_of_gpu_sh_names_what_failed(module):
@@ -192,7 +192,7 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
     about = {"device": "a card"}
     step = {"case": "razor", "cosine to full, fp32": 0.98, "second_seconds": 0.5, "error": None}
     ended = {"a": {"outcome": "passed", "error": None}, "b": {"outcome": "failed", "error": "2\n"}}
-    found = {
+    parts = {
         "first": {"rows": [step | {"finite": True, "failed": {"gemm by cublas": "no"}}]},
         "layers": {"rows": ended},
         "linear": {
@@ -205,7 +205,7 @@ def test_the_summary_of_gpu_sh_names_what_failed(module):
         "step": about | {"rows": [case.as_row(run, group) for run in group]},
     }
     text = module("summary").text
-    lines = [line.split() for part in found.items() for line in text(*part)]
+    lines = [line.split() for part in parts.items() for line in text(*part)]
     assert ["razor", "0.9800", "-", "0.500", "gemm", "by", "cublas:", "no"] in lines
     assert ["layers:", "1", "passed,", "1", "failed"] in lines
     assert ["b:", "2"] in lines

@@ -108,15 +108,15 @@ def run(wanted: Wanted, precision: Precision, device: str, cache: Path, threads:
         try:
             going = finetune(job, recipe, out=Path(out) / "run", device=device)
             losses = [step.loss for step in going]
-            found = going.result()
+            result = going.result()
         except RazorError as error:
             return row | {"error": str(error)}
-    metric = found["metric"]
+    metric = result["metric"]
     curve = [(s.step, s.metrics[metric]) for s in going.history if s.metrics is not None]
     keys = ("metric", "steps", "saved_bytes", "full_saved_bytes", "peak_bytes")
     return row | {
-        **{key: found[key] for key in keys},
-        "score": found["metrics"][metric],
+        **{key: result[key] for key in keys},
+        "score": result["metrics"][metric],
         "loss": going.history[-1].test_loss,
         "curve": curve,
         "losses": [round(loss, 5) for loss in losses[::LOSS_EVERY]],
@@ -141,21 +141,21 @@ def time_steps(
     job = job_of(TASKS[name], precision, cache)
     family, _ = data.pair(job)
     job = job.resolved(family.defaults, sys.maxsize)
-    made: dict[str, TimedTraining] = {}
+    trainings: dict[str, TimedTraining] = {}
     for case, recipe in cases.items():
         model = family.build(CLASSES, job.input_size).to(place)  # for its labels
         whole = JobForward(family, job)
         sparsify_within(model, recipe, whole.inputs(model, place), **whole.options)
-        made[case] = TimedTraining(family, model, job, place)
+        trainings[case] = TimedTraining(family, model, job, place)
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for _ in range(WARM_UP + TURNS):
-        for case, training in made.items():
+        for case, training in trainings.items():
             seconds[case].append(training.step()["step"])
-    for case, found in seconds.items():
-        ratios = [a / b for a, b in zip(found, seconds["full"], strict=True)]
+    for case, taken in seconds.items():
+        ratios = [a / b for a, b in zip(taken, seconds["full"], strict=True)]
         yield {
             "case": case,
-            "step_seconds": median(found[WARM_UP:]),
+            "step_seconds": median(taken[WARM_UP:]),
             "step_time_vs_full": median(ratios[WARM_UP:]),
         }
 
@@ -208,24 +208,24 @@ class Outcome:
 def rows(name: str, document: Row) -> list[Row]:
     """A row for each case whose seeds are all run, or which cannot run; none before `full`."""
     times = {row["case"]: row for row in document["times"]}
-    found, refused = {}, {}
+    outcomes, refused = {}, {}
     for case in document["cases"]:
         every = [run for run in document["runs"] if run["case"] == case]
         runs = [run for run in every if run["rate"] == best_rate(every, case)]
         if errors := [run["error"] for run in runs if run["error"]]:
             refused[case] = errors[0]
         elif len(runs) == SEEDS:
-            found[case] = Outcome(runs, times.get(case))
-    if "full" not in found:
+            outcomes[case] = Outcome(runs, times.get(case))
+    if "full" not in outcomes:
         return []
     return [
         {
             **row_of(name, case),
-            **(figures(found[case], found["full"]) if case in found else {}),
+            **(figures(outcomes[case], outcomes["full"]) if case in outcomes else {}),
             "error": refused.get(case),
         }
         for case in document["cases"]
-        if case in found or case in refused
+        if case in outcomes or case in refused
     ]
 
 
@@ -240,7 +240,7 @@ def row_of(name: str, case: str) -> Row:
 def figures(outcome: Outcome, full: Outcome) -> Row:
     """The figures of a row, compared with full's."""
     first, time, target = outcome.runs[0], outcome.time or {}, full.target
-    own, base = outcome.time_to(target), full.time_to(target)
+    ours, base = outcome.time_to(target), full.time_to(target)
     keys = ("steps", "metric", "saved_bytes", "full_saved_bytes", "peak_bytes")
     return {
         "learning_rate": first["rate"],
@@ -252,7 +252,7 @@ def figures(outcome: Outcome, full: Outcome) -> Row:
         "step_seconds": time.get("step_seconds"),
         "step_time_vs_full": time.get("step_time_vs_full"),
         "steps_to_target": outcome.to(target),
-        "time_to_target_vs_full": own / base if own and base else None,
+        "time_to_target_vs_full": ours / base if ours and base else None,
     }
 
 
@@ -280,10 +280,10 @@ class Results:
         self.name = name
         common = json.loads(json.dumps(described(name, precision, device)))
         stem = f"accuracy-{name}{'' if precision == 'fp32' else f'-{precision}'}-{device}"
-        known = sorted(RESULTS.glob(f"{stem}-*.json"))
+        paths = sorted(RESULTS.glob(f"{stem}-*.json"))
         self.path = RESULTS / f"{stem}-{date.today().isoformat()}.json"
         self.document: Row = {"runs": [], "times": [], "cases": []}
-        for path in known:
+        for path in paths:
             document = json.loads(path.read_text())
             if {key: document[key] for key in common} == common:
                 self.path, self.document = path, document
@@ -310,9 +310,9 @@ def found_rates(name: str, case: str, precision: Precision, device: str) -> tupl
     if precision != "fp32":
         for path in sorted(RESULTS.glob(f"accuracy-{name}-{device}-*.json")):
             rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
-            for known in (case, GRIDS["full"][case].method):
-                if known in rows and not rows[known]["error"]:
-                    return (rows[known]["learning_rate"],)
+            for other in (case, GRIDS["full"][case].method):
+                if other in rows and not rows[other]["error"]:
+                    return (rows[other]["learning_rate"],)
     return TASKS[name].rates
 
 

@@ -125,15 +125,15 @@ def errors(subject: Subject, traced: Footprint) -> dict[tuple[str, str], float]:
 
     base = dict.fromkeys(KINDS, EIGHT)
     eight = with_recipe(subject.model, base, error)
-    found = {("", ""): eight}
+    added = {("", ""): eight}
     print(f"{subject.name} 8-bit: {eight:.2e}")
     for kind, bits in fewer():
-        found[kind, bits] = 0.0
+        added[kind, bits] = 0.0
         if traced.less[kind, bits]:
             got = with_recipe(subject.model, base | {kind: bits}, error)
-            found[kind, bits] = max(0.0, got - eight)
-            print(f"{subject.name} {kind} {bits}: {found[kind, bits]:.2e}")
-    return found
+            added[kind, bits] = max(0.0, got - eight)
+            print(f"{subject.name} {kind} {bits}: {added[kind, bits]:.2e}")
+    return added
 
 
 def smoothed(added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
@@ -142,15 +142,15 @@ def smoothed(added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], fl
     What few bits add is small beside the error that is there, and measured with its noise. c is
     the median over the bits of the kind.
     """
-    found = dict(added)
+    smooth = dict(added)
     families: dict[tuple[str, str | None], dict[str, int]] = {}
     for kind, rule in added:
         if even := EVEN.fullmatch(rule):
             families.setdefault((kind, even[2]), {})[rule] = 2 ** int(even[1]) - 1
     for (kind, _), levels in families.items():
         c = median(added[kind, rule] * count**2 for rule, count in levels.items())
-        found |= {(kind, rule): c / count**2 for rule, count in levels.items()}
-    return found
+        smooth |= {(kind, rule): c / count**2 for rule, count in levels.items()}
+    return smooth
 
 
 def weighted(name: str, added: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
@@ -246,8 +246,8 @@ def main() -> None:
         "choices": choices,
     }
     write(args.out, document)
-    for width, found in choices.items():
-        for choice in found:
+    for width, combinations in choices.items():
+        for choice in combinations:
             rules = " ".join(f"{kind} {choice['rules'][kind]}" for kind in KINDS)
             print(f"{width} {choice['ratio']:.3f} {choice['error']:.2e} {rules}")
 

@@ -216,15 +216,15 @@ def lowest(got: Pass, want: Pass) -> dict[str, Any]:
     """
     norms = {name: grad.double().norm().item() for name, grad in want.gradients.items()}
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
-    found = {
+    cosines = {
         name: torch.cosine_similarity(
             got.gradients[name].flatten().double(), want.gradients[name].flatten().double(), 0
         ).item()
         for name, norm in norms.items()
         if norm >= 0.01 * whole and name in got.gradients
     }
-    name = min(found, key=found.__getitem__)
-    return {"parameter": name, "cosine": found[name]}
+    name = min(cosines, key=cosines.__getitem__)
+    return {"parameter": name, "cosine": cosines[name]}
 
 
 def check(case: Case) -> dict[str, Any]:

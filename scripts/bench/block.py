@@ -247,7 +247,7 @@ def pruned(layer: str, inputs: int) -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """Every op that has a fused kernel, at the shapes of a block."""
-    found = [*norms(), *activations(), *copies()]
+    calls = [*norms(), *activations(), *copies()]
     for layer, sizes in LINEAR.items():
-        found += linear(layer, *sizes)
-    return found + [case for layer in ("fc1", "fc2") for case in pruned(layer, LINEAR[layer][0])]
+        calls += linear(layer, *sizes)
+    return calls + [case for layer in ("fc1", "fc2") for case in pruned(layer, LINEAR[layer][0])]

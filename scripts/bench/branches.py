@@ -137,8 +137,8 @@ def by_row(member: branches.Member, output: Tensor, p: float) -> Tensor:
     """In place of `Member._end`."""
     member.blocks.running(None)
     rows = (torch.randperm(len(output)) % 2).to(output.dtype)
-    made: Tensor = ByRow.apply(output, rows / BUDGET if member.blocks.unbiased else rows)
-    return made
+    y: Tensor = ByRow.apply(output, rows / BUDGET if member.blocks.unbiased else rows)
+    return y
 
 
 def run(task: str, way: str, seed: int) -> Row:
@@ -154,8 +154,8 @@ def run(task: str, way: str, seed: int) -> Row:
     if way in WAYS:
         one = WAYS[way]
         recipe = replace(recipe, joint_budget=BUDGET, joint="branches", unbiased=one.scaled)
-        made = type("Drawn", (Drawn,), {"way": one, "steps": job.steps})
-        patches.append(patch.object(sparsify, "Blocks", made))
+        draw = type("Drawn", (Drawn,), {"way": one, "steps": job.steps})
+        patches.append(patch.object(sparsify, "Blocks", draw))
         if one.rows:
             patches.append(patch.object(branches.Member, "_end", by_row))
     for each in patches:
@@ -165,19 +165,19 @@ def run(task: str, way: str, seed: int) -> Row:
             going = finetune(job, recipe, out=Path(out) / "run", device="cpu")
             for _ in going:
                 pass
-            found = going.result()
+            result = going.result()
     finally:
         for each in patches:
             each.stop()
-    metric = found["metric"]
+    metric = result["metric"]
     return {
         "task": task,
         "way": way,
         "seed": seed,
         "rate": rate,
         "metric": metric,
-        "score": found["metrics"][metric],
-        "loss": found["metrics"]["loss"],
+        "score": result["metrics"][metric],
+        "loss": result["metrics"]["loss"],
         "curve": [(s.step, s.metrics[metric]) for s in going.history if s.metrics is not None],
     }
 

@@ -62,13 +62,13 @@ def dominates(way: Candidate, chosen: Candidate, prefer: Prefer) -> bool:
 
 def rows(gpu: str, model: str) -> Iterator[Row]:
     """The choices of every preference on a card, from the least memory to the most."""
-    card, known = gpus.load(gpu), models.named(model)
-    dataset = data.usual(known.tasks[0], known.modality)
+    card, entry = gpus.load(gpu), models.named(model)
+    dataset = data.usual(entry.tasks[0], entry.modality)
     before: dict[Prefer, Candidate] = {}
     for gib in (gib for gib in MEMORIES if gib << 30 <= card.memory_bytes):
         search = Search(Job(model, dataset), card, gib << 30, None)
-        found = {prefer: search.choose(prefer) for prefer in get_args(Prefer)}
-        for prefer, chosen in found.items():
+        choices = {prefer: search.choose(prefer) for prefer in get_args(Prefer)}
+        for prefer, chosen in choices.items():
             if chosen is None:
                 faults = ["fitted in less memory"] if prefer in before else []
                 yield Row(gpu, gib, model, prefer, *[None] * 6, tuple(faults))
@@ -93,19 +93,19 @@ def main() -> int:
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--models", nargs="+", default=MODELS)
     args = parser.parse_args()
-    found = []
+    choices = []
     for model in args.models:
         for gpu in args.gpus:
             for row in rows(gpu, model):
                 words = row.label or "nothing fits"
                 print(row.gpu, f"{row.memory_gib} GiB", row.model, row.prefer, words, *row.faults)
-                found.append(row)
+                choices.append(row)
     document = {
         **head(f"none; traced on a CPU, {platform.machine()}", *LIBRARIES),
-        "rows": [asdict(row) for row in found],
+        "rows": [asdict(row) for row in choices],
     }
     write(args.out, document)
-    return 1 if any(row.faults for row in found) else 0
+    return 1 if any(row.faults for row in choices) else 0
 
 
 if __name__ == "__main__":

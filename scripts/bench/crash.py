@@ -116,8 +116,8 @@ def kill(process: int, phase: Phase, draw: random.Random) -> int | None:
     (aim,) = draw.choices(list(AIMS), [weight for weight, _ in AIMS.values()])
     deadline, end = time.monotonic() + LONGEST, None
     while end is None or time.monotonic() < end:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
             if code := os.waitstatus_to_exitcode(status):
                 raise RuntimeError(f"a run ended with code {code}")
             return None
@@ -134,32 +134,32 @@ def kill(process: int, phase: Phase, draw: random.Random) -> int | None:
 
 def case(recipe: Recipe, job: Job, kills: int, draw: random.Random) -> dict[str, Any]:
     """Kills runs of a recipe so many times, and says what became of them."""
-    found, runs, equal, phase = Counter[int](), 0, True, Phase()
+    killed, runs, equal, phase = Counter[int](), 0, True, Phase()
     with tempfile.TemporaryDirectory() as folder:
         reference = Path(folder) / "reference"
         finish(forked(partial(train, reference, job, recipe, phase)))
         weights = load_file(reference / "model.safetensors")
-        while found.total() < kills:
+        while killed.total() < kills:
             out = Path(folder) / f"run-{runs}"
             at: int | None = PREPARING
             while at is not None:
                 phase.set(PREPARING)
                 process = forked(partial(train, out, job, recipe, phase))
-                if found.total() == kills:  # nothing is left but to finish
+                if killed.total() == kills:  # nothing is left but to finish
                     finish(process)
                     break
                 at = kill(process, phase, draw)
                 if at is not None:
-                    found[at] += 1
+                    killed[at] += 1
             runs += 1
             lines = (out / "metrics.jsonl").read_text().splitlines()
             equal &= [json.loads(line)["step"] for line in lines] == list(range(1, job.steps + 1))
             equal &= same(weights, load_file(out / "model.safetensors"))
     return {
-        "kills": found.total(),
-        "kills_in_preparation": found[PREPARING],
-        "kills_in_a_save": found[SAVING],
-        "kills_between_saves": found[STEPPING],
+        "kills": killed.total(),
+        "kills_in_preparation": killed[PREPARING],
+        "kills_in_a_save": killed[SAVING],
+        "kills_between_saves": killed[STEPPING],
         "runs": runs,
         "bit_identical": equal,
     }

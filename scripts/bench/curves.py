@@ -37,7 +37,7 @@ def drawn() -> list[str]:
 
 def lines(document: Row) -> list[Row]:
     """The lines of each case: means over its seeds, and the time of its step."""
-    found = []
+    cases = []
     for row in (row for row in document["rows"] if not row["error"]):
         runs = [
             run
@@ -45,7 +45,7 @@ def lines(document: Row) -> list[Row]:
             if (run["case"], run["rate"]) == (row["case"], row["learning_rate"])
         ]
         evaluations = zip(*(run["curve"] for run in runs), strict=True)
-        found.append(
+        cases.append(
             {
                 "case": row["case"],
                 "time": row["step_time_vs_full"],
@@ -53,7 +53,7 @@ def lines(document: Row) -> list[Row]:
                 "curve": [(at[0][0], fmean(value for _, value in at)) for at in evaluations],
             }
         )
-    return found
+    return cases
 
 
 def words(document: Row) -> str:
@@ -70,15 +70,15 @@ def draw(name: str) -> None:
 
     document = load(name)
     metric = document["rows"][0]["metric"].replace("_", " ")
-    found = lines(document)
-    timed = any(line["time"] is not None for line in found)
+    cases = lines(document)
+    timed = any(line["time"] is not None for line in cases)
     width, height = SIZE
     size = (width if timed else 2 / 3 * width, height)
     figure, (loss, by_step, *by_time) = plt.subplots(
         1, 3 if timed else 2, figsize=size, layout="constrained"
     )
     others = cycle(OTHERS)
-    for line in found:
+    for line in cases:
         case, time = line["case"], line["time"] if timed else 1.0
         style: dict[str, Any] = {"linewidth": 2 if case == "razor" else 1, "label": case}
         style["color"] = COLORS.get(case) or next(others)

@@ -202,7 +202,7 @@ def spam(cache: Path) -> Path:
 def mails(cache: Path) -> list[tuple[str, str]]:
     """Label and text of each mail; headers but the subject would tell which archive it is of."""
     (archive,) = MAILS.files
-    found = []
+    rows = []
     with tarfile.open(fetch(MAILS, cache) / archive) as files:
         for member in sorted(files.getmembers(), key=lambda m: m.name):
             if not (member.name.startswith("package/data/") and member.name.endswith(".json")):
@@ -214,8 +214,8 @@ def mails(cache: Path) -> list[tuple[str, str]]:
             plain = next((p for p in mail.walk() if not p.is_multipart()), mail)
             text = f"{mail['subject'] or ''}\n{plain.get_payload()}"
             text = text.encode("utf-8", "replace").decode().replace("\0", " ")
-            found.append(("spam" if content["group"].startswith("spam") else "ham", text[:2000]))
-    return found
+            rows.append(("spam" if content["group"].startswith("spam") else "ham", text[:2000]))
+    return rows
 
 
 def texts(cache: Path) -> Path:
@@ -228,8 +228,8 @@ def texts(cache: Path) -> Path:
             "validation": unseen[:more],
             "test": [text for _, text in news(cache, "test")][: TEXTS["test"]],
         }
-        for split, found in splits.items():
-            (folder / f"{split}.txt").write_text("\n\n\n".join(found) + "\n")
+        for split, lines in splits.items():
+            (folder / f"{split}.txt").write_text("\n\n\n".join(lines) + "\n")
 
     return kept(cache, "files-news", KEY, write)
 
@@ -261,8 +261,8 @@ def scenes(cache: Path) -> Path:
             for part in ("images", "masks"):
                 (folder / part / split).mkdir(parents=True)
             for number in range(SPLITS[split] // 2):
-                made = scene(rows["images"], rows["labels"], draw)
-                for part, values in zip(("images", "masks"), made, strict=True):
+                pair = scene(rows["images"], rows["labels"], draw)
+                for part, values in zip(("images", "masks"), pair, strict=True):
                     Image.fromarray(values.numpy()).save(folder / part / split / f"{number}.png")
 
     return kept(cache, "files-scenes", {**KEY, **convnets.TRAINING}, write)

@@ -78,14 +78,19 @@ def compiled(workload: Workload) -> Row:
         apart.Pool(min(MOST, len(os.sched_getaffinity(0)))) as pool,
     ):
         recorded = partial(_recorded, workload.batch_size, card)
-        found = {repr(each): each for part in pool.map(recorded, cases, 1) for each in part}
+        variants = {repr(each): each for part in pool.map(recorded, cases, 1) for each in part}
         seconds = time.perf_counter() - start
-        made = pool.imap_unordered(partial(_compiled, card.capability), found.values())
-        errors = [why for why in made if why]
+        results = pool.imap_unordered(partial(_compiled, card.capability), variants.values())
+        errors = [why for why in results if why]
     whole = time.perf_counter() - start
-    print(f"compiled {len(found)} kernels for sm_{card.capability} in {whole:.0f} s,", end=" ")
+    print(f"compiled {len(variants)} kernels for sm_{card.capability} in {whole:.0f} s,", end=" ")
     print(f"{seconds:.0f} of them to find out which; {len(errors)} failed", *errors[:1], flush=True)
-    return {"kernels": len(found), "seconds": whole, "recording_seconds": seconds, "errors": errors}
+    return {
+        "kernels": len(variants),
+        "seconds": whole,
+        "recording_seconds": seconds,
+        "errors": errors,
+    }
 
 
 def attempted(workload: Workload) -> Row:
@@ -151,8 +156,8 @@ class Steps:
 
 def _whole(model: nn.Module) -> Tensor:
     """The gradient of all parameters, on the device."""
-    found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return torch.cat(found).float()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(gradients).float()
 
 
 def _cosine(ours: Tensor, theirs: Tensor) -> float | None:
@@ -204,13 +209,13 @@ def main() -> int:
     for run in runs():
         if run.name in done and not run.name.startswith(FULL):
             continue
-        known = kernels.failures()
+        before = kernels.failures()
         row: Row = {"case": run.name, "finite": None}
         kernels._wanted = run.name != TORCH
         run.attempt(steps.take, row)
         if run.name in done:  # the others are compared with it
             continue
-        failed = {op: why for (op, _), why in kernels.failures().items() if (op, _) not in known}
+        failed = {op: why for (op, _), why in kernels.failures().items() if (op, _) not in before}
         document["rows"].append(row | {"error": run.error, "failed": failed})
         write(out, document)
         print(as_text(document["rows"][-1]), flush=True)

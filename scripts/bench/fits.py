@@ -82,20 +82,20 @@ def razor(job: Job, card: Gpu, cache: traces.Cache) -> Recipe:
 def row(job: Job, gpu: str, card: Gpu, cache: traces.Cache) -> Row:
     """The largest batches of a job on a card."""
     lean = replace(job, optimizer="adamw8bit", weights="bf16", optimizer_in_backward=True)
-    found: dict[str, int | None] = {}
+    batches: dict[str, int | None] = {}
     leaner = []
     recipes = {"full": Recipe("full"), "razor": razor(job, card, cache)}
     for name, recipe in recipes.items():
-        found[name] = fitting(job, card, recipe, cache)
-        if found[name] is None:
-            found[name] = fitting(lean, card, recipe, cache)
-            leaner += [name] if found[name] else []
+        batches[name] = fitting(job, card, recipe, cache)
+        if batches[name] is None:
+            batches[name] = fitting(lean, card, recipe, cache)
+            leaner += [name] if batches[name] else []
     settled = Search(job, card, card.memory_bytes, None, cache).job
     assert settled.optimizer is not None
     return Row(
         *(job.model, job.dataset, job.input_size, settled.optimizer),
         *(recipes["razor"].ratio, gpu, round(card.memory_bytes / 2**30, 2)),
-        **found,
+        **batches,
         lean=tuple(leaner),
     )
 

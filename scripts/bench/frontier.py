@@ -44,16 +44,16 @@ def recipes(method: str) -> Iterator[tuple[str, Recipe]]:
 def cases(bench: Bench, precision: str) -> dict[str, Case]:
     """Every case by name; full is the first."""
     rows = bench.workload.batch_size
-    found = {"full": Case(), "checkpoint": Case(Recipe("checkpoint"))}
-    found |= {f"accumulate {rows >> n}": Case(rows=rows >> n) for n in range(1, 5) if rows >> n}
+    every = {"full": Case(), "checkpoint": Case(Recipe("checkpoint"))}
+    every |= {f"accumulate {rows >> n}": Case(rows=rows >> n) for n in range(1, 5) if rows >> n}
     for name, method in sorted(METHODS.items(), key=lambda entry: entry[0] != "razor"):
         if method.prunes:
-            found |= {name: Case(recipe) for name, recipe in recipes(name)}
+            every |= {name: Case(recipe) for name, recipe in recipes(name)}
     for name, changes in VARIANTS.items():
         for _, recipe in recipes("razor"):
             varied = replace(recipe, **changes)
-            found[f"{name} at {recipe.ratio}"] = Case(varied, exact=not varied.int8_forward)
-    return found
+            every[f"{name} at {recipe.ratio}"] = Case(varied, exact=not varied.int8_forward)
+    return every
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def recipes(precision: str) -> list[Recipe]:
 
     `full` is not exact either where the precision rounds.
     """
-    found = [] if PRECISIONS[precision] is None else [Recipe("full")]
+    chosen = [] if PRECISIONS[precision] is None else [Recipe("full")]
     for name, method in METHODS.items():
         if method.prunes:
             ratios = RATIOS if method.ratio != "nothing" else (Recipe.ratio,)
@@ -84,8 +84,8 @@ def recipes(precision: str) -> list[Recipe]:
                 every += [(ratio, False) for ratio in MORE]
             for ratio, int8_forward in every:
                 with suppress(UsageError):
-                    found.append(Recipe(name, ratio, int8_forward=int8_forward))
-    return found
+                    chosen.append(Recipe(name, ratio, int8_forward=int8_forward))
+    return chosen
 
 
 def random_task(name: str, pixels: int) -> Task:
@@ -169,8 +169,8 @@ class Subject:
                 for parameter in self.model.parameters():
                     grad = parameter.new_zeros(parameter.shape, dtype=torch.float64)
                     grad = grad if parameter.grad is None else parameter.grad.double()
-                    known = total.get(id(parameter))
-                    total[id(parameter)] = grad if known is None else known + grad
+                    sum_so_far = total.get(id(parameter))
+                    total[id(parameter)] = grad if sum_so_far is None else sum_so_far + grad
         groups: dict[str, list[Tensor]] = {"all": list(total.values())}
         if self.bottom:
             groups = {"embedding": at_embedding, **groups}
@@ -325,29 +325,29 @@ def main() -> None:
     new: list[dict[str, Any]] = []
     for name in args.tasks:
         part = "rows" if name in TASKS else "random_rows"
-        known = {key(row): row for row in document[part]}
+        by_key = {key(row): row for row in document[part]}
         wanted = [
             (precision, recipe)
             for precision in args.precisions
             for recipe in recipes(precision)
             if recipe.method in args.methods
             and (name in TASKS or recipe.method in FEW)
-            and not (args.missing and key(named(name, precision, recipe)) in known)
+            and not (args.missing and key(named(name, precision, recipe)) in by_key)
         ]
         if not wanted:
             continue
         if name in TASKS:
-            found = measured(TASKS[name], wanted, args.cache, BATCHES, BATCH)
+            rows = measured(TASKS[name], wanted, args.cache, BATCHES, BATCH)
         else:
             task = random_task(name, RANDOM[name])
-            found = measured(task, wanted, args.cache, RANDOM_BATCHES, RANDOM_BATCH)
+            rows = measured(task, wanted, args.cache, RANDOM_BATCHES, RANDOM_BATCH)
         if not args.missing:  # a ratio that can no longer be met loses its row
             for precision, recipe in wanted:
-                known.pop(key(named(name, precision, recipe)), None)
-        for row in found:
+                by_key.pop(key(named(name, precision, recipe)), None)
+        for row in rows:
             new.append(row)
-            known[key(row)] = row
-            document[part] = [known[one] for one in sorted(known)]
+            by_key[key(row)] = row
+            document[part] = [by_key[one] for one in sorted(by_key)]
             write(args.out, document)
     Console().print(report(new))
 

@@ -75,8 +75,8 @@ def card() -> Iterator[Counter[str]]:
     with ExitStack() as stack:
         names = [name for _, name, _ in pkgutil.iter_modules(razorctl.ops.triton.__path__)]
         modules = {name: import_module(f"razorctl.ops.triton.{name}") for name in names}
-        known = {id(v): v for m in modules.values() for v in vars(m).values()}
-        for kernel in (value for value in known.values() if isinstance(value, Kernel)):
+        values = {id(v): v for m in modules.values() for v in vars(m).values()}
+        for kernel in (value for value in values.values() if isinstance(value, Kernel)):
             stack.enter_context(patch.object(kernel, "run", _bound(kernel, launches)))
             stack.enter_context(patch.object(kernel, "plans", {}))
         gemm: Any = modules["gemm"]
@@ -126,7 +126,7 @@ class Calls(TorchDispatchMode):
 
 def counts() -> dict[str, Any]:
     """The launches and calls of a step of razor, and the calls of a step of full."""
-    found: dict[str, Any] = {}
+    counts_by_method: dict[str, Any] = {}
     for name, ratio in (("razor", RATIO), ("full", None)):
         with card() as launches:
             step = stepper(ratio)
@@ -134,16 +134,16 @@ def counts() -> dict[str, Any]:
             launches.clear()
             with Calls() as calls:
                 step()
-        found[name] = {"launches": launches.total(), "op_calls": 0, **calls.found}
-        found[name]["by_kernel"] = dict(launches.most_common())
-    return found
+        counts_by_method[name] = {"launches": launches.total(), "op_calls": 0, **calls.found}
+        counts_by_method[name]["by_kernel"] = dict(launches.most_common())
+    return counts_by_method
 
 
 def timed(steps: int) -> dict[str, list[float]]:
     """Milliseconds of steps that take turns."""
     torch.set_num_threads(1)
     full = stepper(None)
-    found: dict[str, list[float]] = {"razor": [], "full": []}
+    seconds: dict[str, list[float]] = {"razor": [], "full": []}
     with card():
         razor = stepper(RATIO)
         for number in range(-3, steps):
@@ -151,8 +151,8 @@ def timed(steps: int) -> dict[str, list[float]]:
                 start = time.process_time()
                 step()
                 if number >= 0:
-                    found[name].append(1e3 * (time.process_time() - start))
-    return found
+                    seconds[name].append(1e3 * (time.process_time() - start))
+    return seconds
 
 
 def main() -> None:

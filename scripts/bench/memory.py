@@ -123,27 +123,27 @@ def decoder() -> Iterator[dict[str, Any]]:
     ).resolved({}, None)
     name = f"{DECODER}, 1,024 tokens, batch 4"
     for case in track(("full", "checkpoint", "int8", "razor"), name, console=Console(stderr=True)):
-        found = trace(job, CASES[case], 0)
+        step = trace(job, CASES[case], 0)
         row = {"model": name, "precision": job.precision, "case": case}
-        yield row | {"saved_bytes": found.saved, "peak_bytes": found.peak}
+        yield row | {"saved_bytes": step.saved, "peak_bytes": step.peak}
 
 
 def listed() -> Iterator[dict[str, Any]]:
     """The bytes that `full` and `razor` keep of every listed model and task, as `plan` traces."""
-    every = [(named, task) for named in models.models().values() for task in named.tasks]
-    for named, task in track(every, "listed models", console=Console(stderr=True)):
-        size = TOKENS if named.modality == "text" else None
-        dataset = data.usual(task, named.modality)
+    every = [(entry, task) for entry in models.models().values() for task in entry.tasks]
+    for entry, task in track(every, "listed models", console=Console(stderr=True)):
+        size = TOKENS if entry.modality == "text" else None
+        dataset = data.usual(task, entry.modality)
         for precision in PRECISIONS:
-            job = Job(named.name, dataset, BATCH, 1, task=task, input_size=size)
+            job = Job(entry.name, dataset, BATCH, 1, task=task, input_size=size)
             job = replace(job, precision=precision, optimizer="sgd")
             family, source = data.pair(job)
             job = job.resolved(family.defaults, None)
-            row = {"model": named.name, "task": task, "precision": precision}
+            row = {"model": entry.name, "task": task, "precision": precision}
             full = trace(job, Recipe("full"), source.classes).saved
             try:
-                own = trace(job, CASES["razor"], source.classes).saved
-                yield row | {"full_saved_bytes": full, "saved_bytes": own, "error": None}
+                razor = trace(job, CASES["razor"], source.classes).saved
+                yield row | {"full_saved_bytes": full, "saved_bytes": razor, "error": None}
             except UsageError as error:
                 yield row | {"full_saved_bytes": full, "saved_bytes": None, "error": str(error)}
 

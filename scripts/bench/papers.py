@@ -296,30 +296,30 @@ TABLES = (
 def rows(table: Table, cache: Cache) -> Iterator[dict[str, Any]]:
     """The rows of a table, and of `razor` at ratio 0.9 with the settings of its first."""
     first = table.lines[0]
-    own = Line("ours: razor, 90 %", first.preset, "", "", ("",) * len(table.data))
-    for line in (*table.lines, own):
+    ours = Line("ours: razor, 90 %", first.preset, "", "", ("",) * len(table.data))
+    for line in (*table.lines, ours):
         preset = settings_of_file(presets.files("recipes")[line.preset])
         settings = {k: v for k, v in preset.items() if k in Job.__dataclass_fields__}
         recipe = Recipe(**{k: v for k, v in preset.items() if k in Recipe.__dataclass_fields__})
-        if line is own:
+        if line is ours:
             recipe = Recipe("razor", 0.9)
         job = Job(table.model, table.dataset, precision="fp32", **settings)
         row = {"table": table.name, **asdict(line), "command": table.command(line, table.dataset)}
-        if line is own:
+        if line is ours:
             row["command"] += " --method razor --ratio 0.9"
         try:
             search = Search(job, gpus.load(table.gpu), 1 << 60, recipe, cache)
-            found = search.predict(recipe).predicted
+            predicted = search.predict(recipe).predicted
         except RazorError as error:
             yield row | {"error": str(error)}
             continue
         yield row | {
-            "saved_bytes": found.saved_bytes,
-            "peak_bytes": found.peak_bytes,
-            "step_seconds": found.step_seconds,
-            "step_seconds_low": found.step_seconds_low,
-            "step_seconds_high": found.step_seconds_high,
-            "step_seconds_vs_full": found.step_seconds_vs_full,
+            "saved_bytes": predicted.saved_bytes,
+            "peak_bytes": predicted.peak_bytes,
+            "step_seconds": predicted.step_seconds,
+            "step_seconds_low": predicted.step_seconds_low,
+            "step_seconds_high": predicted.step_seconds_high,
+            "step_seconds_vs_full": predicted.step_seconds_vs_full,
             "error": None,
         }
 
@@ -328,15 +328,15 @@ def main() -> None:
     args = options(__doc__, "papers").parse_args()
     cache = Cache()
     every = track(TABLES, "tables", console=Console(stderr=True))
-    found = [row for table in every for row in rows(table, cache)]
+    lines = [row for table in every for row in rows(table, cache)]
     document = {
         **head(None, "torch", "timm", "transformers"),
         "tables": [asdict(replace(table, lines=())) for table in TABLES],
-        "rows": found,
+        "rows": lines,
     }
     write(args.out, document)
     shown = Shown("table", "row", "paper", "kept", "peak", "step")
-    for row in found:
+    for row in lines:
         sizes = [size(row[key]) if row[key] else "-" for key in ("saved_bytes", "peak_bytes")]
         shown.add_row(
             row["table"], row["method"], row["memory"], *sizes, f"{row['step_seconds']:.3f}"

@@ -183,17 +183,19 @@ def row(point: Point, device: str, gpu: gpus.Gpu | None) -> dict[str, Any]:
     over: the share by which the prediction is larger.
     """
     trace = tracing.trace(point.job, point.recipe, CLASSES, device)
-    named = {"point": point.name, **asdict(point.job), "recipe": asdict(point.recipe)}
+    about = {"point": point.name, **asdict(point.job), "recipe": asdict(point.recipe)}
     if gpu is None:
         measured = measure_on_cpu(point)
         predicted: dict[str, Any] = {"peak_bytes": trace.highest}
         over = trace.highest / measured["allocated_bytes"] - 1
     else:
         measured = measure_on_cuda(point)
-        found = Predicted.of(trace, gpu)
-        predicted = asdict(found)
-        over = found.needed_bytes / (measured["reserved_bytes"] + measured["context_bytes"]) - 1
-    return {**named, "predicted": predicted, "measured": measured, "over": over}
+        prediction = Predicted.of(trace, gpu)
+        predicted = asdict(prediction)
+        over = (
+            prediction.needed_bytes / (measured["reserved_bytes"] + measured["context_bytes"]) - 1
+        )
+    return {**about, "predicted": predicted, "measured": measured, "over": over}
 
 
 def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -212,8 +214,8 @@ def as_on_a_gpu(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 def preset() -> gpus.Gpu:
     """The preset of the current card of this machine."""
-    if known := machine.preset():
-        return known
+    if gpu := machine.preset():
+        return gpu
     sys.exit("the card has no preset")
 
 

@@ -53,13 +53,13 @@ def gradients() -> str:
 
 def of_precision(rows: list[Row], what: str) -> str:
     """The cosines at one precision, a row for each method."""
-    found = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
+    cosine_of = {(r["task"], way(r), r["ratio"]): r["closeness"]["all"]["cosine"] for r in rows}
     ratios = sorted({r["ratio"] for r in rows if r["ratio"] is not None})
 
     def cell(case: str, ratio: float | None) -> str:
-        cosines = [found.get((task, case, ratio)) for task in GRADIENTS]
-        known = ("-" if cosine is None else f"{cosine:.3f}" for cosine in cosines)
-        return " / ".join(known) if any(cosines) else ""
+        cosines = [cosine_of.get((task, case, ratio)) for task in GRADIENTS]
+        figures = ("-" if cosine is None else f"{cosine:.3f}" for cosine in cosines)
+        return " / ".join(figures) if any(cosines) else ""
 
     return table(
         [
@@ -78,11 +78,11 @@ def random_gradients(rows: list[Row]) -> str:
     """The cosines of models with random weights, where there is a row."""
     rows = [row for row in rows if not row["int8_forward"]]
     key = ("task", "precision", "method", "ratio")
-    found = {tuple(r[name] for name in key): r["closeness"]["all"]["cosine"] for r in rows}
+    cosine_of = {tuple(r[name] for name in key): r["closeness"]["all"]["cosine"] for r in rows}
     ways = list(dict.fromkeys((r["method"], r["ratio"]) for r in rows))
 
     def cell(*key: object) -> str:
-        return f"{found[key]:.3f}" if key in found else "-"
+        return f"{cosine_of[key]:.3f}" if key in cosine_of else "-"
 
     return table(
         [
@@ -154,14 +154,14 @@ def branches() -> Iterator[str]:
     if not (RESULTS / "branches_cpu.json").exists():
         return
     document = load("branches_cpu")
-    found: dict[tuple[str, str], list[Row]] = {}
+    runs_of: dict[tuple[str, str], list[Row]] = {}
     for row in document["rows"]:
-        found.setdefault((row["way"], row["task"]), []).append(row)
+        runs_of.setdefault((row["way"], row["task"]), []).append(row)
     metrics = {row["task"]: row["metric"] for row in document["rows"]}
     ways = dict.fromkeys(["full", "razor", *(row["way"] for row in document["rows"])])
 
     def cells(way: str, task: str) -> Cells:
-        runs = found.get((way, task))
+        runs = runs_of.get((way, task))
         if runs is None:
             return "", ""
         form = ".2f" if runs[0]["metric"] == "perplexity" else ".4f"
@@ -255,17 +255,17 @@ def paper_figures() -> Iterator[str]:
     ]
     for figure, (paper, task, *pair) in FIGURES.items():
         document = next(load(p.stem) for p in RESULTS.glob(f"accuracy-{task}-cpu-*.json"))
-        found = {line["case"]: line for line in lines(document)}
-        if not found.keys() >= set(pair):
+        line_of = {line["case"]: line for line in lines(document)}
+        if not line_of.keys() >= set(pair):
             ours = "not run"
         elif "accuracy" in figure:
-            ours = versus(pair, [found[case]["curve"][-1][1] for case in pair], ".4f")
+            ours = versus(pair, [line_of[case]["curve"][-1][1] for case in pair], ".4f")
         else:
-            half = len(found["full"]["losses"]) // 2
+            half = len(line_of["full"]["losses"]) // 2
             ours = "; ".join(
                 f"{name} half of the steps: {versus(pair, losses, '.3f')}"
                 for name, part in (("first", slice(half)), ("second", slice(half, None)))
-                for losses in [[fmean(found[case]["losses"][part]) for case in pair]]
+                for losses in [[fmean(line_of[case]["losses"][part]) for case in pair]]
             )
         model, dataset = ("vit-b16", "cifar100") if task == "fashion" else ("bert-base", "rte")
         command = f"`razorctl compare {model} {dataset} --methods backrazor,prebackrazor++`"

@@ -19,7 +19,7 @@ NONE = "\N{EN DASH}"
 
 def memory() -> str:
     document = load("memory")
-    found = {(r["model"], r["precision"], r["case"]): r for r in document["rows"]}
+    row_of = {(r["model"], r["precision"], r["case"]): r for r in document["rows"]}
     every: dict[tuple[str, str], list[str]] = {}
     for r in document["rows"]:
         every.setdefault((r["model"], r["precision"]), []).append(r["case"])
@@ -37,7 +37,7 @@ def memory() -> str:
         cases = ordered(case for column in columns for case in every[column])
         return table(
             [f"kept / peak, {name}", *(f"{model}, {precision}" for model, precision in columns)],
-            [[label(c), *(cell(found.get((*column, c))) for column in columns)] for c in cases],
+            [[label(c), *(cell(row_of.get((*column, c))) for column in columns)] for c in cases],
         )
 
     return (
@@ -56,7 +56,7 @@ def listed() -> str:
     """The share that `razor` keeps on every listed model."""
     document = load("memory")
     every = document["listed"]
-    found = {(r["model"], r["task"], r["precision"]): r for r in every["rows"]}
+    row_of = {(r["model"], r["task"], r["precision"]): r for r in every["rows"]}
     places = list(dict.fromkeys((r["model"], r["task"]) for r in every["rows"]))
 
     def cell(row: Row) -> str:
@@ -72,7 +72,7 @@ def listed() -> str:
         + table(
             ["model", "task", "fp32", "bf16"],
             [
-                [f"`{model}`", task, *(cell(found[model, task, p]) for p in ("fp32", "bf16"))]
+                [f"`{model}`", task, *(cell(row_of[model, task, p]) for p in ("fp32", "bf16"))]
                 for model, task in places
             ],
         )
@@ -109,7 +109,7 @@ def planned() -> Iterator[str]:
 def published() -> str:
     document = load("published")
     document["device"] = f"none: predicted; measured rates: {document['source']}"
-    found = {
+    row_of = {
         (r["gpu"], r["phase"], r["model"]): f"{r['predicted']:,.0f} of {r['rate']:,.0f} "
         f"({percent(r['over'], 1)})"
         for r in document["rows"]
@@ -122,7 +122,7 @@ def published() -> str:
         + table(
             ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
             [
-                [f"`{model}`", *(found.get((*column, model), "") for column in columns)]
+                [f"`{model}`", *(row_of.get((*column, model), "") for column in columns)]
                 for model in dict.fromkeys(r["model"] for r in document["rows"])
             ],
         )
@@ -154,7 +154,7 @@ def architectures() -> str:
 def choices() -> str:
     document = load("choices")
     rows = document["rows"]
-    found = {(r["model"], r["gpu"], r["memory_gib"], r["prefer"]): r for r in rows}
+    row_of = {(r["model"], r["gpu"], r["memory_gib"], r["prefer"]): r for r in rows}
     prefers = list(dict.fromkeys(r["prefer"] for r in rows))
     approximate = sum(row["exact"] is False for row in rows)
     faults = [fault for row in rows for fault in row["faults"]]
@@ -177,7 +177,7 @@ def choices() -> str:
         + table(
             ["model", "card", "GiB", *(f"`{prefer}`" for prefer in prefers)],
             [
-                [*place, *(cell(found.get((*place, prefer))) for prefer in prefers)]
+                [*place, *(cell(row_of.get((*place, prefer))) for prefer in prefers)]
                 for place in dict.fromkeys((r["model"], r["gpu"], r["memory_gib"]) for r in rows)
             ],
         )
@@ -189,7 +189,7 @@ def fits() -> str:
     """The largest batches of `full` and of `razor` of each model on each card."""
     document = load("fits")
     rows = document["rows"]
-    found = {(r["model"], r["gpu"]): r for r in rows}
+    row_of = {(r["model"], r["gpu"]): r for r in rows}
     cards = {r["gpu"]: f"`{r['gpu']}`, {r['memory_gib']:.0f} GB" for r in rows}
     other = {r["model"]: r["ratio"] for r in rows if r["ratio"] != document["ratio"]}
 
@@ -205,7 +205,7 @@ def fits() -> str:
     return table(
         ["model", *cards.values()],
         [
-            [name(model), *(cell(found[model, gpu]) for gpu in cards)]
+            [name(model), *(cell(row_of[model, gpu]) for gpu in cards)]
             for model in dict.fromkeys(r["model"] for r in rows)
         ],
     )
@@ -345,8 +345,8 @@ def page() -> str:
         "What plan chooses": [choices()],
         "Which model fits which card": [which_fits()],
     }
-    found = {title: "\n".join(body) for title, body in sections.items()}
-    parts = [INTRO, *(f"## {title}\n\n{body}" for title, body in found.items() if body)]
+    bodies = {title: "\n".join(body) for title, body in sections.items()}
+    parts = [INTRO, *(f"## {title}\n\n{body}" for title, body in bodies.items() if body)]
     if not (RESULTS / "step_cuda.json").exists():
         parts.append(CUDA)
     return "\n".join(parts)
@@ -361,7 +361,7 @@ def front() -> str:
     """The table of README.md: what exact methods take, and what razor does."""
     memory, steps, cosines = load("memory"), load("step_cpu"), load("gradients")
     model = memory["rows"][0]["model"]
-    found = {
+    row_of = {
         (r["precision"], r["case"]): r["peak_bytes"] / GIB
         for r in memory["rows"]
         if r["model"] == model
@@ -377,7 +377,7 @@ def front() -> str:
     times["accumulate 8"] = times["accumulate 2"]  # micro-batches of an eighth and of a quarter
 
     def cells(precision: str, case: str) -> Iterator[str]:
-        yield f"{found[precision, case]:.2f} GiB"
+        yield f"{row_of[precision, case]:.2f} GiB"
         if case in pruned:
             yield f"{close[precision, case]:.3f}"
         else:
@@ -400,11 +400,11 @@ def front() -> str:
 
 def with_tables(text: str) -> str:
     """README.md with each table between its two marks, if it has them."""
-    for name, written in (("figures", front), ("fits", fits)):
+    for name, text_of in (("figures", front), ("fits", fits)):
         begin, end = f"<!-- {name}: scripts/bench/report.py -->\n", f"<!-- /{name} -->\n"
         before, mark, rest = text.partition(begin)
         if mark:
-            text = before + begin + written() + end + rest.partition(end)[2]
+            text = before + begin + text_of() + end + rest.partition(end)[2]
     return text
 
 

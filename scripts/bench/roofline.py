@@ -75,11 +75,11 @@ def occupancy(registers: int, shared: int, warps: int, capability: int) -> float
     """
     limits = SM[capability]
     per_warp = _up(32 * registers, REGISTER_UNIT)
-    found = [limits.blocks, limits.warps // warps]
-    found.append(REGISTERS // PARTITIONS // per_warp * PARTITIONS // warps)
+    blocks = [limits.blocks, limits.warps // warps]
+    blocks.append(REGISTERS // PARTITIONS // per_warp * PARTITIONS // warps)
     if taken := _up(shared + limits.reserved, limits.unit):
-        found.append(1024 * limits.shared // taken)
-    return min(found) * warps / limits.warps
+        blocks.append(1024 * limits.shared // taken)
+    return min(blocks) * warps / limits.warps
 
 
 def _up(count: int, multiple: int) -> int:
@@ -111,26 +111,26 @@ def variants(case: Case, capability: int) -> list[Any]:
     """The variants that a case launches on cards of a compute capability, or chooses from."""
     from razorctl.ops.triton.variants import dtypes
 
-    found = []
+    matches = []
     for launch in case.launches:
         file, _, label = launch.replace("HALF", dtypes(capability, every=False)[0]).partition(": ")
         module = import_module(f"razorctl.ops.triton.{file}")
         every = module.variants(capability, every=True)
-        found += [variant for variant in every if fullmatch(label, variant.label)]
-    return found
+        matches += [variant for variant in every if fullmatch(label, variant.label)]
+    return matches
 
 
 def resources(variant: Any, capability: int) -> dict[str, Any]:
     """The share of an SM that a variant takes, compiled for a compute capability."""
     from razorctl.ops.triton.compiled import compiled
 
-    made, warps = compiled(variant, capability), variant.num_warps
+    cubin, warps = compiled(variant, capability), variant.num_warps
     return {
-        "registers": made.registers,
-        "stack_bytes": made.stack,
-        "shared_bytes": made.shared,
+        "registers": cubin.registers,
+        "stack_bytes": cubin.stack,
+        "shared_bytes": cubin.shared,
         "warps": warps,
-        "occupancy": occupancy(made.registers, made.shared, warps, capability),
+        "occupancy": occupancy(cubin.registers, cubin.shared, warps, capability),
     }
 
 
@@ -152,20 +152,20 @@ class Compiled:
         capability = int(name.replace(".", ""))
         if find_spec("triton") is None or capability not in SM:
             return None
-        found = variants(case, capability)
+        launched = variants(case, capability)
         if "cuda" not in case.op.kernels:  # it has no kernel yet
             return None
-        for variant in found:
+        for variant in launched:
             if variant.label not in self.kernels[name]:
                 self.kernels[name][variant.label] = resources(variant, capability)
-        return [variant.label for variant in found]
+        return [variant.label for variant in launched]
 
 
 def check(case: Case, batch: int, device: torch.device) -> tuple[Any, ...]:
     """Compares an op with its PyTorch body on the same arguments, and returns these."""
     args = case.args(batch, device)
     twin = tree_map_only(Tensor, Tensor.clone, args)
-    got, want = (tree_flatten(made)[0] for made in (case.op(*args), case.op.body(*twin)))
+    got, want = (tree_flatten(results)[0] for results in (case.op(*args), case.op.body(*twin)))
     failed = [why for (name, _), why in kernels.failures().items() if name == case.name]
     if failed:
         raise ArithmeticError(f"the kernel failed: {failed[0]}")
@@ -275,8 +275,8 @@ def main() -> None:
     for case in chosen:
         row = as_row(case, batch, cards, compiled, device)
         taken, times = row["measured_seconds"], row["implied_seconds"]
-        known = taken is not None and document["preset"] is not None
-        row["measured_vs_implied"] = taken / times[document["preset"]] if known else None
+        comparable = taken is not None and document["preset"] is not None
+        row["measured_vs_implied"] = taken / times[document["preset"]] if comparable else None
         rows.append(row)
         write(args.out, document)
     shown = [name for name in (document["preset"], *SHOWN) if name in cards]

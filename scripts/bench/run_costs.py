@@ -98,8 +98,8 @@ def texts(file: Path) -> Path:
 
 def register() -> None:
     """Puts the random models beside the registered ones."""
-    named = timm_models.from_hub(VIT, "", "vit_small_patch16_224", timm_models.VIT_DEFAULTS)
-    vit = named.of("classification")
+    entry = timm_models.from_hub(VIT, "", "vit_small_patch16_224", timm_models.VIT_DEFAULTS)
+    vit = entry.of("classification")
     vocabulary = {
         word: i for i, word in enumerate(["[PAD]", "[UNK]", *map("w{}".format, range(WORDS))])
     }
@@ -125,14 +125,14 @@ class Clock:
 
     @contextmanager
     def watching(self, owner: Any, name: str) -> Iterator[None]:
-        function, found = getattr(owner, name), self.seconds.setdefault(name, [])
+        function, seconds = getattr(owner, name), self.seconds.setdefault(name, [])
 
         def timed(*args: Any, **settings: Any) -> Any:
             start = time.perf_counter()
             try:
                 return function(*args, **settings)
             finally:
-                found.append(time.perf_counter() - start)
+                seconds.append(time.perf_counter() - start)
 
         setattr(owner, name, timed)
         try:
@@ -166,13 +166,13 @@ def saved_run(job: Job, recipe: Recipe, out: Path) -> dict[str, float]:
 
 def saving(workload: Workload, turns: int) -> list[dict[str, Any]]:
     """A row for each recipe: medians over turns, and the median of the shares of each turn."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in RECIPES}
+    runs_of: dict[str, list[dict[str, float]]] = {name: [] for name in RECIPES}
     for _ in range(turns):
         for name, recipe in RECIPES.items():
             with tempfile.TemporaryDirectory() as folder:
-                found[name].append(saved_run(workload.job, recipe, Path(folder) / "run"))
+                runs_of[name].append(saved_run(workload.job, recipe, Path(folder) / "run"))
     rows = []
-    for name, runs in found.items():
+    for name, runs in runs_of.items():
         row = {key: median(run[key] for run in runs) for key in runs[0]}
         interval = workload.interval or row["interval"]
 
@@ -212,17 +212,17 @@ def batches(make: Callable[[Loading, int], Iterator[Iterator[Any]]]) -> Iterator
 
 def read(job: Job, recipe: Recipe, out: Path) -> list[list[Any]]:
     """The batches of a run."""
-    found: list[list[Any]] = []
+    batches_of_run: list[list[Any]] = []
     original = Loading.batches
 
     def noted(loading: Loading, taken: int = 0) -> Iterator[Iterator[Any]]:
         for batch in original(loading, taken):
-            found.append(list(batch))
-            yield iter(found[-1])
+            batches_of_run.append(list(batch))
+            yield iter(batches_of_run[-1])
 
     with batches(noted):
         list(finetune(job, recipe, out=out, device="cpu"))
-    return found
+    return batches_of_run
 
 
 def loading(workload: Workload, turns: int) -> list[dict[str, Any]]:
@@ -230,10 +230,10 @@ def loading(workload: Workload, turns: int) -> list[dict[str, Any]]:
     job, recipe = workload.job, RECIPES["full"]
     with tempfile.TemporaryDirectory() as folder:
         out = (Path(folder) / f"{number}" for number in itertools.count())
-        known = read(job, recipe, next(out))
+        batches_of_run = read(job, recipe, next(out))
 
         def from_memory(loading: Loading, taken: int = 0) -> Iterator[Iterator[Any]]:
-            return map(iter, known)
+            return map(iter, batches_of_run)
 
         waits: list[float] = []
         original = Loading.batches
@@ -300,8 +300,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, help="of each case")
     args = parser.parse_args()
     register()
-    known = json.loads(args.out.read_text()) if args.out.exists() else {}
-    document: dict[str, Any] = known | {
+    earlier = json.loads(args.out.read_text()) if args.out.exists() else {}
+    document: dict[str, Any] = earlier | {
         **head(device_name(), "torch", "timm", "transformers"),
         "command": "scripts/bench/run_costs.py",
         "load": os.getloadavg()[0],

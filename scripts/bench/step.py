@@ -46,14 +46,14 @@ def at_peak(bench: Bench, precision: str, recipe: Recipe) -> dict[str, Case]:
         run.attempt(bench.measure_peak)
         return run.peak
 
-    most, rows, found = peak(Case(recipe)), bench.workload.batch_size, list[int]()
+    most, rows, sizes = peak(Case(recipe)), bench.workload.batch_size, list[int]()
     while rows := rows // 2:
-        found.append(rows)
+        sizes.append(rows)
     if most is None:
         return {}
-    where = bisect_left(found, True, key=lambda rows: (peak(Case(rows=rows)) or 0) <= most)
-    rows = found[min(where, len(found) - 1)]
-    side = "at" if where < len(found) else "above"
+    where = bisect_left(sizes, True, key=lambda rows: (peak(Case(rows=rows)) or 0) <= most)
+    rows = sizes[min(where, len(sizes) - 1)]
+    side = "at" if where < len(sizes) else "above"
     return {f"accumulate {rows}, {side} {recipe.method}'s peak": Case(rows=rows)}
 
 

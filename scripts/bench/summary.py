@@ -48,13 +48,13 @@ def steps(rows: Iterable[Row]) -> Iterator[str]:
 
 def frontier(rows: Iterable[Row]) -> Iterator[str]:
     """A line for each method: the time and peak at each ratio."""
-    found: dict[str, list[str]] = {}
+    cells_of: dict[str, list[str]] = {}
     for row in rows:
         name, _, ratio = row["case"].partition(" at ")
         peak = figure(row, "peak_bytes", 2**20, ",.0f")
         cell = row["error"] or f"{figure(row, 'step_time_vs_full')} / {peak}"
-        found.setdefault(name, []).append(f"{ratio}: {cell}" if ratio else cell)
-    yield from (f"  {name:24}  {', '.join(cells)}" for name, cells in found.items())
+        cells_of.setdefault(name, []).append(f"{ratio}: {cell}" if ratio else cell)
+    yield from (f"  {name:24}  {', '.join(cells)}" for name, cells in cells_of.items())
 
 
 def first(rows: Iterable[Row]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def frontiers() -> Iterator[str]:
         ratios = sorted({row["ratio"] for row in document["rows"]} - {None})
         for precision in document["precisions"]:
             rows = [row for row in document["rows"] if row["precision"] == precision]
-            found = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
+            row_of = {(row["case"].partition(" at ")[0], row["ratio"]): row for row in rows}
             yield (
                 f"{workload(document, precision)}: the peak in MiB, and the time\nof a step in "
                 f"steps of `full`; {peaks(document)}, times are medians of at most "
@@ -62,8 +62,8 @@ def frontiers() -> Iterator[str]:
                 + table(
                     ["method", *(f"ratio {ratio}" for ratio in ratios), "no ratio"],
                     [
-                        [label(case), *(point(found.get((case, r))) for r in (*ratios, None))]
-                        for case in ordered(case for case, _ in found)
+                        [label(case), *(point(row_of.get((case, r))) for r in (*ratios, None))]
+                        for case in ordered(case for case, _ in row_of)
                     ],
                 )
             )
@@ -81,9 +81,9 @@ def linear_layers() -> Iterator[str]:
         shape = [document[key] for key in ("batch_size", "tokens", "width")]
         for precision in document["precisions"]:
             rows = [row for row in document["rows"] if row["precision"] == precision]
-            found = {(row["method"], row["ratio"]): row for row in rows}
-            methods = list(dict.fromkeys(m for m, _ in found if m != "full"))
-            gains = {r: gain(found, r) for r in document["ratios"]}
+            row_of = {(row["method"], row["ratio"]): row for row in rows}
+            methods = list(dict.fromkeys(m for m, _ in row_of if m != "full"))
+            gains = {r: gain(row_of, r) for r in document["ratios"]}
             published = {float(r): paper(times) for r, times in document["published_ms"].items()}
             yield (
                 f"One linear layer with inputs of shape {shape}, {precision}: the time of its\n"
@@ -96,7 +96,7 @@ def linear_layers() -> Iterator[str]:
                     [
                         [
                             ratio,
-                            *(layer(found[method, ratio]) for method in methods),
+                            *(layer(row_of[method, ratio]) for method in methods),
                             faster(gains[ratio]),
                             faster(published.get(ratio)),
                         ]
@@ -106,9 +106,9 @@ def linear_layers() -> Iterator[str]:
             )
 
 
-def gain(found: dict[tuple[str, float], Row], ratio: float) -> Gain | None:
+def gain(row_of: dict[tuple[str, float], Row], ratio: float) -> Gain | None:
     """How many times as fast `prebackrazor`, which keeps columns, is as `backrazor`."""
-    elements, columns = found["backrazor", ratio], found["prebackrazor", ratio]
+    elements, columns = row_of["backrazor", ratio], row_of["prebackrazor", ratio]
     if elements["error"] or columns["error"]:
         return None
     forward, both = (elements[key] / columns[key] for key in ("forward_vs_full", "both_vs_full"))
@@ -126,11 +126,11 @@ def span(gains: list[Gain]) -> str:
 
 
 def verdict(gains: dict[float, Gain | None]) -> str:
-    known = [gain for gain in gains.values() if gain]
-    more = sum(gain[1] > 1 for gain in known)
+    measured = [gain for gain in gains.values() if gain]
+    more = sum(gain[1] > 1 for gain in measured)
     return (
         f"Keeping columns (`prebackrazor`) is faster than keeping elements (`backrazor`) at {more} "
-        f"of {len(gains)} ratios:\n{span(known)} times as fast in both passes."
+        f"of {len(gains)} ratios:\n{span(measured)} times as fast in both passes."
     )
 
 

@@ -25,10 +25,10 @@ def as_users_run():
 
 @pytest.mark.parametrize("point", planning.grid("cuda"), ids=lambda point: point.name)
 def test_a_step_takes_what_is_predicted(point):
-    found = planning.row(point, "cuda", planning.preset())
-    predicted = found["predicted"]["peak_bytes"]
-    allocated = found["measured"]["allocated_bytes"]
-    assert found["over"] >= 0
+    row = planning.row(point, "cuda", planning.preset())
+    predicted = row["predicted"]["peak_bytes"]
+    allocated = row["measured"]["allocated_bytes"]
+    assert row["over"] >= 0
     assert predicted <= 1.05 * allocated
     assert allocated <= predicted + LIBRARIES
 
