@@ -151,7 +151,7 @@ class Job:
             pair of texts is in two columns, `a,b`.
         split: the names of the splits that are used, `train,validation,test`. One that is left out
             at the end, or is empty, is not used; None detects them.
-        validation: share of the training rows that is put aside if there is no validation split.
+        validation: share of the training rows that is held out if there is no validation split.
         skip_bad: whether bad rows are left out; otherwise they are refused.
         streaming: whether rows are read as they come, for data that fit neither memory nor disk.
     """

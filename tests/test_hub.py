@@ -203,7 +203,7 @@ def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypat
     assert source.told == (
         "hf:films/described: text in text, label in label, as its card says",
         "2 classes: bad, good",
-        "18 rows to train on, 2 put aside for validation, 20 for test",
+        "18 rows to train on, 2 held out for validation, 20 for test",
     )
     splits = source.load()  # which has what was said
     assert splits.classes == ("bad", "good")
@@ -218,7 +218,7 @@ def test_a_plan_fetches_no_data(server, hub, monkeypatch):
     words = ["plan", "bert-base", "hf:films/described", "--gpu", "t4", "--batch-size", "8"]
     result = CliRunner().invoke(app, [*words, "--max-ratio", "0.5", "--json"])
     assert result.exit_code == 0, result.stderr
-    assert "22,500 rows to train on, 2,500 put aside" in result.stderr
+    assert "22,500 rows to train on, 2,500 held out" in result.stderr
     assert json.loads(result.stdout)["steps_per_epoch"] == 22_500 // 8
     assert not list(hub.rglob("*.parquet"))
 

@@ -111,7 +111,7 @@ def run_finetune(
 ) -> dict[str, Any]:
     """Trains as `finetune` does; returns the result, which is empty in all but the first process.
 
-    quiet: print no note on the card of a plan.
+    quiet: print no note on the card of a plan. The other arguments are options of the command.
     """
     from razorctl.ops.cpu import build
 

@@ -114,8 +114,8 @@ def settle(settings: Settings, device: str | None, *, quiet: bool = False) -> Se
         place = devices.find(device)
     if not {"gpu", "vram"} & given.keys():
         index = place.index or 0
-        known = place.type == "cuda" and index < len(cards)
-        if not known or detect.preset_for(cards[index]) is None:
+        detected = place.type == "cuda" and index < len(cards)
+        if not detected or detect.preset_for(cards[index]) is None:
             views.note(f"the run is not planned: {devices.name(place)} has no preset.")
             return _unplanned(settings)
     planned = plan(settings, place, quiet=quiet)

@@ -48,7 +48,7 @@ def rows_of_run(
     if before != now:
         raise DataError(
             f"{job.dataset} has changed since {run} was trained on it, so that other rows would be "
-            "put aside; undo that, or name data to evaluate."
+            "held out; undo that, or name data to evaluate."
         )
     name = split or result["split"]
     return LabeledRows(
@@ -97,7 +97,7 @@ def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) ->
         raise DataError(
             f"{job.dataset} has other classes than the run was trained on; name other data."
         )
-    if splits.record is not None and splits.test is None:  # the validation split was put aside
+    if splits.record is not None and splits.test is None:  # the validation split was held out
         rows = concatenate_datasets([splits.train, splits.validation])
         return LabeledRows(rows, None, splits.skipped)
     name, rows = splits.evaluated if splits.test is None else ("test", splits.test)

@@ -1,4 +1,4 @@
-"""The commands that the tests of the command line run, and how they end."""
+"""Helpers that run commands and check how they end."""
 
 from typer.testing import CliRunner, Result
 
@@ -18,7 +18,7 @@ def finetune(*args: str) -> Result:
 
 
 def assert_ends_with_an_error(result: Result, sentence: str) -> None:
-    """One sentence is all there is below the header, or below what it says first."""
+    """Asserts that one sentence is printed below the header or the first messages."""
     *header, last = result.stderr.splitlines()
     assert len(header) in (0, 2) or (len(header) == 1 and header[0].endswith(" ..."))
     assert last.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Every command runs in an empty directory, without settings of the user's, on a small model."""
+"""Fixtures: commands run in an empty directory, on a small model, without user settings."""
 
 import os
 from pathlib import Path

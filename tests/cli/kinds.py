@@ -69,7 +69,7 @@ def masks(folder: Path) -> None:
 
 
 def build(top: Path) -> None:
-    """Writes them into a folder."""
+    """Writes the models and the data into a folder."""
     decoder = tokenizer(eos_token="</s>")
     sizes = {"vocab_size": len(decoder), "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 0}
     gpt2 = GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=64, **sizes)

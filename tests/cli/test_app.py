@@ -1,4 +1,4 @@
-"""Errors of every command: one sentence, the exit code, and what a stop leaves."""
+"""Errors of every command: one sentence, the exit code, and the files that a stop leaves."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_a_model_in_which_nothing_can_be_swapped(monkeypatch):
     micro = models.find("vit-micro")
 
     class Odd(torch.nn.Conv1d):
-        """Of a type that nobody knows."""
+        """A layer of an unknown type."""
 
     odd = replace(
         micro,

@@ -1,4 +1,4 @@
-"""The commands as functions of Python, and what a notebook shows of their results."""
+"""The commands as Python functions, and their results in a notebook."""
 
 import inspect
 import json
@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def html(result) -> str:
-    """What a notebook shows, which must need nothing else, in colors of the theme."""
+    """Returns the HTML of a result, which must be self-contained and follow the theme."""
     text = result._repr_html_()
     assert not re.search(r"<script|<link|src=|url\((?!#)|http", text)
     assert "var(--ink)" in text or "<svg" not in text

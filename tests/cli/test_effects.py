@@ -1,4 +1,4 @@
-"""What has no effect: held against what sparsify would do with it."""
+"""Notes about settings without effect, compared with what sparsify does."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ GIVEN = {
 
 
 def state(thing: Any) -> Any:
-    """All that a rule was built from."""
+    """The arguments that a rule was built from."""
     if isinstance(thing, Tensor) or not hasattr(thing, "__dict__"):
         return str(thing)
     return type(thing).__name__, {name: state(value) for name, value in vars(thing).items()}
@@ -100,7 +100,7 @@ DONE = SimpleNamespace(result=dict)
 
 
 class TestNotes:
-    """What a user is told of settings that do nothing."""
+    """The notes that commands print about settings without effect."""
 
     def notes(self, result: Result) -> list[str]:
         assert result.exit_code == 0, result.stderr
@@ -108,7 +108,7 @@ class TestNotes:
 
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        """Nothing is trained."""
+        """Trains nothing."""
         monkeypatch.setattr("razorctl.cli.progress.train", lambda *_: DONE)
 
     def test_a_flag_a_variable_and_a_line_of_a_file(self, monkeypatch):

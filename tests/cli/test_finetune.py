@@ -1,4 +1,4 @@
-"""`finetune` as a user meets it: output streams, header and bar, one JSON document, signals."""
+"""The command `finetune`: output streams, header and bar, one JSON document, signals."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def test_table_goes_to_stdout():
 
 
 def screen(monkeypatch, term: str) -> io.StringIO:
-    """What a terminal of 80 columns gets on stderr."""
+    """Returns the text that a terminal of 80 columns gets on stderr."""
     shown = io.StringIO()
     monkeypatch.setenv("TERM", term)
     terminal = Console(file=shown, force_terminal=True, width=80, color_system=None)
@@ -155,7 +155,7 @@ STOPPED = [
 
 @pytest.mark.parametrize(("number", "code", "word"), STOPPED, ids=["SIGINT", "SIGTERM", "SIGHUP"])
 class TestSignals:
-    """That they end a process of its own is tested with a grid's."""
+    """Signals in this process; tests of grids send them to a process of its own."""
 
     def test_in_training_they_say_what_is_left(self, number, code, word, monkeypatch):
         def note_peak(run: trainer.Run) -> None:
@@ -322,7 +322,7 @@ def configured(folder: Path) -> Path:
 
 @pytest.mark.parametrize("model", ["timm:test_vit", "torchvision:squeezenet1_1", "configured"])
 def test_models_train_from_scratch_without_their_weights(model):
-    """The hub cannot be reached; without the option all three are missing."""
+    """Without the hub, all three models are missing unless the option is given."""
     small = ("--batch-size", "4", "--steps", "1", "--device", "cpu", "--out", "run", *FULL)
     data, size = (texts(Path("t.csv")), "8") if model == "configured" else (photos(Path("d")), "64")
     if model == "configured":

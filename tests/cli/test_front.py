@@ -1,4 +1,4 @@
-"""Commands that README.md and scripts/quickstart.sh show, as printed but on small models."""
+"""The commands in README.md and scripts/quickstart.sh run as printed, but on small models."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ COMMAND = re.compile(r"^ *(?:\.venv/bin/)?(razorctl .*?)(?: *#.*)?$", re.MULTILI
 
 
 def printed(page: str) -> list[list[str]]:
-    """The commands of a page, those of its sentences last."""
+    """The commands of a page; the ones in its sentences come last."""
     text = (ROOT / page).read_text()
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     sentences = re.findall(r"`(razorctl [^`]* [^`]*)`", text)

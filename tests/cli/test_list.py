@@ -1,4 +1,4 @@
-"""`list` as a user meets it."""
+"""The command `list`."""
 
 import json
 

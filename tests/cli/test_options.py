@@ -43,7 +43,7 @@ def test_help_of_all_commands_is_the_first_line_of_each(name):
 
 
 def panels(page: str) -> dict[str, list[str]]:
-    """The lines in each panel of a page of help, by its name."""
+    """The lines in each panel of a help page, by the name of the panel."""
     found: dict[str, list[str]] = {}
     for line in page.splitlines():
         if line.startswith("╭"):
@@ -57,7 +57,7 @@ def panels(page: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_page_of_help(name, width, monkeypatch):
-    """A command, an example where there is something to name, and panels that people can read."""
+    """Help has a summary, an example unless there are no arguments, and readable panels."""
     monkeypatch.setenv("COLUMNS", str(width))
     result = razorctl(name, "--help")
     page = result.stdout
@@ -121,7 +121,7 @@ VALUES = {int: ("3", 3), float: ("0.5", 0.5), bool: ("1", True), str: ("word", "
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_a_variable_sets_every_option(name, option, monkeypatch):
-    """RAZORCTL_ and the name of the flag, as in RAZORCTL_LR."""
+    """The variable is RAZORCTL_ with the name of the flag, as in RAZORCTL_LR."""
     kind = option.type_descriptor.annotation
     text, value = VALUES.get(kind, ("word", "word"))
     if kind == list[str]:

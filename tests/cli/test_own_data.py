@@ -1,4 +1,4 @@
-"""One's own data as a user meets them: what is detected, and what is refused."""
+"""A user's own data in commands: what is detected, and what is refused."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def damage(file: Path) -> None:
 
 
 def images(*rows: str) -> None:
-    """A table of good images and of these rows."""
+    """A table of good images and of the given rows."""
     photos(Path())
     good = [f"{name}/{i}.jpg,{name}" for name in CLASSES for i in range(4)]
     table(Path("a.csv"), [*good, *rows], "image,label")
@@ -64,7 +64,7 @@ def link(target: str) -> None:
 
 
 def address() -> None:
-    """A table whose image is at an address, which is a good file, too, by its letters."""
+    """A table with the address of an image, which is also the path of a good file."""
     files = [str(picture(Path(f"{i}.png"), 9 * i)) for i in range(7)]
     picture(Path("http:/localhost/a.png"))
     rows = [{"bytes": None, "path": name} for name in (*files, "http://localhost/a.png")]
@@ -120,7 +120,7 @@ BAD = {
         lambda: (photos(Path("d")), Path("d/car/more.zip").touch()),
         *("d", 5, "car/more.zip (an archive: unpack it)"),
     ),
-    "one row of each class": (lambda: photos(Path("d"), 1), "d", 5, "none can be put aside"),
+    "one row of each class": (lambda: photos(Path("d"), 1), "d", 5, "none can be held out"),
     "a path that is too long": (lambda: None, f"./{LONG}", 2, "a does not exist; name a file"),
     "a name that is too long": (lambda: None, LONG, 2, "are hf:ORG/NAME); known"),
     "an image whose name is not UTF-8": (
@@ -327,7 +327,7 @@ BAD = {
     "no such split": (splits, "d --split train,dev", 2, "d has no split dev, only test, train"),
     "validation twice": (
         lambda: [photos(Path("d", split)) for split in ("train", "val")],
-        *("d --validation 0.2", 2, "d has a validation split, so nothing is put aside"),
+        *("d --validation 0.2", 2, "d has a validation split, so nothing is held out"),
     ),
     "nothing to evaluate on": (
         lambda: photos(Path("d")),
@@ -414,7 +414,7 @@ def test_bad_rows_are_left_out_with_one_note():
         "reading d ...",
         "d: a folder for each class",
         "3 classes: bus, car, tram",
-        "9 rows to train on, 3 put aside for validation",
+        "9 rows to train on, 3 held out for validation",
     ]
     assert (
         "note: 2 bad rows are left out; run/split.json has their numbers:\n"
@@ -492,7 +492,7 @@ def test_plan_and_compare_take_ones_own_data(runs_here):
     args = ["--batch-size", "4", "--steps", "1", "--device", "cpu", "--methods", "full"]
     result = razorctl("compare", "vit-micro", "d", *args, "--validation", "0.5", "--json")
     assert result.exit_code == 0, result.stderr
-    assert "6 rows to train on, 6 put aside" in result.stderr
+    assert "6 rows to train on, 6 held out" in result.stderr
     assert json.loads(result.stdout)["rows"][0]["accuracy"] is not None
 
 

@@ -1,4 +1,4 @@
-"""`plan` as a user meets it."""
+"""The command `plan`."""
 
 import json
 import re

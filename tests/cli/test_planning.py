@@ -1,4 +1,4 @@
-"""`finetune` by a plan: of a file, of a card that is named, of the card that is found."""
+"""Planned runs of `finetune`: by a file, for a card that is named, for the card that is found."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`razorctl evaluate` and `razorctl predict` as a user meets them."""
+"""The commands `evaluate` and `predict`."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ QUICK = ["--device", "cpu", "--batch-size", "4"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, shallow):
-    """A folder with a run on images, one on texts, and what they were trained on."""
+    """A folder with a run on images, a run on texts, and their data."""
     top = tmp_path_factory.mktemp("trained")
     words = ("a cat", "dog sat", "cat sat a dog")
     rows = [f"{words[i % 3]} {words[i % 2]},{('pos', 'neg')[i % 2]}" for i in range(24)]
@@ -42,7 +42,7 @@ def trained(tmp_path_factory, shallow):
 
 @pytest.fixture
 def here(trained, tmp_path):
-    """The current directory has all of that."""
+    """Copies the runs and the data into the current directory."""
     return shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
 
 
@@ -131,7 +131,7 @@ def test_one_document_has_the_same(here):
 
 
 def test_texts_from_a_table_a_file_and_stdin(here):
-    """A class name, and so on, travel with the run; the hub's cache is gone."""
+    """The run has the names of its classes: the cache of the hub is gone."""
     table(Path("new.tsv"), ["1\ta cat", "2\tdog sat"], "number\ttext")
     Path("lines.txt").write_text("a cat\ndog sat\n")
     from typer.testing import CliRunner

@@ -1,4 +1,4 @@
-"""`razorctl predict` with runs of language models and of segmentation, as a user meets it."""
+"""The command `predict` with runs of language models and of segmentation."""
 
 import csv
 import errno
@@ -35,7 +35,7 @@ PROMPTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w13", "w30 w31 w32 w
 
 @pytest.fixture(scope="module")
 def trained(kinds, traces, shallow):
-    """A folder with a run of each kind; their weights are random, so that rows differ."""
+    """A folder with a run of each kind, with random weights so that rows differ."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(traces))
         patch.chdir(kinds)
@@ -56,7 +56,7 @@ def trained(kinds, traces, shallow):
 
 @pytest.fixture(autouse=True)
 def here(trained, monkeypatch, tmp_path):
-    """The current directory has the runs, as links."""
+    """Links the runs in the current directory."""
     for run in (*RUNS, "shapes"):
         (tmp_path / run).symlink_to(trained / run)
 

@@ -1,4 +1,4 @@
-"""`profile` as a user meets it."""
+"""The command `profile`."""
 
 import io
 import json
@@ -150,7 +150,7 @@ def own(name: str, *args: str) -> Result:
 
 @pytest.fixture
 def module(request):
-    """The name of a new module of one's own, in the current directory."""
+    """The name of a new module in the current directory."""
     name = re.sub(r"\W", "_", request.node.name).lower()
     Path(f"{name}.py").write_text(MODULE)
     return name

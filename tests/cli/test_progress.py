@@ -1,4 +1,4 @@
-"""How often lines are said, by runs that nobody trains."""
+"""The lines of progress, of runs that are not trained."""
 
 import io
 import time
@@ -21,7 +21,7 @@ def said(monkeypatch):
 
 
 class Steps(list):
-    """A run of that many steps, the last of them evaluated."""
+    """A run of `count` steps, the last of which is evaluated."""
 
     def __init__(self, count: int) -> None:
         self.job, self.history, self.peak_bytes = SimpleNamespace(steps=count), [], None

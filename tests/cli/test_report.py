@@ -1,4 +1,4 @@
-"""`compare --html`: one file that needs nothing else, of runs that nobody trained."""
+"""The report of `compare --html`: one self-contained file, of runs that are not trained."""
 
 import errno
 import json
@@ -58,7 +58,7 @@ def page(*words: str, name: str = "report.html") -> Page:
 
 
 def runs() -> list[str]:
-    """Two seeds of full, one of razor."""
+    """The directories of two seeds of full and one of razor."""
     known = [
         write(f"f{seed}", seed=seed, accuracies=(None, 0.5, 0.9 + seed / 50)) for seed in (0, 1)
     ]
@@ -68,7 +68,7 @@ def runs() -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> str:
-    """The report of `runs`, with its plots."""
+    """A report of `runs` with plots."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("whole"))
         page(*runs())
@@ -77,13 +77,13 @@ def whole(tmp_path_factory) -> str:
 
 @pytest.fixture
 def no_plots(monkeypatch):
-    """Drawing takes long."""
+    """Leaves out the plots, which take long to draw."""
     monkeypatch.setattr(report, "_curves", lambda *_: [])
     monkeypatch.setattr(report, "_memory_time", lambda *_: "")
 
 
 def grid(**job: str) -> Path:
-    """A directory of compare, whose run of razor failed."""
+    """A directory of `compare` whose run of razor failed."""
     out = Path("grid")
     write("grid/full-0", **job)
     job = {"model": "vit-micro", "dataset": "digits", **job}

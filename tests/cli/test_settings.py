@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment, project file, presets; and who wins."""
+"""The sources of settings, and their order: flags, environment, project file, presets."""
 
 import json
 import re

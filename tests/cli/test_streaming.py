@@ -1,4 +1,4 @@
-"""--streaming as a user meets it."""
+"""The option --streaming."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What reaches a terminal, in every command: no character that controls it, in any encoding."""
+"""Commands print no character that controls a terminal, in any encoding."""
 
 import errno
 import io
@@ -32,7 +32,7 @@ BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory) -> Path:
-    """Images whose classes and folder are called so, and a run on them in such a directory."""
+    """Images whose classes and folder have evil names, and a run on them in such a directory."""
     from tests.models import registered
 
     top = tmp_path_factory.mktemp("evil")
@@ -181,7 +181,7 @@ def test_closed_streams(monkeypatch):
 
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", ".lock"])
 def test_a_disk_that_takes_no_new_file(name, monkeypatch):
-    """It has room for bytes: its inodes are all used."""
+    """The disk has free bytes but no free inodes."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     touch, mkdir = Path.touch, os.open
 

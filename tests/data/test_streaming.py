@@ -209,8 +209,12 @@ def one_split(folder: Path) -> None:
 
 REFUSED = {
     "a folder of images": (photos, {"model": "vit-micro"}, "d is a folder of images, which are re"),
-    "no validation": (one_split, {}, "d has no validation or test split, and none is put aside"),
-    "rows put aside": (csvs, {"validation": 0.1}, "no rows are put aside of d, which is streamed"),
+    "no validation": (
+        one_split,
+        {},
+        "d has no validation or test split, and of streamed rows none",
+    ),
+    "rows held out": (csvs, {"validation": 0.1}, "no rows of d are held out, since it is streamed"),
     "few rows": (few, {}, "batch size 4 is larger than the 3 training examples of d"),
     "a built-in set": (csvs, {"model": "vit-micro", "dataset": "digits"}, "digits is read as a wh"),
 }

@@ -26,12 +26,16 @@ def show_header(job: Job, recipe: Recipe, out: "Path", device: str | None) -> No
     views.say(f"run directory: {out}")
 
 
-def show_settings(run: "Run", job: Job, named: str | None, device: str) -> None:
+def show_settings(run: "Run", job: Job, header_device: str | None, device: str) -> None:
     """Prints the settings that the header of `job` lacked, and the bytes of activations kept.
 
-    named: the device that the header had. device: the one that the run is on.
+    Args:
+        run: the prepared run.
+        job: what the header showed.
+        header_device: the device that the header showed, if any.
+        device: the device of the run.
     """
-    printed = _settings(job, named)
+    printed = _settings(job, header_device)
     new = [words for words in _settings(run.job, device, _epochs(run)) if words not in printed]
     if run.predicted is not None:
         left = (run.job.steps or 0) - len(run.history)

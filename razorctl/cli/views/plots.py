@@ -124,7 +124,7 @@ def _axes(size: tuple[float, float], across: str, up: str) -> "tuple[Figure, Axe
 
 def _label(axes: "Axes", points: Sequence[Point]) -> None:
     """Writes the labels of points, first of those with the nearest neighbors."""
-    named = [LineStyle(color, 0) for color in OF_METHOD.values()]
+    always = [LineStyle(color, 0) for color in OF_METHOD.values()]
     few = len(points) <= NAMED
     ends = [axes.transData.transform((point.time, point.memory)) for point in points]
     room = [
@@ -133,7 +133,7 @@ def _label(axes: "Axes", points: Sequence[Point]) -> None:
     ]
     labels: list[Any] = []
     for _, point in sorted(zip(room, points, strict=True), key=itemgetter(0)):
-        if not (few or point.front or point.line in named):
+        if not (few or point.front or point.line in always):
             continue
         others = [_around(axes, other, 9) for other in points if other is not point]
         labels.append(_place(axes, point, [_around(axes, point, 6), *others, *labels]))

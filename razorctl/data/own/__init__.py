@@ -207,7 +207,7 @@ def _told(
     said = "an unknown number of rows" if rows is None else units.count(rows, "row")
     parts = [f"{said} to train on"]
     if counts.get("aside"):
-        parts.append(f"{_number(counts['aside'])} put aside for validation")
+        parts.append(f"{_number(counts['aside'])} held out for validation")
     parts += [
         f"{_number(counts[split])} for {split}"
         for split in ("validation", "test")

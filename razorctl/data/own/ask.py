@@ -11,7 +11,7 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.tasks import LANGUAGE, Task
 
-SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
+SHARE = 0.1  # of the training rows is held out, unless a job says otherwise
 KNOWN = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -114,14 +114,14 @@ class Ask:
         return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
 
     def share(self, splits: Collection[str]) -> float:
-        """The share of the training rows that is put aside of data that have these splits.
+        """The share of the training rows that is held out of data that have these splits.
 
         Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
         """
         if "validation" in splits:
             if self.validation is not None:
                 raise UsageError(
-                    f"{self.name} has a validation split, so nothing is put aside; leave "
+                    f"{self.name} has a validation split, so nothing is held out; leave "
                     "--validation out."
                 )
             return 0.0

@@ -52,7 +52,7 @@ class Origin:
 class Card:
     """What a repository's card says of a data set, from which it can be planned for.
 
-    names: split -> what it is called in the data. counts: split -> rows, before any is put aside.
+    names: split -> what it is called in the data. counts: split -> rows, before any is held out.
     """
 
     columns: Columns

@@ -1,4 +1,4 @@
-"""The splits of checked rows; some training rows are put aside where there is no validation."""
+"""The splits of checked rows; some training rows are held out where there is no validation."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def held(rows: int, share: float) -> int:
-    """How many of so many rows are put aside, unless classes have too few."""
+    """How many of so many rows are held out, unless classes have too few."""
     return max(round(share * rows), int(share > 0))
 
 
@@ -107,7 +107,7 @@ class Checked:
     faults: Faults
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
+        """The training rows to hold out, of those in `kept`; raises DataError if none can be."""
         part = self.ask.share(self.raw.splits)
         if self.raw.cut:
             return kept[-1:]
@@ -115,14 +115,14 @@ class Checked:
         if part and not len(found):
             rows = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
-                f"{self.raw.name} has one {rows}, so none can be put aside; add rows, or a "
+                f"{self.raw.name} has one {rows}, so none can be held out; add rows, or a "
                 "validation split."
             )
         away: np.ndarray[Any, Any] = kept[found]
         return away
 
     def counts(self) -> dict[str, int]:
-        """The rows of each split, and of what is put aside, as far as they are known to be good."""
+        """The rows of each split, and of what is held out, as far as they are known to be good."""
         kept = rows.good(self.numbers, self.faults)
         rows.sound(self.raw, self.classes, self.numbers, kept)
         counts = {split: len(kept[split]) for split in kept}
@@ -220,7 +220,7 @@ def checked(ask: Ask, raw: Raw) -> Checked:
 
 
 def _divided(ask: Ask, raw: Raw) -> Raw:
-    """The rows with a single training text as two, if its end is to be put aside.
+    """The rows with a single training text as two, if its end is to be held out.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
     """
@@ -237,7 +237,7 @@ def _divided(ask: Ask, raw: Raw) -> Raw:
         if not text.strip():
             return raw  # which is bad
         raise DataError(
-            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
+            f"{raw.name} has one text without a line break, so none of it can be held out; add "
             "texts, or a validation split."
         )
     places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]

@@ -174,15 +174,15 @@ class Stream:
 
 
 def refuse_splits(ask: Ask, splits: Mapping[str, Any]) -> None:
-    """Raises UsageError if nothing is there to evaluate on: rows of a stream are not put aside."""
+    """Raises UsageError if nothing is there to evaluate on: rows of a stream are not held out."""
     if not {"validation", "test"} & splits.keys():
         raise UsageError(
-            f"{ask.name} has no validation or test split, and none is put aside of rows that are "
-            "streamed; give it one, or leave --streaming out."
+            f"{ask.name} has no validation or test split, and of streamed rows none is held out; "
+            "give it one, or leave --streaming out."
         )
     if ask.validation is not None:
         raise UsageError(
-            f"no rows are put aside of {ask.name}, which is streamed; leave --validation or "
+            f"no rows of {ask.name} are held out, since it is streamed; leave --validation or "
             "--streaming out."
         )
 

@@ -1,4 +1,4 @@
-"""Rows as a trained model takes them: nothing is put aside, and labels are its classes' or none."""
+"""Rows as a trained model takes them: nothing is held out, and labels are its classes' or none."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

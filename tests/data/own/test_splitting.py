@@ -1,4 +1,4 @@
-"""What is put aside for validation."""
+"""What is held out for validation."""
 
 from collections import Counter
 

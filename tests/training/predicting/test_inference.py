@@ -36,7 +36,7 @@ WORDS = ("a cat", "dog sat", "cat sat a dog", "dog dog")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Run]:
-    """A run on images by its test split, one of adapters on images put aside, and one on texts."""
+    """A run on images by its test split, one of adapters on images held out, and one on texts."""
     top = tmp_path_factory.mktemp("runs")
     photos(top / "own/photos", 8)
     rows = [f"{WORDS[i % 4]} {WORDS[i % 3]},{('pos', 'neg')[i % 2]}" for i in range(24)]
