@@ -185,14 +185,14 @@ class TimedTraining:
         self._scaler = torch.amp.GradScaler(device.type, enabled=job.precision == "fp16")
         self.compiled = Compiled(model, job)
         self._captured = CapturedPasses() if job.captured else None
-        self._feed = feed
+        self.feed = feed
         self._batches = None if feed is None else feed.loading.batches()
 
     def batch(self) -> tuple[Any, Tensor]:
         """Inputs and labels on the device; without a feed the labels are random."""
-        if self._feed is not None and self._batches is not None:
+        if self.feed is not None and self._batches is not None:
             (rows,) = next(self._batches)  # one micro-batch
-            return self._feed.trained(rows)
+            return self.feed.trained(rows)
         batch = self.family.batch(self.model, self.batch_size, self.job.input_size)
         inputs, labels = tree_map_only(Tensor, lambda t: t.to(self.device), batch)
         return inputs, labels.random_(CLASSES)
@@ -266,36 +266,51 @@ def profile(
     _check_files(place, trace, snapshot)
     job = replace(job, precision=settle(job, place))
     if dataset is None:
-        family, classes = models.find(model, job.task), CLASSES
-        examples: int | None = sys.maxsize
+        family, splits, classes = models.find(model, job.task), None, CLASSES
+        job = job.resolved(family.defaults, sys.maxsize)
     else:
-        family, source = data.pair(job)
-        progress(f"loading {dataset}")
-        splits = sequenced(source.load(progress), family, job, progress)
-        classes, examples = len(splits.classes), count(splits.train)
-    job = job.resolved(family.defaults, examples)
+        family, splits, job = _load(job, progress)
+        classes = len(splits.classes)
     progress(f"profiling {model}")
     net = family.bare(classes, job.input_size).to(place)
-    feed = None if dataset is None else Feed(net, job, family, splits, place)
+    feed = None if splits is None else Feed(net, job, family, splits, place)
     rows = _sparsified_rows(net, recipe, JobForward(family, job), place)
     training = TimedTraining(family, net, job, place, feed)  # after `sparsify` adds adapters
-    traced = tracing.trace(job, recipe, classes, place.type)
-    gc.collect()  # the fake copies are in reference cycles
-    medians, allocator = _measure(training, steps)
+    result = _profile(training, recipe, classes, rows)
     _record(training.step, trace, snapshot)
+    return result
+
+
+def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits, Job]:
+    """The model's family, the splits of the data set, and the job as they resolve it."""
+    family, source = data.pair(job)
+    progress(f"loading {job.dataset}")
+    splits = sequenced(source.load(progress), family, job, progress)
+    return family, splits, job.resolved(family.defaults, count(splits.train))
+
+
+def _profile(
+    training: TimedTraining, recipe: Recipe, classes: int, rows: tuple[Row, ...]
+) -> Profile:
+    """Runs the steps of a sparsified model, whose rows are traced already."""
+    job, device = training.job, training.device
+    assert job.steps is not None
+    traced = tracing.trace(job, recipe, classes, device.type)
+    gc.collect()  # the fake copies are in reference cycles
+    medians, allocator = _measure(training, job.steps)
     return Profile(
-        model=model,
-        dataset=dataset,
+        model=job.model,
+        dataset=None if training.feed is None else job.dataset,
         recipe=recipe,
         batch_size=training.batch_size,
         input_size=job.input_size,
         precision=job.precision,
         optimizer=str(job.optimizer),
-        device=devices.name(place),
-        kernels=kernels.state(place),
-        steps=steps,
+        device=devices.name(device),
+        kernels=kernels.state(device),
+        steps=job.steps,
         rows=rows,
-        peak_bytes=Peak(traced.on(place.type), *allocator),
+        peak_bytes=Peak(traced.on(device.type), *allocator),
         phases=Phases(**{f"{name}_s": medians[name] for name in PHASES}),
         step_s=medians["step"],
         compiled=training.compiled.works,
