@@ -48,8 +48,6 @@ def write(
 
     figure: the name of the figure that `accuracies` are.
     """
-    out = Path(name)
-    out.mkdir(parents=True)
     settings = {"model": "vit-micro", "dataset": "digits", "batch_size": 16, "steps": 3, **job}
     result = {
         "run_dir": name,
@@ -80,26 +78,33 @@ def write(
         "compiled": compiled,
         "payoff": None,
     }
-    lines = [
+    environment = {"razorctl": version, "torch": "2.99", "date": f"2026-01-0{1 + seed} 10:00 UTC"}
+    out = Path(name)
+    out.mkdir(parents=True)
+    (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
+    (out / "metrics.jsonl").write_text(metrics(accuracies, step, figure))
+    (out / "result.json").write_text(json.dumps(result))
+    return out
+
+
+def metrics(accuracies: Sequence[float | None], seconds: float, figure: str) -> str:
+    """The metrics.jsonl of a run with a figure after each step, or None where none was measured."""
+    lines = (
         {
             "step": n,
             "epoch": None,
             "loss": 2 / n,
             "learning_rate": 0.1,
             "grad_norm": 1.0,
-            "seconds": step,
-            "samples_per_second": 16 / step,
+            "seconds": seconds,
+            "samples_per_second": 16 / seconds,
             "accuracy": each,
             "test_loss": None,
             "metrics": None if each is None else {figure: each},
         }
         for n, each in enumerate(accuracies, 1)
-    ]
-    environment = {"razorctl": version, "torch": "2.99", "date": f"2026-01-0{1 + seed} 10:00 UTC"}
-    (out / "config.toml").write_text(tomli_w.dumps({"environment": environment}))
-    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (out / "result.json").write_text(json.dumps(result))
-    return out
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def assert_refused(result: Result, code: int, sentence: str) -> None:
