@@ -39,10 +39,12 @@ def peaks(document: Row) -> str:
 
 
 def whole_step(row: Row, compiled: bool) -> Cells:
+    keys = ["step_time_vs_full"]
+    if compiled:
+        keys.append("step_time_vs_full_compiled")
     if row["error"]:  # a case that failed its check has no time
-        return [label(row["case"]), row["error"], *[""] * (3 if compiled else 2)]
+        return [label(row["case"]), row["error"], "", *("" for _ in keys)]
     saved, peak = (f"{row[name] / MIB:.0f} MiB" for name in ("saved_bytes", "peak_bytes"))
-    keys = ("step_time_vs_full", "step_time_vs_full_compiled")[: 2 if compiled else 1]
     times = ("" if row[key] is None else f"{row[key]:.2f}" for key in keys)
     return label(row["case"]), saved, peak, *times
 
