@@ -193,7 +193,7 @@ def write_report(html: Path, runs: ComparedRuns, target: float | None) -> None:
     if target is not None:
         words += ["--target", f"{target:g}"]
     again = shlex.join([*words, "--html", str(html)])
-    commands = [("All runs again", grids), ("This report again", [again])]
+    commands = [("Repeat all runs", grids), ("Repeat this report", [again])]
     try:
         report.write(html, runs.document, runs.comparison, commands)
     except OSError as error:

@@ -66,8 +66,8 @@ def listed() -> str:
         return f"{full}; {row['saved_bytes'] / row['full_saved_bytes']:.1%}"
 
     return (
-        f"What a step of `full` keeps on every listed model, and the share of it that `razor` does "
-        f"at ratio {document['ratio']},\nwhich `finetune` keeps or refuses: batch "
+        f"Bytes that a step of `full` keeps on every listed model, and the share of them that "
+        f"`razor` keeps at ratio {document['ratio']},\nor the reason why `finetune` refuses: batch "
         f"{every['batch_size']}, images of the model's own size, {every['tokens']} tokens.\n\n"
         + table(
             ["model", "task", "fp32", "bf16"],
@@ -117,7 +117,7 @@ def published() -> str:
     columns = list(dict.fromkeys((r["gpu"], r["phase"]) for r in document["rows"]))
     phases = {"train": "training", "infer": "inference"}
     return (
-        "A predicted rate, of the rate that timm published, in images per second (difference).\n\n"
+        "Predicted rates, of rates that timm published, in images per second (difference).\n\n"
         + source("published", document)
         + table(
             ["model", *(f"{gpu}, {phases[phase]}" for gpu, phase in columns)],
@@ -236,8 +236,8 @@ def killed() -> str:
     return (
         f"Runs of `{document['job']['model']}` on {document['job']['dataset']}, of "
         f"{document['steps']} steps with a checkpoint every {document['job']['save_every']}, got "
-        "SIGKILL at random instants and went on with `--resume`. In the end the weights were those "
-        "of a run that nothing had killed, to the bit.\n\n"
+        "SIGKILL at random instants and were resumed with `--resume`. Their final weights equal "
+        "those of a run that was never killed, to the bit.\n\n"
         + source("crash", document)
         + table(
             ["method", "kills", "in preparation", "in a save", "between saves", "same weights"],
@@ -286,9 +286,9 @@ def run_costs() -> str:
         for row in document["loading"]
     ]
     return (
-        "What a checkpoint takes, and the copy of random states and buffers that each step takes: "
-        "their share of the training\nsteps, and of everything, with a checkpoint at the default "
-        "interval. The interval of the ViT-S/16 is that of `vit-b16`.\n\n"
+        "The time of a checkpoint, and of the copy of random states and buffers in each step: its "
+        "share of the time of training\nsteps, and of the whole run, with a checkpoint at the "
+        "default interval. The interval of the ViT-S/16 is that of `vit-b16`.\n\n"
         + source("run_costs", document)
         + table(
             ["model", "method", "save", "copy", "step", "interval", "share", "saves take 5 %"],

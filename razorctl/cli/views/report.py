@@ -63,7 +63,7 @@ def render(document: dict[str, Any], comparison: Comparison, commands: Sequence[
         several=any(len(entry.runs) > 1 for entry in done),
         environment=_environment(runs),
         shared={k: v for k, v in document["shared"].items() if v is not None},
-        commands=[*commands, ("One run again", [shlex.join(words) for words in again])],
+        commands=[*commands, ("Repeat one run", [shlex.join(words) for words in again])],
     )
 
 
