@@ -1,4 +1,4 @@
-"""The layouts of what layers show a rule.
+"""Layouts: the ways in which layers show an activation to a rule.
 
 Layers that show a rule the same rows of an activation have the same layout, by which they find each
 other's copies (`sharing.Memo`).

@@ -24,7 +24,7 @@ FACTS = frozenset(
         *(getattr(Tensor, name).__get__ for name in ("is_sparse", "is_nested", "is_quantized")),
         *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, torch.numel),
         *(Tensor.is_floating_point, torch.is_floating_point, Tensor.element_size, Tensor.__len__),
-        Tensor.untyped_storage,  # of no bytes, for a count of what modules return
+        Tensor.untyped_storage,  # of no bytes, for a count of the outputs of modules
         *(Tensor.is_complex, torch.is_complex, Tensor.is_contiguous, Tensor.__hash__),
     }
 )
