@@ -154,7 +154,7 @@ JOB = _typed(
     accumulate=machine_option(help="Micro-batches of a step, whose gradients accumulate."),
     processes=machine_option(help="Processes that share a batch, one per GPU; torchrun sets it."),
     strategy=machine_option(help="How processes share a model; fsdp shards weights and state."),
-    strict=machine_option(help="Stop if a step runs out of memory, do not adapt it."),
+    strict=machine_option(help="Stop, instead of adapting steps, when out of memory."),
     compile=machine_option(help="Compile training steps; it pays off in long runs."),
     cuda_graphs=machine_option(help="Capture forward and backward passes as CUDA graphs."),
     activation_memory_budget=machine_option(
@@ -163,7 +163,7 @@ JOB = _typed(
         metavar="SHARE",
     ),
     max_ratio=plan_option(
-        help="Largest ratio that a plan, or a step out of memory, takes.", metavar="SHARE"
+        help="Largest ratio to choose, in plans and when out of memory.", metavar="SHARE"
     ),
     image_column=_data_option(help="Column of image paths.", default="detected", metavar="COLUMN"),
     text_column=_data_option(
@@ -174,11 +174,11 @@ JOB = _typed(
         help="Splits to use: train,validation,test.", default="detected", metavar="NAMES"
     ),
     validation=_data_option(
-        help="Share of training rows held out if there is no such split.",
+        help="Share of training rows to hold out, without a validation split.",
         default="0.1",
         metavar="SHARE",
     ),
-    skip_bad=_data_option(help="Leave out bad rows, do not stop at them."),
+    skip_bad=_data_option(help="Leave out bad rows instead of stopping at them."),
     streaming=_data_option(help="Read rows as needed, for data larger than memory and disk."),
 )
 DATA_SETTINGS = (
@@ -212,10 +212,10 @@ RECIPE = _typed(
         help="Compute input gradients of linear layers in int8.", default=BY_METHOD
     ),
     int8_forward=_recipe_option(
-        help="Compute outputs of linear layers in int8 in training; no task lost accuracy by it."
+        help="Compute outputs of linear layers in int8 in training; it cost no accuracy in tests."
     ),
     activation_checkpointing=_recipe_option(
-        help="Use the model's own activation checkpointing, too."
+        help="Also use the model's own activation checkpointing."
     ),
     lora=_recipe_option(help="Train only LoRA adapters and the classifier."),
 )

@@ -63,7 +63,7 @@ def predict(
     max_new_tokens: Annotated[
         int | None,
         option(
-            help="Largest length of a text.",
+            help="Most new tokens of a text.",
             default=str(NEW_TOKENS),
             metavar="N",
             min=1,
