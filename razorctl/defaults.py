@@ -32,7 +32,7 @@ class ByRows:
     Args:
         validated: whether it has a validation split.
         evaluated: rows of the split that is evaluated during training; None if that is not known.
-        times: the usual epochs are as many times as many.
+        times: factor of the usual epochs.
     """
 
     task: str
@@ -43,7 +43,7 @@ class ByRows:
 
     @property
     def table(self) -> Sequence[tuple[float, float]]:
-        """Up to so many training rows, so many epochs."""
+        """Pairs: up to so many training rows, so many epochs."""
         classes = self.task == "classification"
         return EPOCHS[f"{self.task} of {self.modality}s" if classes else self.task]
 

@@ -35,16 +35,16 @@ class UnlikeError(ValueError):
 def text(value: Any, indent: int | None = None) -> str:
     """A value as JSON, in printable ASCII; a number that is not finite is null: JSON has none."""
     try:
-        found = json.dumps(value, indent=indent, allow_nan=False)
+        json_text = json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        found = json.dumps(_finite(value), indent=indent, allow_nan=False)
-    return found.replace("\x7f", "\\u007f")
+        json_text = json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json_text.replace("\x7f", "\\u007f")
 
 
 def parse(content: bytes | str) -> Any:
     """The value of a JSON text; raises UnlikeError if it is none, or has bad numbers.
 
-    Those are what is not finite, and integers of more than 64 bits, which no document has.
+    Bad numbers are not finite, or integers of more than 64 bits, which no document has.
     """
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     numbers = {"parse_float": _real, "parse_int": _integer} if SUSPECT.search(raw) else {}
@@ -84,8 +84,8 @@ def _typed(content: bytes | str, kind: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        said = f"{where}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"
-        raise UnlikeError(said.removeprefix(": ")[:LONGEST]) from None
+        reason = f"{where}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"
+        raise UnlikeError(reason.removeprefix(": ")[:LONGEST]) from None
 
 
 def _whole(content: bytes | str, kind: Any) -> Any:
@@ -111,8 +111,8 @@ def read(file: Path, kind: Any, mend: str) -> Any:
 def read_lines(file: Path, kind: Any, mend: str) -> list[Any]:
     """The values of a file of lines of a kind; raises as `read` does."""
     with _refusing(file, mend):
-        found = read_bytes(file).splitlines()
-        return list(_whole(b"[" + b",".join(found) + b"]", list[kind]))
+        documents = read_bytes(file).splitlines()
+        return list(_whole(b"[" + b",".join(documents) + b"]", list[kind]))
 
 
 def check_tables(value: Mapping[str, Any], kind: Any, file: Path, mend: str) -> None:
@@ -137,7 +137,7 @@ def _refusing(file: Path, mend: str) -> Iterator[None]:
 
 
 def read_cached(file: Path, kind: Any) -> Any:
-    """The value of a file of what can be made again; None if it is not there or of another kind."""
+    """The value of a file that can be made again; None if it is not there or of another kind."""
     with suppress(OSError, UnlikeError):
         return parse_kind(read_bytes(file), kind)
     return None

@@ -28,8 +28,12 @@ def fetch(
     file is neither in the cache nor on the hub.
 
     Args:
+        name: what errors call it.
+        repo: the repository.
+        files: patterns of the files that must be there.
+        kind: what the repository has.
         more: files that are fetched as well, if they are there.
-        revision: a branch; None is the main.
+        revision: a branch; None is the main one.
     """
     # Imported here since it is slow to import and only fetching needs it.
     from huggingface_hub import errors, snapshot_download
@@ -59,7 +63,7 @@ def fetch(
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be reached; None if it answers."""
+    """The reason why the hub cannot be reached; None if it answers."""
     from huggingface_hub import constants, errors, get_session
 
     try:
@@ -72,7 +76,7 @@ def unreachable() -> str | None:
 def _ask(
     repo: str, kind: Literal["model", "dataset"], revision: str | None = None
 ) -> tuple[Any, str, str]:
-    """What the hub says of a repository; else None, the problem, and what to do about it."""
+    """The hub's answer for a repository; else None, the problem, and what to do about it."""
     from huggingface_hub import HfApi, errors
 
     problem = "the hub cannot be reached"
@@ -102,16 +106,16 @@ def listing(name: str, repo: str) -> list[str]:
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
-    known = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
+    listing = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
     info, problem, mend = _ask(repo, "dataset")
     if info is not None:
         files = sorted(file.rfilename for file in info.siblings or ())
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            known.write_text(documents.text(files))
+            listing.write_text(documents.text(files))
         return files
-    if (kept := documents.read_cached(known, list[str])) is not None:
-        return list(kept)
+    if (files := documents.read_cached(listing, list[str])) is not None:
+        return list(files)
     snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
     if not snapshots:
         raise MissingError(f"{name} is not in the local cache and {problem}; {mend}")

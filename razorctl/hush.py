@@ -4,7 +4,7 @@ import logging
 import warnings
 from functools import partial
 
-# Loggers of torch -> what they say of torchao's code, and of a CUDA toolkit without a card.
+# Loggers of torch -> words of the warnings on torchao's code, and on a CUDA toolkit without a card.
 LOGGED = {
     "torch.utils._pytree": "is an Enum subclass",
     "torch.utils.cpp_extension": "No CUDA runtime is found",
@@ -13,7 +13,7 @@ WARNED = (r".* does not implement _stable_hash_for_caching",)
 
 
 def hush() -> None:
-    """Shows none of these from now on; may be called again."""
+    """Hides the warnings LOGGED and WARNED from now on; may be called again."""
     for name, said in LOGGED.items():
         log = logging.getLogger(name)
         if not log.filters:

@@ -143,8 +143,8 @@ def parameter_groups(model: nn.Module, job: Job) -> list[dict[str, Any]]:
     assert job.weight_decay is not None
     layers = {} if job.layer_decay == 1 else layer_numbers(model)
     last = max(layers.values(), default=0)
-    named: Any = getattr(model, "no_weight_decay", set)  # timm's models have it
-    spared = named()
+    no_weight_decay: Any = getattr(model, "no_weight_decay", set)  # timm's models have it
+    spared = no_weight_decay()
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -170,11 +170,11 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
         numbers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
         return numbers
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     number, part = 0, None
     for name, _ in model.named_parameters():
         match = re.match(r".*?\.\d+(?=\.)", name)
-        if (own := match and match[0]) != part:
-            number, part = number + 1, own
-        found[name] = number
-    return found
+        if (current := match and match[0]) != part:
+            number, part = number + 1, current
+        layers[name] = number
+    return layers

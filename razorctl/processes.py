@@ -76,10 +76,10 @@ def program(count: int) -> list[str]:
 def check_count(wanted: int) -> None:
     """Raises UsageError if a job is for another number of processes."""
     if wanted != count():
-        asked, there = (units.count(n, "process") for n in (wanted, count()))
+        planned, running = (units.count(n, "process") for n in (wanted, count()))
         run = "runs" if count() == 1 else "run"
         raise UsageError(
-            f"the job is for {asked}, and {there} {run}; start it with "
+            f"the job is for {planned}, and {running} {run}; start it with "
             f"`{' '.join(program(wanted))} finetune ...`."
         )
 
@@ -137,28 +137,28 @@ def leave() -> None:
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """What `make` returns in the first process, which alone calls it. Collective.
+    """The result of `make` in the first process, which alone calls it. Collective.
 
-    A RazorError that it raises is an ElsewhereError in the others.
+    A RazorError that `make` raises is an ElsewhereError in the others.
     """
     if count() == 1:
         return make()
     from accelerate.utils import broadcast_object_list
 
-    found: list[Any] = [None, None]
+    result: list[Any] = [None, None]  # or the error
     failure = None
     if first():
         try:
-            found[0] = make()
+            result[0] = make()
         except RazorError as error:
-            failure, found[1] = error, (str(error), error.exit_code)
-    broadcast_object_list(found)
+            failure, result[1] = error, (str(error), error.exit_code)
+    broadcast_object_list(result)
     if failure is not None:
         raise failure
-    if found[1] is not None:
-        raise ElsewhereError(*found[1])
-    made: T = found[0]
-    return made
+    if result[1] is not None:
+        raise ElsewhereError(*result[1])
+    value: T = result[0]
+    return value
 
 
 @contextmanager
@@ -179,9 +179,9 @@ def together() -> Iterator[None]:
     failures = every(None if failure is None else (str(failure), failure.exit_code))
     if failure is not None and first():
         raise failure
-    for number, known in enumerate(failures):
-        if known is not None:
-            message, code = known
+    for number, each in enumerate(failures):
+        if each is not None:
+            message, code = each
             raise ElsewhereError(f"process {number}: {message}", code) from None
 
 

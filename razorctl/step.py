@@ -100,27 +100,27 @@ def train_step(
         total: the `label_count` of the whole batch; None gives each micro-batch the same weight.
         run: `forward_backward`, or another that does the same.
     """
-    found = []
+    shares = []
     with shared_by(job.accumulate):
         for number, (inputs, labels) in enumerate(micro_batches, 1):
             with nullcontext() if number == job.accumulate else unsynced(model):
                 batch = inputs, labels, total
-                found.append(run(model, losses, batch, job, scaler, phase, check))
+                shares.append(run(model, losses, batch, job, scaler, phase, check))
     if job.optimizer_in_backward:
-        return processes.mean(torch.stack(found).sum()), torch.zeros_like(found[0])
+        return processes.mean(torch.stack(shares).sum()), torch.zeros_like(shares[0])
     with phase("optimizer"):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm, foreach=True)
         if hasattr(norm, "full_tensor"):  # a DTensor, whose class takes half a second to import
             norm = norm.full_tensor()
-        loss = processes.mean(torch.stack(found).sum())
+        loss = processes.mean(torch.stack(shares).sum())
         check(loss, norm)
         scaler.step(optimizer)
         scaler.update()
         # A compiled graph's output must not become a gradient: its next replay would write over
         # the sum.
-        kept = keep_gradients or (job.cuda_graphs and job.compile and job.accumulate > 1)
-        optimizer.zero_grad(set_to_none=not kept)
+        keep = keep_gradients or (job.cuda_graphs and job.compile and job.accumulate > 1)
+        optimizer.zero_grad(set_to_none=not keep)
     return loss, norm
 
 

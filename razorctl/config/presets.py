@@ -14,8 +14,8 @@ def files(kind: str) -> dict[str, Path]:
 
     A user's own preset replaces a shipped one of the same name.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in (folders.config(), SHIPPED):
         for file in sorted((folder / kind).glob("*.toml")):
-            found.setdefault(file.stem, file)
-    return found
+            files.setdefault(file.stem, file)
+    return files

@@ -26,7 +26,7 @@ def modules(package: str, path: Iterable[str], skip: Iterable[str] = ()) -> list
 
 
 def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
-    """The entry of that name; raises UsageError, with the nearest name, if there is none."""
+    """The entry of a name; raises UsageError, with the nearest name, if there is none."""
     if name not in entries:
         raise unknown(what, name, entries)
     return entries[name]

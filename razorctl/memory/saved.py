@@ -48,6 +48,11 @@ def traced_bytes_by_module(
 
     The names are dotted, "" for the model itself; modules that keep nothing are left out. A
     storage counts once, for the innermost module that is running when it is first kept.
+
+    Args:
+        model, inputs: real, fake or meta; they stay as they are.
+        autocast: the dtype of autocast; None is without autocast.
+        forward: runs the model on inputs; None calls it.
     """
     mode, model, inputs = fake_copies(model, inputs)
     running, sizes = [""], Counter[str]()

@@ -35,18 +35,19 @@ class Model:
     An input size is the pixels of an image's side, or the tokens of a text; None is the model's
     own. The functions raise UsageError for a size that the model cannot take.
 
-    Raises MissingError if the weights cannot be found, and DataError if they cannot be read.
-
     Args:
-        task: what it is trained for. Language models have no classes, which is 0 of them.
-        build: (classes, input size) -> the pretrained model with a fresh classifier.
+        name, summary: as `razorctl list` shows them.
+        modality: whether it takes images or texts.
+        task: what it is trained for. Language models have 0 classes.
+        build: (classes, input size) -> the pretrained model with a fresh classifier. Raises
+            MissingError if the weights cannot be found, and DataError if they cannot be read.
         bare: (classes, input size) -> the same model with fresh weights, without files or network.
         transform: (model, input size) -> a function from the data set rows of a batch to {"inputs":
             [...], "labels": [...]}, without labels if the rows have none. All inputs of a batch
             have one shape; those of texts are as long as the longest of them, to a multiple of 8
             tokens, and at most of the input size.
         example: (model, batch size, input size) -> inputs of the largest shape of a batch of
-            transformed rows, which saved bytes are traced by.
+            transformed rows, by which kept bytes are traced.
         logits: (model, batched inputs) -> logits [batch, classes]; of segmentation [batch, classes,
             height, width], with the size of the images; of a language model [batch, tokens,
             vocabulary].
@@ -54,11 +55,11 @@ class Model:
             model's own library, its configuration with these names and how its inputs are prepared.
         load: (folder, input size) -> the model that `save` wrote there, and its transform; nothing
             else is read, and no network.
-        augmented: (model, input size, `Job.augment`) -> a function as of `transform`, which draws
-            its changes from the default generators; None if its inputs are never augmented.
-        padded: as `transform`, but all batches have the shape of `example`, as compiled steps need
-            it; None if they have anyway.
-        trained: as `transform`, but with the random changes that the task itself needs in training,
+        augmented: (model, input size, `Job.augment`) -> a function like that of `transform`, with
+            changes drawn from the default generators; None if its inputs are never augmented.
+        padded: like `transform`, but all batches have the shape of `example`, as compiled steps
+            need it; None if they always have.
+        trained: like `transform`, but with the random changes that the task itself needs in training,
             as masked language models do; None if there are none.
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
             tokens of texts; None if it takes rows as they are.
@@ -115,7 +116,7 @@ class Named:
 
     Args:
         tasks: what it can be trained for, the most usual first.
-        of: the model for one of these.
+        of: returns the model for one of the tasks.
     """
 
     name: str
@@ -138,21 +139,21 @@ FROM_SCRATCH = (
 
 @contextmanager
 def told_before() -> Iterator[None]:
-    """Builds a model inside it without a word on what is new, which a resumed run said at first."""
-    said = logging.getLogger(__name__)
-    level = said.level
-    said.setLevel(logging.ERROR)
+    """Inside the block, models are built without warnings on what is new, as a resumed run is."""
+    log = logging.getLogger(__name__)
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        said.setLevel(level)
+        log.setLevel(level)
 
 
-# The other files are what these have in common.
+# The other files are common to the libraries.
 _LIBRARIES = [file for file in registry.modules(__name__, __path__) if hasattr(file, "MODELS")]
 _MODELS: dict[str, Named] = {model.name: model for file in _LIBRARIES for model in file.MODELS}
 CONFIG = "config.json"  # by which the model in a folder is known
-# Files of folders that have none -> what these are, and what to do.
+# Files of folders without a config -> what such a folder has, and what to do.
 OTHERS = {
     "adapter_config.json": "an adapter of PEFT, not a model; merge it into its model with "
     "merge_and_unload, and name the folder of that",
@@ -174,7 +175,7 @@ def prefixes() -> tuple[str, ...]:
 
 
 def named(name: str) -> Named:
-    """What a name stands for: a registered one, one with a library's prefix, or a folder.
+    """The entry of a registered name, a name with a library's prefix, or a folder.
 
     The prefix may be left out where a library has a model of that name. Raises UsageError, with the
     nearest name, if there is none, MissingError if a config cannot be had, and DataError if a
@@ -184,8 +185,8 @@ def named(name: str) -> Named:
         return _MODELS[name]
     for library in _LIBRARIES:
         if name.startswith(library.PREFIX):
-            found: Named = library.named(name)
-            return found
+            entry: Named = library.named(name)
+            return entry
     folder = Path(name).expanduser()
     if folders.exists(folder) and folder.is_dir():
         whole = str(folder.resolve())
@@ -194,17 +195,17 @@ def named(name: str) -> Named:
         return _local(name, folder)
     for library in _LIBRARIES:
         if library.knows(name):
-            found = library.named(library.PREFIX + name)
-            return found
+            entry = library.named(library.PREFIX + name)
+            return entry
     if os.sep in name:
         raise UsageError(f"{name} does not exist; name a folder that does, or a model.")
     raise registry.unknown("model", name, [*_MODELS, *_spelled_otherwise(name)])
 
 
 def _spelled_otherwise(name: str) -> list[str]:
-    """What a name is in a library that has no hyphens in names, as resnet18 for resnet-18."""
-    known = {registry.plain(each) for each in _MODELS}
-    if registry.plain(name) in known or not re.search(r"\d", name):
+    """The spellings of a name in libraries without hyphens, as resnet18 for resnet-18."""
+    registered = {registry.plain(each) for each in _MODELS}
+    if registry.plain(name) in registered or not re.search(r"\d", name):
         return []  # so that no library need be imported
     others = (name.casefold().replace("-", joint) for joint in ("", "_"))
     return [each for each in others if any(library.knows(each) for library in _LIBRARIES)]
@@ -218,7 +219,7 @@ def place(name: str) -> str:
 
 
 def _local(name: str, folder: Path) -> Named:
-    """What a folder has, as the library that saved it says in its config.json."""
+    """The entry of a folder, by the config.json of the library that saved it."""
     try:
         config = documents.read_foreign(folder / CONFIG)
     except FileNotFoundError:
@@ -232,8 +233,8 @@ def _local(name: str, folder: Path) -> Named:
         raise DataError(f"{folder / CONFIG} cannot be read ({error}); correct it.") from None
     for library in _LIBRARIES:
         if library.owns(config):
-            found: Named = library.local(name, folder.resolve(), config)
-            return found
+            entry: Named = library.local(name, folder.resolve(), config)
+            return entry
     raise DataError(f"{folder / CONFIG} is of no library that razorctl knows; name another folder.")
 
 
@@ -242,12 +243,12 @@ def find(name: str, task: str | None = None) -> Model:
 
     Raises UsageError, with the nearest name, if there is none, and for a task that it is not for.
     """
-    known = named(name)
-    chosen = next((own for own in known.tasks if own == (task or known.tasks[0])), None)
+    entry = named(name)
+    chosen = next((own for own in entry.tasks if own == (task or entry.tasks[0])), None)
     if chosen is None:
         raise UsageError(
             f"{name} cannot be trained for {task}; choose another model, or one of "
-            f"{', '.join(known.tasks)} with --task."
+            f"{', '.join(entry.tasks)} with --task."
         )
-    model = known.of(chosen)
+    model = entry.of(chosen)
     return replace(model, defaults={**model.defaults, "task": chosen})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-WIDE = ("I", "F")  # modes of PIL whose white is not told by the mode
+WIDE = ("I", "F")  # modes of PIL that do not say which value is white
 RAND = "rand-m9-mstd0.5-inc1"  # RandAugment as in timm's recipes for ViTs
 
 
@@ -33,7 +33,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
 
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
-    """As `transform`, with timm's changes for training: see `Job.augment`."""
+    """A `transform` with timm's random changes for training: see `Job.augment`."""
     from timm.data import create_transform
 
     drawn = RAND if augment == "rand" else None

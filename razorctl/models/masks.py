@@ -32,11 +32,11 @@ def mask_labels(mask: "Image", first: int = 0) -> "np.ndarray[Any, Any]":
 
     first: the value of the first class; IGNORED and what is less have no class.
     """
-    found = values(mask)
-    ignored = (found == IGNORED) | (found < first)
-    found -= first
-    found[ignored] = NO_LABEL
-    return found
+    labels = values(mask)
+    ignored = (labels == IGNORED) | (labels < first)
+    labels -= first
+    labels[ignored] = NO_LABEL
+    return labels
 
 
 def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
@@ -50,7 +50,7 @@ def transform(config: Mapping[str, Any]) -> Callable[[Rows], Rows]:
 
 
 def augmented(config: Mapping[str, Any], augment: str) -> Callable[[Rows], Rows]:
-    """As `transform`, with an image and its mask cropped at random, to AREA of it, and flipped.
+    """A `transform` that crops an image and its mask at random, to AREA of it, and flips them.
 
     augment: as `Job.augment`; `rand` also changes brightness, contrast and saturation. All is drawn
     from the default generator of torch.
@@ -88,14 +88,14 @@ def _prepared(
 
     channels, *size = config["input_size"]
     smooth = InterpolationMode(config["interpolation"])
-    parts, found = [], Rows(inputs=[])
+    parts, batch = [], Rows(inputs=[])
     for image, level in zip(rows["image"], levels(rows), strict=True):
         plain = converted(image, level).convert("L" if channels == 1 else "RGB")
         parts.append(part(plain))
-        found["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
+        batch["inputs"].append(_pixels(config, colors(_resized(plain, parts[-1], size, smooth))))
     if "mask" in rows:
         firsts = rows.get("first", [0] * len(parts))
-        found["labels"] = [
+        batch["labels"] = [
             # Without the shift by half a pixel that the mode `nearest` has.
             _resized(
                 torch.from_numpy(mask_labels(mask, first))[None],
@@ -105,7 +105,7 @@ def _prepared(
             )[0]
             for mask, first, own in zip(rows["mask"], firsts, parts, strict=True)
         ]
-    return found
+    return batch
 
 
 def _resized(image: Any, part: Part, size: list[int], mode: Any) -> Any:
@@ -120,7 +120,7 @@ def _pixels(config: Mapping[str, Any], image: Any) -> "Tensor":
     import torch
     from torchvision.transforms.v2 import functional
 
-    found = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
-    normal = functional.normalize(found, list(config["mean"]), list(config["std"]))
+    scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
+    normal = functional.normalize(scaled, list(config["mean"]), list(config["std"]))
     pixels: Tensor = normal.as_subclass(torch.Tensor)  # not one of torchvision
     return pixels

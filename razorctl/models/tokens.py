@@ -37,12 +37,18 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # marks what an assistan
 def token_blocks(
     rows: "Dataset", tokenizer: Any, tokens: int, progress: Progress = lambda _: None
 ) -> "Dataset":
-    """Blocks of exactly so many tokens, `input_ids`, of the texts one after the other.
+    """Blocks of exactly `tokens` tokens, `input_ids`, of the texts one after the other.
 
     Each text ends with the end token of the tokenizer, or with its separator. What the tokenizer
     puts around a text, such as [CLS] and [SEP], is around each block. The last tokens, which fill
-    no block, are left out. Raises DataError if there is none, and UsageError if nothing can end a
-    text. Large ones are kept in the cache of `datasets`.
+    no block, are left out. Large data are stored in the cache of `datasets`. Raises DataError if no
+    block is full, and UsageError if nothing can end a text.
+
+    Args:
+        rows: rows with a `text`.
+        tokenizer: of the model.
+        tokens: tokens of a block.
+        progress: called with what is being done.
     """
     end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     if end is None:
@@ -107,7 +113,7 @@ def _tokenized(
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Parts of a text, and of each whether it is the last."""
+    """Parts of a text, each with whether it is the last."""
     start = 0
     while len(text) - start > PIECE:
         after = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
@@ -117,7 +123,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _groups(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """As many as have GROUP characters together, so that tokenizing them takes little memory."""
+    """Lists of pieces with up to GROUP characters, so that tokenizing them takes little memory."""
     group: list[tuple[str, bool]] = []
     size = 0
     for piece in pieces:
@@ -135,18 +141,24 @@ def conversation_tokens(
 ) -> "Dataset":
     """The tokens of conversations, `input_ids`, and `labels`: those that an assistant says.
 
-    All other labels are NO_LABEL. They are told by the mark `generation` of the chat template, or
-    else by what it adds for each answer. Conversations are cut after so many tokens; those
-    without an answer before that are left out. A warning has the number of both. Raises UsageError
-    for a tokenizer that cannot do this, and DataError for a conversation that its template cannot
-    take, and if none is left.
+    All other labels are NO_LABEL. Answers are found by the mark `generation` of the chat template,
+    or else by what the template adds for each answer. Conversations are cut after `tokens` tokens;
+    those without an answer before that are left out. A warning has the number of both. Raises
+    UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
+    template cannot take, and if none is left.
+
+    Args:
+        rows: rows with `messages`.
+        tokenizer: of the model.
+        tokens: most tokens of a conversation.
+        progress: called with what is being done.
     """
     _check_template(tokenizer)
     if not tokenizer.is_fast:
         raise UsageError("the tokenizer is not a fast one, which conversations need; choose one.")
     cut = lost = 0
 
-    def found() -> Iterator[dict[str, list[int]]]:
+    def tokenized() -> Iterator[dict[str, list[int]]]:
         nonlocal cut, lost
         for number, row in enumerate(rows.select_columns("messages")):
             if number % BATCH == 0:
@@ -163,8 +175,8 @@ def conversation_tokens(
                 "labels": [token if said else NO_LABEL for token, said in both],
             }
 
-    made = _stored(found(), ("input_ids", "labels"), rows, tokenizer, tokens)
-    if not len(made):
+    dataset = _stored(tokenized(), ("input_ids", "labels"), rows, tokenizer, tokens)
+    if not len(dataset):
         raise DataError(
             "none of the conversations has an answer within "
             f"{units.count(tokens, 'token')}; give a larger input size."
@@ -174,7 +186,7 @@ def conversation_tokens(
             "%s cut after %s; %s left out for want of an answer before that.",
             *(units.count(cut, "conversation"), units.count(tokens, "token"), f"{lost:,}"),
         )
-    return made
+    return dataset
 
 
 def _check_template(tokenizer: Any) -> None:
@@ -187,29 +199,29 @@ def _check_template(tokenizer: Any) -> None:
 
 
 def _templated(what: str, use: Callable[[], T]) -> T:
-    """What `use` returns, which uses the chat template, in a thread of its own.
+    """The result of `use`, which applies the chat template, in a thread of its own.
 
-    Raises DataError if the template does not take what it is given, or takes longer than LIMIT.
+    Raises DataError if the template refuses its input, or takes longer than LIMIT.
     """
     from jinja2 import TemplateError
 
-    found: Future[T] = Future()
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.set_result(use())
+            result.set_result(use())
         except BaseException as error:
-            found.set_exception(error)
+            result.set_exception(error)
 
     # Not a thread of a pool, which Python would wait for at its end.
     thread = Thread(target=run, daemon=True)
     thread.start()
     try:
-        return found.result(LIMIT)
+        return result.result(LIMIT)
     except TemplateError as error:
         reason = f"does not take {what} ({error})"
     except TimeoutError:
-        if found.done():  # of its own
+        if result.done():  # the template itself raised it
             raise
         import ctypes  # here alone: it would slow the start of every command
 
@@ -307,7 +319,7 @@ def _batches(made: Iterable[Mapping[str, list[int]]], schema: Any) -> Iterator[A
 
 
 def _described(tokenizer: Any) -> str:
-    """All by which tokenizers differ in what they make of texts."""
+    """The properties by which tokenizers differ in the tokens that they make."""
     fast = tokenizer.is_fast
     own = tokenizer.backend_tokenizer.to_str() if fast else sorted(tokenizer.get_vocab().items())
     return repr(

@@ -1,1 +1,1 @@
-"""What fits a card, known before it runs."""
+"""Plans: what fits a card, known before it runs."""

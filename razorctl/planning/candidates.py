@@ -63,7 +63,7 @@ class Predicted:
     def of(
         cls, trace: Trace, gpu: Gpu, full: Trace, shards: int = 1, graphs: int = 0
     ) -> "Predicted":
-        """The prediction for a traced step on a card; `full` is that of full fine-tuning.
+        """The prediction for a traced step on a card; `full` is the trace of full fine-tuning.
 
         Args:
             graphs: how many CUDA graphs the host replays in a step, one for each micro-batch.
@@ -82,20 +82,20 @@ class Predicted:
         peak = activations + sum(kept)
         weights, gradients, optimizer = kept
         return cls(
-            peak,
-            trace.saved,
-            weights,
-            gradients,
-            optimizer,
-            transient,
-            CONTEXT + math.ceil(FRAGMENTATION * peak),
-            step.likely,
-            step.low,
-            step.high,
-            on_card(trace, gpu).likely,
-            on_host(trace, gpu, graphs).likely,
-            launch_count(trace, gpu),
-            step.likely / step_seconds(full, gpu, min(graphs, 1)).likely,
+            peak_bytes=peak,
+            saved_bytes=trace.saved,
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            optimizer_bytes=optimizer,
+            transient_bytes=transient,
+            reserve_bytes=CONTEXT + math.ceil(FRAGMENTATION * peak),
+            step_seconds=step.likely,
+            step_seconds_low=step.low,
+            step_seconds_high=step.high,
+            card_seconds=on_card(trace, gpu).likely,
+            host_seconds=on_host(trace, gpu, graphs).likely,
+            launches=launch_count(trace, gpu),
+            step_seconds_vs_full=step.likely / step_seconds(full, gpu, min(graphs, 1)).likely,
         )
 
 

@@ -141,18 +141,19 @@ def target(name: str | None = None, vram: str | None = None, index: int = 0) -> 
         raise UsageError("no GPU was found; name one with --gpu, or its memory with --vram.")
     if budget is None:
         return Target(gpu, free, source)
-    asked = usable(budget, max(free, gpu.memory_bytes))
-    if asked is None:
+    size = usable(budget, max(free, gpu.memory_bytes))
+    if size is None:
         raise UsageError(
             f"{gpu.name} has {units.size(gpu.memory_bytes)}; ask for no more than that."
         )
-    return Target(gpu, asked, "as asked for")
+    return Target(gpu, size, "as asked for")
 
 
 def _unlike(card: Gpu, budget: int) -> tuple[float, bool, float]:
-    """How unlikely it is that a card is meant by its memory, in whole GiB as on a box.
+    """A sort key: the card that a size of memory most likely means comes first.
 
-    Of equal ones a GeForce is likelier, and the slowest is the safest.
+    Sizes are compared in whole GiB, as on a box. Of equal cards a GeForce comes first, then the
+    slowest, which is the safest guess.
     """
     distance = abs(math.log(max(1, round(card.memory_bytes / 2**30)) * 2**30 / budget))
     return distance, "GeForce" not in card.name, card.rates["fp32"]
@@ -205,19 +206,19 @@ def _describe(index: int) -> Detected | None:
 
 
 def _processes(handle: Any) -> tuple[Process, ...]:
-    found: dict[int, int | None] = {}
+    memory: dict[int, int | None] = {}
     for running in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
         try:
             for process in running(handle):
-                if found.get(process.pid) is None:  # a process can be in both lists
-                    found[process.pid] = process.usedGpuMemory
+                if memory.get(process.pid) is None:  # a process can be in both lists
+                    memory[process.pid] = process.usedGpuMemory
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
             continue  # some cards and drivers do not list processes
-    found.pop(os.getpid(), None)
-    return tuple(Process(pid, used) for pid, used in sorted(found.items()))
+    memory.pop(os.getpid(), None)
+    return tuple(Process(pid, used) for pid, used in sorted(memory.items()))
 
 
 def _text(value: str | bytes) -> str:

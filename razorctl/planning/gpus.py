@@ -43,14 +43,15 @@ class Achieved:
     Raises UsageError for a share that is not above 0 and at most 1.5.
 
     Args:
-        matrix: share of the rates of matrix products. fp32, int8: shares of the fp32 and int8
-            rates, if they differ from `matrix`. That of int8 is for products of 4,096 terms and
-            more; int8_short for those of 1,024 terms and fewer, if it differs, and between them it
-            lies on a line over the logarithm of the terms.
+        matrix: share of the rates of matrix products.
+        fp32, int8: shares of the fp32 and int8 rates, if they differ from `matrix`. The share of
+            int8 is for products of 4,096 terms and more.
+        int8_short: share of the int8 rate for products of 1,024 terms and fewer, if it differs.
+            Between both the share lies on a line over the logarithm of the terms.
         depthwise: share of the fp32 rate that depthwise convolutions reach.
         bandwidth: share of the bandwidth that copies reach.
-        reduces: that of kernels that reduce, such as norms; if not given, `REDUCES` times the share
-            of copies.
+        reduces: share of the bandwidth that reducing kernels reach, such as norms; if not given,
+            `REDUCES` times the share of copies.
         source: who measured the shares.
         borrowed: the card they were measured on, if another one.
     """
@@ -152,7 +153,7 @@ class Gpu:
         return self.rates[unit] * self.achieved.of("depthwise" if work == "depthwise" else unit)
 
     def int8_per_second(self, terms: int) -> float:
-        """The rate that int8 products reach whose sums have so many terms."""
+        """The rate that int8 products reach whose sums have `terms` terms."""
         if "int8" not in self.rates:
             return self.operations_per_second("int8")
         return self.rates["int8"] * self.achieved.of_int8(terms)
@@ -164,7 +165,7 @@ class Gpu:
 
     @property
     def reduced_per_second(self) -> float:
-        """The bandwidth that kernels of PyTorch reach that reduce what they read."""
+        """The bandwidth that reducing kernels of PyTorch reach."""
         share = self.achieved.reduces
         return REDUCES * self.bytes_per_second if share is None else self.bandwidth * share
 
@@ -180,10 +181,10 @@ def _achieved(table: Any) -> Achieved:
     """The Achieved of a preset's table; raises UsageError for a missing or unknown field."""
     if not isinstance(table, Mapping):
         raise UsageError(f"achieved {table!r} is not a table; give one, or leave it out.")
-    known = [field.name for field in fields(Achieved)]
+    names = [field.name for field in fields(Achieved)]
     for name in table:
-        if name not in known:
-            raise unknown("field in achieved", name, known)
+        if name not in names:
+            raise unknown("field in achieved", name, names)
     for name in _required(Achieved):
         if name not in table:
             raise UsageError(f"achieved lacks {name!r}; add it, or leave the table out.")
@@ -194,8 +195,8 @@ def _of_generation(compute_capability: str) -> Achieved:
     """The shares of the newest measured generation up to a compute capability, else the oldest."""
     version = {capability: tuple(map(int, capability.split("."))) for capability in MEASURED}
     match = re.fullmatch(r"([0-9]+)\.([0-9]+)", compute_capability)
-    asked = (int(match[1]), int(match[2])) if match else (0, 0)
-    older = [capability for capability in MEASURED if version[capability] <= asked]
+    wanted = (int(match[1]), int(match[2])) if match else (0, 0)
+    older = [capability for capability in MEASURED if version[capability] <= wanted]
     nearest = older[-1] if older else next(iter(MEASURED))
     gpu = read_preset(presets.SHIPPED / "gpus" / f"{MEASURED[nearest]}.toml")
     source = f"borrowed from {gpu.name}, capability {nearest}: {gpu.achieved.source}"
@@ -233,7 +234,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Gpu:
-    """The preset of that name, or in that file if the name ends in .toml.
+    """The preset of a name, or of a file if the name ends in .toml.
 
     A card is also known by its number, such as 4090, and by what the driver calls it. Raises
     UsageError for an unknown name, which suggests the nearest one, for a name of several cards, and
@@ -241,14 +242,14 @@ def load(name: str) -> Gpu:
     """
     if name.endswith(".toml"):
         return read_preset(Path(name))
-    known = presets.files("gpus")
-    if name in known:
-        return read_preset(known[name])
-    same = [each for each in known if _plain(name) in (_plain(each), _plain(_SIZE.sub("", each)))]
-    same = same or [each for each in known if _plain(name) == _plain(read_preset(known[each]).name)]
+    files = presets.files("gpus")
+    if name in files:
+        return read_preset(files[name])
+    same = [each for each in files if _plain(name) in (_plain(each), _plain(_SIZE.sub("", each)))]
+    same = same or [each for each in files if _plain(name) == _plain(read_preset(files[each]).name)]
     if len(same) > 1:
         raise UsageError(f"there is more than one GPU {name!r}; choose {' or '.join(same)}.")
-    return read_preset(find("GPU", same[0] if same else name, known))
+    return read_preset(find("GPU", same[0] if same else name, files))
 
 
 def _plain(name: str) -> str:
@@ -260,10 +261,10 @@ def _plain(name: str) -> str:
 def read_preset(file: Path) -> Gpu:
     """The preset in a file; see `load`."""
     table = read_toml(file)
-    known = [field.name for field in fields(Gpu)]
+    names = [field.name for field in fields(Gpu)]
     for name in table:
-        if name not in known:
-            raise unknown(f"field in {file}", name, known)
+        if name not in names:
+            raise unknown(f"field in {file}", name, names)
     if missing := [name for name in _required(Gpu) if name not in table]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add them as in the preset t4.")
     try:
@@ -283,9 +284,9 @@ def memory_size(text: str) -> int:
     return round(float(match[1]) * (2**20 if match[2] in ("M", "m") else 2**30))
 
 
-def usable(asked: int, memory_bytes: int) -> int | None:
-    """The bytes that a size means of a card with so much memory; None if it has not that much.
+def usable(size: int, memory_bytes: int) -> int | None:
+    """The bytes of a card that a size stands for; None if the card has less.
 
-    What its box says is all of it, though a driver reports less.
+    The size on a card's box stands for all of its memory, though a driver reports less.
     """
-    return min(asked, memory_bytes) if asked <= (1 + _LABEL) * memory_bytes else None
+    return min(size, memory_bytes) if size <= (1 + _LABEL) * memory_bytes else None

@@ -136,21 +136,25 @@ def trace(job: Job, recipe: Recipe, classes: int, device: str = "cuda", dot: boo
         dot: whether Triton's products run on the card's tensor cores.
     """
     with _uncollected(), _prepared(job, recipe, classes, device, dot) as it:
-        found = tracker.trace_step(
+        step = tracker.trace_step(
             *(it.model, it.batch, it.optimizer, it.step, it.forward), micro_batches=job.accumulate
         )
     sizes = [parameter_bytes(block) for block in blocks(it.model)]
     rest = parameter_bytes(it.model) - sum(sizes)
-    return replace(found, block=max(sizes, default=0), rest=rest)
+    return replace(step, block=max(sizes, default=0), rest=rest)
 
 
 def launches(
     job: Job, recipe: Recipe, classes: int, *cards: "Card", device: torch.device | None = None
 ) -> "dict[Card, list[Launch]]":
-    """What the first micro-batch of such a step and the optimizer launch on each of these cards.
+    """The launches of the first micro-batch of a step and of its optimizer on each card.
 
-    cards: all from compute capability 8.0 on, or none. See `Recording`, which needs Triton, but no
-    card. Raises as `trace`.
+    Recording the launches needs Triton, but no card; see `Recording`. Raises as `trace`.
+
+    Args:
+        job, recipe, classes: as of `trace`.
+        cards: all from compute capability 8.0 on, or none of them.
+        device: the device of the recording.
     """
     from razorctl.ops.triton.gemm_tiles import tiles_for  # where there is no Triton, neither
     from razorctl.ops.triton.recorded import Recording
@@ -159,8 +163,8 @@ def launches(
         mode, model, batch = fake.fake_copies(it.model, it.batch)
         with tracing(model, mode), Recording(*cards, device=device) as recording:
             it.step(model, [batch], it.optimizer(model))
-    found: dict[Card, list[Launch]] = recording.launches
-    return found
+    launches: dict[Card, list[Launch]] = recording.launches
+    return launches
 
 
 @contextmanager

@@ -71,12 +71,12 @@ class Plan:
     def command(self) -> str:
         """The command line that runs exactly what was planned."""
         words = [*program(self.job.processes), "finetune", self.job.model, self.job.dataset]
-        told = {"model", "dataset", "processes"}
+        named = {"model", "dataset", "processes"}
         for settings in (self.planned_job, self.planned_recipe):
             for field in fields(settings):
                 value = getattr(settings, field.name)
-                if value != field.default and field.name not in told:
-                    told.add(field.name)  # the seed is a field of both
+                if value != field.default and field.name not in named:
+                    named.add(field.name)  # the seed is a field of both
                     flag = FLAGS.get(field.name, field.name.replace("_", "-"))
                     if isinstance(value, bool):
                         words.append(f"--{'' if value else 'no-'}{flag}")
@@ -184,7 +184,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class Document:
-    """What `plan --json` prints of a job that fits, and a run directory keeps of its plan."""
+    """The document that `plan --json` prints of a job that fits, and a run directory keeps."""
 
     razorctl: str
     fits: Literal[True]
@@ -212,9 +212,9 @@ def read(file: Path) -> tuple[Job, Recipe, dict[str, Any]]:
     try:
         content = file.read_bytes()
         document: dict[str, Any] = documents.parse(content)
-        known = document.get("razorctl") if isinstance(document, dict) else None
-        if isinstance(known, str) and known != __version__:
-            raise UsageError(f"{file} was planned by razorctl {known}; plan again.")
+        version = document.get("razorctl") if isinstance(document, dict) else None
+        if isinstance(version, str) and version != __version__:
+            raise UsageError(f"{file} was planned by razorctl {version}; plan again.")
         documents.parse_kind(content, Document)
     except OSError as error:
         raise UsageError(f"cannot read {file} ({error.strerror}); name another file.") from None

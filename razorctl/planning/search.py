@@ -123,7 +123,7 @@ class Search:
             self.fastest([ADAPTERS])
 
     def _balanced(self) -> Candidate | None:
-        """The fastest exact way, or the fastest close way if that is faster and any close way pays.
+        """The fastest exact way, or the fastest close way if it is faster and any close way pays.
 
         Of a close way, the slow end of its range counts. It is enough that a close way pays in the
         memory that it needs. Otherwise a larger budget could make what counts slower.
@@ -139,7 +139,7 @@ class Search:
     def _pays(self, way: Candidate) -> bool:
         """Whether `way`, at its slow end, takes at most PAYS of the time of exact ways.
 
-        Those are the ones that fit its memory.
+        Only exact ways that fit in the memory of `way` count.
         """
         rival = self.fastest(self._exact, way.predicted.needed_bytes)
         if rival is None or way.slow <= PAYS * rival.seconds:
@@ -208,38 +208,44 @@ class Search:
     ) -> Candidate | None:
         """The least approximate of the fastest ways of these recipes that fit.
 
-        All that take the SAME time as the fastest of all count as the fastest.
+        Ways that take the SAME time as the fastest count as the fastest. Returns None if no way
+        fits, or if all take more than `limit` seconds.
 
         Args:
-            end: which time of a way counts, the likely one or the slow end. None if no way fits, or
-                if all take more than `limit` seconds.
+            recipes: the recipes whose ways are compared.
+            budget: bytes of the card; None is the budget of the search.
+            limit: most seconds of a step.
+            end: which time of a way counts, the likely one or the slow end.
         """
-        taken: Callable[[Candidate], float] = attrgetter(end)
-        found: list[Candidate] = []
+        time: Callable[[Candidate], float] = attrgetter(end)
+        fitting: list[Candidate] = []
         for recipe in recipes:
             if self._least(recipe) > limit or not self.possible(recipe):
                 continue
             whole = self.predict(recipe)
-            if taken(whole) > limit:  # micro-batches would be slower still
+            if time(whole) > limit:  # micro-batches would be slower still
                 self._note(f"{whole.label}: {_takes(whole)} a step, too slow.", budget)
             else:
                 way = next(self._fitting(recipe, budget or self.budget), None)
-                found += [] if way is None else [way]
-            limit = min([limit, *(SAME * taken(way) for way in found)])
-        fastest = [way for way in found if taken(way) <= limit]
+                fitting += [] if way is None else [way]
+            limit = min([limit, *(SAME * time(way) for way in fitting)])
+        fastest = [way for way in fitting if time(way) <= limit]
 
         def order(way: Candidate) -> tuple[Any, ...]:
-            return way.approximation, taken(way), way.predicted.needed_bytes
+            return way.approximation, time(way), way.predicted.needed_bytes
 
         return min(fastest, key=order, default=None)
 
     def _least(self, recipe: Recipe) -> float:
         """A lower bound of the seconds of a step, from the ways that are already traced."""
-        whole = {known: way.seconds for (known, n), way in self.candidates.items() if n == 1}
+        whole = {other: way.seconds for (other, n), way in self.candidates.items() if n == 1}
         if recipe in whole:
             return whole[recipe]  # with micro-batches a step is slower
-        others = whole.items()
-        alike = (taken for known, taken in others if replace(known, ratio=recipe.ratio) == recipe)
+        alike = (
+            seconds
+            for other, seconds in whole.items()
+            if replace(other, ratio=recipe.ratio) == recipe
+        )
         return ALIKE * max(alike, default=0.0)
 
     def _fitting(self, recipe: Recipe, budget: int) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""What operations are said to cost, against what they take when they run."""
+"""Predicted costs of operations, against what they take when they run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +124,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 
 def _costs(run: Callable[..., Any], args: Any) -> tuple[list[OpCost], Any]:
-    """What the operations of a run on fake copies cost, as a trace asks; and its result."""
+    """The costs of the operations of a run on fake copies, as a trace asks; and its result."""
     found = []
 
     class Watch(TorchDispatchMode):

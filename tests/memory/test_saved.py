@@ -136,7 +136,7 @@ def test_the_meta_device_stands_for_the_other(places):
 
 
 class Reads(nn.Module):
-    """What its values decide."""
+    """The choice depends on values."""
 
     def __init__(self, function):
         super().__init__()

@@ -23,5 +23,5 @@ def small():
 
 @pytest.fixture
 def cache(small, traces) -> Cache:
-    """What is traced of small models, by any test of the session."""
+    """The traces of small models, for all tests of the session."""
     return Cache(traces)

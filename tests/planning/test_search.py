@@ -137,7 +137,7 @@ def test_balanced_takes_a_close_way_only_if_it_is_faster_at_its_slow_end():
 
 @pytest.mark.parametrize("prefer", ["balanced", "fast"])
 def test_of_ways_that_are_as_fast_the_closest_is_taken(prefer):
-    """As of llama-3.2-1b on an RTX 4090, where ratio 0.5 fits too."""
+    """The ways of llama-3.2-1b on an RTX 4090, where ratio 0.5 fits too."""
     ways = dict.fromkeys(WAYS[:2], (GIB, 1.0))
     ways |= dict.fromkeys(WAYS[2:], (GIB, 0.7)) | {Recipe(ratio=CLOSE): (GIB, 0.6)}
     for seconds, ratio in ((0.600, 0.5), (0.611, 0.5), (0.613, CLOSE)):

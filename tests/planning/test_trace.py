@@ -1,4 +1,4 @@
-"""That what is traced of a job's step is what then happens, to the byte where that can be had."""
+"""Traces of jobs' steps, against the steps themselves; to the byte where that can be measured."""
 
 from collections import Counter
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Where transformers has a model: its config, weights and tokenizer, on the hub or in a folder."""
+"""The files of a pretrained model of transformers, on the hub or in a folder."""
 
 import inspect
 import logging
@@ -40,10 +40,10 @@ SHIFTED = frozenset(
 
 @dataclass(frozen=True)
 class PretrainedFiles:
-    """A model of transformers.
+    """The files of a pretrained model of transformers: config, weights, tokenizer, processor.
 
-    place: its repository on the hub, or a local folder. known: its config, so that it is planned
-    for without the hub; None reads that.
+    place: its repository on the hub, or a local folder.
+    known: its config, so that it is planned for without the hub; None reads it.
     """
 
     name: str
@@ -68,15 +68,15 @@ class PretrainedFiles:
 
         folder = self.folder(CONFIG)
         with hub.reading(self.name, folder, self.mend):
-            found, _ = PreTrainedConfig.get_config_dict(folder)
-            kind = found.get("model_type")
+            config, _ = PreTrainedConfig.get_config_dict(folder)
+            kind = config.get("model_type")
         if kind not in CONFIG_MAPPING:
             why = FOREIGN
-            if "auto_map" not in found:
+            if "auto_map" not in config:
                 why = f"is of the type {kind}, which this version of transformers lacks"
             raise UsageError(f"{self.name} {why}; choose another model, or update transformers.")
-        if "quantization_config" in found:
-            method = found["quantization_config"].get("quant_method", "to few bits")
+        if "quantization_config" in config:
+            method = config["quantization_config"].get("quant_method", "to few bits")
             raise UsageError(
                 f"the weights of {self.name} are quantized ({method}), so they cannot be trained; "
                 "choose the model that they were made from."
@@ -138,13 +138,13 @@ class PretrainedFiles:
         """The settings of its image processor."""
         folder = self.folder(PROCESSOR)
         with hub.reading(self.name, folder, self.mend):
-            found: Mapping[str, Any] = documents.read_foreign(folder / PROCESSOR)
-        return found
+            settings: Mapping[str, Any] = documents.read_foreign(folder / PROCESSOR)
+        return settings
 
     def built(self, auto: Any, fresh: tuple[str, ...] = (), **settings: Any) -> "nn.Module":
         """The pretrained model in single precision, of an `AutoModelFor...` class.
 
-        Its head is new where the checkpoint has another one; a line of the log says so.
+        Its head is new where the files have another one; a line of the log says so.
         fresh: the first words of the names of weights that need not be pretrained.
         """
         import torch
@@ -154,7 +154,7 @@ class PretrainedFiles:
         with self._reading(folder):
             model: nn.Module
             with quiet_transformers():
-                model, found = auto.from_pretrained(
+                model, loading = auto.from_pretrained(
                     folder,
                     dtype=torch.float32,
                     output_loading_info=True,
@@ -163,20 +163,20 @@ class PretrainedFiles:
                     **self._without_cache(),
                     **settings,
                 )
-                other = {name for name, *_ in found["mismatched_keys"]}
-                absent = {w for w in found["missing_keys"] if not w.startswith(fresh)}
+                other = {name for name, *_ in loading["mismatched_keys"]}
+                absent = {w for w in loading["missing_keys"] if not w.startswith(fresh)}
                 absent -= self._new(model, absent)
             if unfit := [name for name in other if not name.startswith(fresh)]:
                 raise ValueError(f"{min(unfit)} has another shape than its config says")
             if absent:
                 raise ValueError(f"{min(absent)} is not among its weights")
-        self._tell(model, {*found["missing_keys"], *other})
+        self._tell(model, {*loading["missing_keys"], *other})
         return model
 
     def _new(self, model: Any, absent: set[str]) -> set[str]:
-        """Those of the absent weights that are of a head which the checkpoint has not.
+        """The absent weights that are of a head which the files lack.
 
-        It is outside of the body, or a pooler on top of it, which many heads do without.
+        A head is outside of the body, or a pooler on top of it, which many heads do without.
         """
         import torch
         import transformers
@@ -214,7 +214,7 @@ class PretrainedFiles:
         )
 
     def bare(self, auto: Any, **settings: Any) -> "nn.Module":
-        """The same model with fresh weights."""
+        """The model with fresh weights."""
         from copy import deepcopy
 
         config = deepcopy(self.config)
@@ -229,16 +229,16 @@ class PretrainedFiles:
     @property
     def longest(self) -> int | None:
         """The most tokens of a text, if it has such a limit."""
-        found = (getattr(self.config, name, None) for name in LONGEST)
-        longest = next((size for size in found if isinstance(size, int)), None)
+        sizes = (getattr(self.config, name, None) for name in LONGEST)
+        longest = next((size for size in sizes if isinstance(size, int)), None)
         if longest is not None and self.config.model_type in SHIFTED:
             longest -= 1 + (self.config.pad_token_id or 0)
         return longest
 
     def length(self, tokens: int | None, usual: int) -> int:
-        """The tokens of a text: those given, or `usual`, or as many as it takes if these are fewer.
+        """The tokens of a text: `tokens`, or `usual`, but no more than the model takes.
 
-        Raises UsageError for more than it takes.
+        Raises UsageError for more than the model takes.
         """
         longest = self.longest
         if longest is None:

@@ -32,10 +32,10 @@ class Writer:
     def continued(
         self, prompts: Sequence[Sequence[int]], new: int, drawn: "Callable[[Tensor], Tensor]"
     ) -> list[str]:
-        """What follows each prompt: at most so many new tokens, up to one that ends a text.
+        """The continuation of each prompt: at most `new` tokens, up to one that ends a text.
 
-        drawn: is given the logits [prompts, vocabulary] of each next token, fp32; the greatest of
-        what it returns is taken.
+        drawn: takes the logits [prompts, vocabulary] of each next token, fp32; the token with the
+        greatest result is chosen.
         """
         import torch
         from transformers import GenerationConfig, LogitsProcessorList
@@ -49,14 +49,14 @@ class Writer:
             max_new_tokens=new, eos_token_id=[*self.ends] or None, pad_token_id=filler
         )
         with quiet_transformers():
-            found = model.generate(
+            sequences = model.generate(
                 torch.tensor(ids, device=model.device),
                 attention_mask=torch.tensor(real, device=model.device),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([lambda _, scores: drawn(scores)]),
             )
-        written = zip(prompts, found[:, longest:].tolist(), strict=True)
-        return [self._text(own, new_ids) for own, new_ids in written]
+        continuations = sequences[:, longest:].tolist()
+        return [self._text(*pair) for pair in zip(prompts, continuations, strict=True)]
 
     def _text(self, prompt: Sequence[int], written: Sequence[int]) -> str:
         """New tokens as text, with the space, if any, between it and the prompt."""
@@ -71,13 +71,13 @@ class Writer:
 
 
 def writer(model: Any, tokenizer: Any, longest: int | None) -> Writer:
-    """What continues texts with a model, which loses the settings of generation that it came with.
+    """The Writer of a model, which loses its settings of generation except for the end tokens.
 
-    These may say, for one, that tokens are drawn; only its end tokens are kept.
+    The settings may say, for one, that tokens are drawn.
     """
     from transformers import GenerationConfig
 
-    known = model.generation_config.eos_token_id
-    ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
+    eos = model.generation_config.eos_token_id
+    ends = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id} - {None}
     model.generation_config = GenerationConfig()
     return Writer(model, tokenizer, sorted(ends), longest)
