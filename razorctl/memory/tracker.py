@@ -47,8 +47,7 @@ def trace_step(
         optimizer: builds the optimizer of the fake model; None is without one.
         step: `step(model, micro_batches, optimizer)` runs the step; each micro-batch is `inputs`.
         forward: `forward(model, inputs)` runs only the forward pass of a micro-batch.
-        micro_batches: their number. At most two are traced, since the second stands for all later
-            ones: the gradients exist from its start.
+        micro_batches: their number. At most two are traced; the second stands for all later ones.
     """
     mode, model, inputs = fake_copies(model, inputs)
     marks = list[tuple[Counter[KernelWork], Counter[str]]]()
@@ -70,13 +69,9 @@ def trace_step(
             _make_state(updates)
         with _Tracker(model, inputs, updates) as tracker:
             step(model, micro(min(2, micro_batches)), updates)
-    (kernels_before, calls_before), (kernels_after, calls_after) = marks[
-        -2:
-    ]  # the last micro-batch
+    (kernels, calls), (kernels_after, calls_after) = marks[-2:]  # around the last micro-batch
     untraced = max(0, micro_batches - 2)
-    kernels = _repeated(tracker.kernels, kernels_after - kernels_before, untraced)
-    calls = _repeated(tracker.calls, calls_after - calls_before, untraced)
-    update = tracker.calls - calls_after
+    all_calls = _repeated(tracker.calls, calls_after - calls, untraced)
     peak = tracker.peak.total()
     return Trace(
         peak=peak,
@@ -85,10 +80,10 @@ def trace_step(
         gradients=tracker.peak[GRADIENTS],
         optimizer=tracker.peak[OPTIMIZER],
         saved=sum(sizes),
-        kernels=kernels,
+        kernels=_repeated(tracker.kernels, kernels_after - kernels, untraced),
         fused=tracker.fused,
-        calls=Calls(**calls),
-        update=Calls(**update),
+        calls=Calls(**all_calls),
+        update=Calls(**(tracker.calls - calls_after)),
     )
 
 

@@ -59,7 +59,7 @@ class Model:
             changes drawn from the default generators; None if its inputs are never augmented.
         padded: like `transform`, but all batches have the shape of `example`, as compiled steps
             need it; None if they always have.
-        trained: like `transform`, but with the random changes that the task itself needs in training,
+        trained: like `transform`, but with the random changes that the task needs in training,
             as masked language models do; None if there are none.
         sequences: (rows, input size, `Progress`) -> the rows that `transform` takes, which have the
             tokens of texts; None if it takes rows as they are.

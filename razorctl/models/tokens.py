@@ -43,12 +43,6 @@ def token_blocks(
     puts around a text, such as [CLS] and [SEP], is around each block. The last tokens, which fill
     no block, are left out. Large data are stored in the cache of `datasets`. Raises DataError if no
     block is full, and UsageError if nothing can end a text.
-
-    Args:
-        rows: rows with a `text`.
-        tokenizer: of the model.
-        tokens: tokens of a block.
-        progress: called with what is being done.
     """
     end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     if end is None:
@@ -146,12 +140,6 @@ def conversation_tokens(
     those without an answer before that are left out. A warning has the number of both. Raises
     UsageError for a tokenizer that cannot do this, and DataError for a conversation that its
     template cannot take, and if none is left.
-
-    Args:
-        rows: rows with `messages`.
-        tokenizer: of the model.
-        tokens: most tokens of a conversation.
-        progress: called with what is being done.
     """
     _check_template(tokenizer)
     if not tokenizer.is_fast:
