@@ -106,15 +106,15 @@ def listing(name: str, repo: str) -> list[str]:
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
-    listing = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
+    stored = folder / "razorctl-listing.json"  # in the cache, so that it goes where that is copied
     info, problem, mend = _ask(repo, "dataset")
     if info is not None:
         files = sorted(file.rfilename for file in info.siblings or ())
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            listing.write_text(documents.text(files))
+            stored.write_text(documents.text(files))
         return files
-    if (files := documents.read_cached(listing, list[str])) is not None:
+    if (files := documents.read_cached(stored, list[str])) is not None:
         return list(files)
     snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime)
     if not snapshots:
