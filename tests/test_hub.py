@@ -37,7 +37,7 @@ def test_a_whole_run_from_the_cache(model, hub, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*args, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith(f"{model} on {dataset}: ")
-    steps = result.stderr.splitlines()[3:]  # after what, where, what was settled
+    steps = result.stderr.splitlines()[4:]  # after model, device, settings and kept bytes
     assert steps
     assert all(line.startswith("step ") for line in steps)
     document = json.loads(result.stdout)
