@@ -238,7 +238,7 @@ def _run_grid(
 ) -> "Grid":
     """Runs the methods on a model and a data set; `options` are keywords of `Grid`."""
     if options["resume"] and options["out"] is None:
-        raise UsageError("there is nothing to resume; name a comparison with --out.")
+        raise UsageError("there is nothing to resume; name the comparison with --out.")
     from razorctl.cli import effects, planning
     from razorctl.ops.cpu import build
     from razorctl.recipe import Recipe
