@@ -180,7 +180,7 @@ def test_a_data_set_is_read_by_the_columns_of_a_run(server, hub):
 
     local_hub.cache(server, "dataset", "films/columns", write)
     job = Job("bert-base", "hf:films/columns")
-    raw = read(Ask.of(job, replace(job, text_column="two", label_column="kind")))
+    raw = read.raw(Ask.of(job, replace(job, text_column="two", label_column="kind")))
     assert raw.splits["train"][0] == {"text": "a dog sat", "label": "x"}
 
 

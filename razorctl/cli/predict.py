@@ -21,7 +21,7 @@ from razorctl.errors import DataError, UsageError
 
 # What --help does not need is imported in the functions below.
 if TYPE_CHECKING:
-    from razorctl.data.own.whole import Part
+    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.job import Job
     from razorctl.training.predicting.inference import Trained
 
@@ -162,7 +162,7 @@ def predict(
 
 
 def _labels(
-    top: int, every: bool, model: "Trained", parts: list["Part"], done: Done
+    top: int, every: bool, model: "Trained", parts: list["UnlabeledRows"], done: Done
 ) -> Predictions:
     from razorctl.training.predicting import labels
 
@@ -171,7 +171,12 @@ def _labels(
 
 
 def _texts(
-    new: int, temperature: float, seed: int, model: "Trained", parts: list["Part"], done: Done
+    new: int,
+    temperature: float,
+    seed: int,
+    model: "Trained",
+    parts: list["UnlabeledRows"],
+    done: Done,
 ) -> Predictions:
     from razorctl.training.predicting import continuations
 
@@ -179,7 +184,7 @@ def _texts(
     return view.fields_format("file", "row", "text"), view.report_progress(rows, done)
 
 
-def _masks(out: Path, model: "Trained", parts: list["Part"], done: Done) -> Predictions:
+def _masks(out: Path, model: "Trained", parts: list["UnlabeledRows"], done: Done) -> Predictions:
     from razorctl.training.predicting import masks
 
     rows = masks.write_masks(model, parts, out, done)
@@ -199,8 +204,8 @@ def _document(model: "Trained", skipped: Sequence[str]) -> dict[str, Any]:
 
 def _write(
     model: "Trained",
-    parts: list["Part"],
-    predict: Callable[["Trained", list["Part"], Done], Predictions],
+    parts: list["UnlabeledRows"],
+    predict: Callable[["Trained", list["UnlabeledRows"], Done], Predictions],
     file: Path | None,
     write: Callable[..., None],
 ) -> None:

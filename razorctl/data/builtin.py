@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from razorctl.data import Progress, Source, Splits
+from razorctl.data.source import Source, Splits
+from razorctl.models import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset

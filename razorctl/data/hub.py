@@ -5,9 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from razorctl import hub, units
-from razorctl.data import Progress, Source, Splits
+from razorctl.data.source import Source, Splits
 from razorctl.errors import DataError
-from razorctl.models import Modality
+from razorctl.models import Modality, Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset

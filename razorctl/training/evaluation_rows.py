@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import data, models
 from razorctl.data import own
-from razorctl.data.own import contents, whole
+from razorctl.data.own import whole
+from razorctl.data.own.labels import renumbered
+from razorctl.data.own.splitting import digested
 from razorctl.data.own.stream import Stream
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
@@ -31,7 +33,7 @@ class LabeledRows:
 
 
 def rows_of_run(
-    run: Path | str, split: str | None = None, progress: data.Progress = lambda _: None
+    run: Path | str, split: str | None = None, progress: models.Progress = lambda _: None
 ) -> LabeledRows:
     """The rows of a split of the data that a finished run was trained on, as the run used them.
 
@@ -41,7 +43,7 @@ def rows_of_run(
     """
     run = Path(run)
     result, job = run_files.finished_run(run)
-    splits = contents.digested(data.of(job).load(progress))
+    splits = digested(data.of(job).load(progress))
     before, now = run_files.read_split(run), run_files.split_document(splits) or {}
     if "digests" not in before:  # of an older razorctl, or of streams
         now = {name: value for name, value in now.items() if name not in ("digests", "white")}
@@ -57,7 +59,7 @@ def rows_of_run(
 
 
 def rows_of_job(
-    run: Path | str, job: Job, split: str | None = None, progress: data.Progress = lambda _: None
+    run: Path | str, job: Job, split: str | None = None, progress: models.Progress = lambda _: None
 ) -> LabeledRows:
     """The rows of any data set that a job names, with labels as a finished run numbers them.
 
@@ -88,7 +90,7 @@ def rows_of_job(
     return LabeledRows(*whole.labeled(job, modality, result["classes"], progress, white, trained))
 
 
-def _all(job: Job, trained: Job, classes: list[str], progress: data.Progress) -> LabeledRows:
+def _all(job: Job, trained: Job, classes: list[str], progress: models.Progress) -> LabeledRows:
     """The test split of texts or masks, or else the validation split, or else all rows."""
     from datasets import concatenate_datasets
 
@@ -118,5 +120,5 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
         return rows
     if isinstance(rows, Stream):
         raise DataError(f"{name} has other classes than the run was trained on; undo that.")
-    labels = whole.renumbered(name, np.asarray(rows["label"]), splits.classes, classes)
+    labels = renumbered(name, np.asarray(rows["label"]), splits.classes, classes)
     return rows.remove_columns("label").add_column("label", labels)

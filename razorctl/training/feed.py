@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from razorctl import data, models
-from razorctl.data.own import contents
+from razorctl.data.own.splitting import digested
 from razorctl.data.own.stream import count
 from razorctl.job import Job
 from razorctl.step import label_count
@@ -21,7 +21,7 @@ def sequenced(
     splits: data.Splits, family: models.Model, job: Job, progress: models.Progress
 ) -> data.Splits:
     """The splits of a data set as the model's transform takes them; see `Model.sequences`."""
-    splits = contents.digested(splits)  # digests of texts, not of their tokens
+    splits = digested(splits)  # digests of texts, not of their tokens
     make = family.sequences
     if make is None:
         return splits

@@ -11,7 +11,8 @@ from razorctl.errors import UsageError
 from razorctl.job import Job
 from razorctl.tasks import LANGUAGE, Task
 
-SHARE = 0.1  # of the training rows is held out, unless a job says otherwise
+STDIN = "-"  # the name of standard input
+SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
 KNOWN = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -114,14 +115,14 @@ class Ask:
         return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
 
     def share(self, splits: Collection[str]) -> float:
-        """The share of the training rows that is held out of data that have these splits.
+        """The share of the training rows that is put aside of data that have these splits.
 
         Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
         """
         if "validation" in splits:
             if self.validation is not None:
                 raise UsageError(
-                    f"{self.name} has a validation split, so nothing is held out; leave "
+                    f"{self.name} has a validation split, so nothing is put aside; leave "
                     "--validation out."
                 )
             return 0.0
@@ -131,6 +132,26 @@ class Ask:
                 f"as {SHARE}."
             )
         return SHARE if self.validation is None else self.validation
+
+    def check_streamed_task(self, task: Task) -> None:
+        """Raises UsageError for another task than classification."""
+        if task != "classification":
+            raise UsageError(
+                f"{self.name} is for {task}, which reads it whole; leave --streaming out."
+            )
+
+    def check_streamed_splits(self, splits: Collection[str]) -> None:
+        """Raises UsageError without rows to evaluate on: none of a stream are put aside."""
+        if not {"validation", "test"} & {*splits}:
+            raise UsageError(
+                f"{self.name} has no validation or test split, and none is put aside of rows that "
+                "are streamed; give it one, or leave --streaming out."
+            )
+        if self.validation is not None:
+            raise UsageError(
+                f"no rows are put aside of {self.name}, which is streamed; leave --validation or "
+                "--streaming out."
+            )
 
 
 def role(name: str) -> str | None:

@@ -6,12 +6,10 @@ image that was renamed is noticed if that changes the order of rows.
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data import Splits
 from razorctl.data.own.raw import COLUMNS, content
 
 if TYPE_CHECKING:
@@ -19,21 +17,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 BATCH = 256  # rows
-
-
-def digested(splits: Splits) -> Splits:
-    """The splits with their digests, as far as these are not known, and no streams."""
-    from datasets import Dataset
-
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    there: dict[str, Any] = {split: rows for split, rows in parts.items() if rows is not None}
-    if splits.digests is not None or not all(isinstance(rows, Dataset) for rows in there.values()):
-        return splits
-    found: Any = {
-        split: (of_rows(rows), rows["label"][:] if "label" in rows.column_names else ())
-        for split, rows in there.items()
-    }
-    return replace(splits, digests={split: digest(*of) for split, of in found.items()})
 
 
 def digest(held: "np.ndarray[Any, Any]", labels: Any) -> str:

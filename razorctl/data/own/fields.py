@@ -1,11 +1,14 @@
-"""What the columns of rows hold: how their values are read, and what is wrong with them."""
+"""The columns of rows: how their values are read from files, and what is wrong with them.
+
+Each column is a `Field` of FIELDS. Conversations of ShareGPT get the keys of `Messages` as they are
+read.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own import chats
 from razorctl.data.own.raw import ADDRESS, NEVER_SKIPPED, OUTSIDE
 from razorctl.errors import DataError
 
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
 
 
 Reasons = list[str | None]  # what is wrong with each value
+KEYS = ("role", "content")
+SHARED = ("from", "value")  # the keys of ShareGPT
+ROLES = {"human": "user", "gpt": "assistant"}  # its words, and those that templates know
+ORDER = "roles are not user and assistant in turn, after a system message if any"
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Field:
 
         return pa.string()
 
-    def read(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
         """The value of a line as rows have it, and what is wrong with it.
 
         column: what the file calls it. folder: that of the file.
@@ -37,12 +44,18 @@ class Field:
             return value, None
         return None, f"{column} is no text"
 
-    def stored(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        """Typed values as rows have them, and what is wrong with each, None if nothing can be."""
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        """Typed values as rows have them, and what is wrong with each, None if nothing can be.
+
+        folder: that of the file.
+        """
         return values, None
 
-    def faults(self, values: "pa.ChunkedArray", answered: bool) -> Mapping[int, str]:
-        """The rows whose values cannot be used, and why; answered: as of `chats.faults`."""
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        """The rows whose values cannot be used, and why. Raises DataError for another type.
+
+        answered: whether conversations need an answer, or only a question.
+        """
         import pyarrow.compute as pc
 
         if not _is_text(values.type):
@@ -50,19 +63,31 @@ class Field:
                 f"a text column has values of type {values.type}; choose another with "
                 "--text-column."
             )
-        written = pc.fill_null(pc.match_substring_regex(values, r"\S"), False)
-        blank = pc.indices_nonzero(pc.invert(written))
+        blank = pc.indices_nonzero(pc.invert(_written(values)))
         return dict.fromkeys(blank.to_pylist(), "empty text")
 
 
 class Picture(Field):
     """A column of images or of masks, which may be named by paths."""
 
-    def read(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
-        path, fault = super().read(value, column, folder)
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        path, fault = super().of_line(value, column, folder)
         return (path, fault) if fault else self._at(path, folder)
 
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        import pyarrow as pa
+
+        if not _is_text(values.type):
+            return values, None
+        pairs = [self._at(value, folder) for value in values.to_pylist()]
+        return pa.array([path for path, _ in pairs], pa.string()), [fault for _, fault in pairs]
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        """No rows: `images` opens the files."""
+        return {}
+
     def _at(self, value: str | None, folder: Path) -> tuple[str, str | None]:
+        """The absolute path of an image, and what is wrong with the one in the file."""
         value = (value or "").strip()
         path, fault = Path(value), None
         if not value:
@@ -74,33 +99,54 @@ class Picture(Field):
         # Absolute, since the rows may be kept and used from another directory.
         return str(folder.absolute() / path), fault
 
-    def stored(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        import pyarrow as pa
-
-        if not _is_text(values.type):
-            return values, None
-        found = [self._at(value, folder) for value in values.to_pylist()]
-        return pa.array([path for path, _ in found], pa.string()), [fault for _, fault in found]
-
-    def faults(self, values: "pa.ChunkedArray", answered: bool) -> Mapping[int, str]:
-        """None: `images` opens them."""
-        return {}
-
 
 class Messages(Field):
-    """A column of conversations."""
+    """A column of conversations: lists of messages, each with a role and a content.
+
+    Messages are of user and assistant in turn, after one of system if any.
+    """
 
     def kind(self) -> "pa.DataType":
-        return chats.kind()
+        import pyarrow as pa
 
-    def read(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
-        return chats.written(value)
+        return pa.list_(pa.struct([(key, pa.string()) for key in KEYS]))
 
-    def stored(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
-        return chats.standard(values), None
+    def of_line(self, value: Any, column: str, folder: Path) -> tuple[Any, str | None]:
+        if not isinstance(value, list):
+            return None, "messages are no list"
+        messages = []
+        for message in value:
+            texts = _role_and_content(message) if isinstance(message, Mapping) else [None]
+            if not all(isinstance(text, str) for text in texts):
+                return None, "a message without role and content"
+            messages.append(dict(zip(KEYS, texts, strict=True)))
+        return messages, None
 
-    def faults(self, values: "pa.ChunkedArray", answered: bool) -> Mapping[int, str]:
-        return chats.faults(values, answered)
+    def of_array(self, values: "pa.Array", folder: Path) -> tuple["pa.Array", Reasons | None]:
+        """A role that is none of ROLES stays, which `faults` then says."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not _is_shared(values.type):
+            return values, None
+        counts = pc.fill_null(pc.list_value_length(values), 0)
+        offsets = pa.concat_arrays([pa.array([0], counts.type), pc.cumulative_sum(counts)])
+        messages = pc.list_flatten(values)
+        role, content = (pc.struct_field(messages, key).cast(pa.string()) for key in SHARED)
+        for name, standard in ROLES.items():
+            role = pc.if_else(pc.equal(role, name), standard, role)
+        both = pa.StructArray.from_arrays([role, content], KEYS)
+        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), both), None
+
+    def faults(self, values: "pa.ChunkedArray", answered: bool = True) -> Mapping[int, str]:
+        _check_messages(values.type)
+        needed = ("assistant", "no answer of an assistant") if answered else ("user", "no question")
+        faults: dict[int, str] = {}
+        start = 0
+        for chunk in values.chunks:
+            faults |= {start + row: reason for row, reason in _chunk_faults(chunk, *needed).items()}
+            start += len(chunk)
+        return faults
 
 
 FIELDS = {
@@ -122,3 +168,77 @@ def _is_text(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _written(texts: Any) -> Any:
+    """Whether each text has more than white space."""
+    import pyarrow.compute as pc
+
+    return pc.fill_null(pc.match_substring_regex(texts, r"\S"), False)
+
+
+def _role_and_content(message: Mapping[str, Any]) -> list[Any]:
+    """The role and the content of a message, under the keys of either kind."""
+    if not message.keys() & {*KEYS} and message.keys() >= {*SHARED}:
+        role, content = (message[key] for key in SHARED)
+        return [ROLES.get(role, role) if isinstance(role, str) else role, content]
+    return [message.get(key) for key in KEYS]
+
+
+def _is_shared(kind: "pa.DataType") -> bool:
+    """Whether messages of this type have the keys of ShareGPT, and not those of `KEYS`."""
+    import pyarrow as pa
+
+    if not _is_list(kind):
+        return False
+    inner = kind.value_type
+    names = {field.name for field in inner} if pa.types.is_struct(inner) else set()
+    return names >= {*SHARED} and not names & {*KEYS}
+
+
+def _check_messages(kind: "pa.DataType") -> None:
+    """Raises DataError for another type than lists of roles and contents."""
+    import pyarrow as pa
+
+    inner = kind.value_type if _is_list(kind) else None
+    if inner is not None and pa.types.is_struct(inner):
+        texts = [inner.field(key).type for key in KEYS if inner.get_field_index(key) >= 0]
+        if len(texts) == 2 and all(map(_is_text, texts)):
+            return
+    raise DataError(
+        f"the column of messages has values of type {kind}; give lists of role and content, or "
+        "choose another column with --text-column."
+    )
+
+
+def _chunk_faults(chunk: "pa.Array", needed: str, without: str) -> dict[int, str]:
+    import numpy as np
+    import pyarrow.compute as pc
+
+    counts = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+    messages = pc.list_flatten(chunk)
+    rows = np.repeat(np.arange(len(chunk)), counts)
+    starts = np.cumsum(counts) - counts
+    roles = np.asarray(pc.struct_field(messages, "role").fill_null("").to_pylist(), dtype=object)
+    content = pc.struct_field(messages, "content")
+    blank = ~_written(content).to_numpy(zero_copy_only=False).astype(bool)
+
+    system = roles == "system"
+    first = np.zeros(len(chunk), np.int64)  # the place of the first user message
+    first[rows[system & (np.arange(len(rows)) == starts[rows])]] = 1
+    place = np.arange(len(rows)) - starts[rows] - first[rows]
+    expected = np.where(place < 0, "system", np.where(place % 2 == 0, "user", "assistant"))
+
+    lacking = np.setdiff1d(np.arange(len(chunk)), rows[roles == needed])
+    return {
+        **dict.fromkeys(lacking.tolist(), without),
+        **dict.fromkeys(rows[roles != expected].tolist(), ORDER),
+        **dict.fromkeys(rows[blank].tolist(), "an empty message"),
+        **dict.fromkeys(np.flatnonzero(counts == 0).tolist(), "no messages"),
+    }

@@ -1,8 +1,10 @@
-"""Labels as numbers of classes."""
+"""Labels: as files have them, as numbers of classes, and the names of classes."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from razorctl.data.own.raw import Raw
@@ -17,6 +19,7 @@ Numbers = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the number of each ro
 WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
 SEVERAL = "razorctl has no task for several labels of a row (multi-label)"
 NUMBERS = "razorctl has no task for numbers (regression), only for classes"
+NAMES, NUMBERED = "classes.txt", "id2label.json"
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 
 
@@ -29,7 +32,7 @@ class Labels:
 
     @classmethod
     def indices(cls, classes: tuple[str, ...]) -> "Labels":
-        """Those of labels that are numbers of classes already."""
+        """The classes of labels that are numbers of classes already."""
         import pyarrow as pa
 
         return cls(classes, pa.array(range(len(classes)), pa.int64()))
@@ -134,3 +137,87 @@ def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
     if texts and all(map(WHOLE.fullmatch, texts)):
         return sorted(texts, key=lambda text: (float(text), text))
     return sorted(values)
+
+
+def text_of(value: Any, place: str, kinds: dict[str, str]) -> str | None:
+    """A label of a line as text; None is no label.
+
+    kinds: the types so far -> the place of the first of each. Raises DataError for a value that is
+    no class, and for a second type.
+    """
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
+    if kind is None:
+        why = {list: f", and {SEVERAL}", float: f", and {NUMBERS}"}.get(type(value), "")
+        raise DataError(
+            f"the label at {place} is {value!r}{why}; give text or whole numbers, or choose "
+            "another column with --label-column."
+        )
+    kinds.setdefault(kind, place)
+    if len(kinds) > 1:
+        both = " and ".join(f"{kind} ({where})" for kind, where in kinds.items())
+        raise DataError(f"labels are of mixed type, {both}; give all of them one type.")
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def renumbered(
+    name: str,
+    labels: "np.ndarray[Any, Any]",
+    names: Sequence[str],
+    classes: Sequence[str],
+    rows: "np.ndarray[Any, Any] | None" = None,
+) -> "np.ndarray[Any, Any]":
+    """Labels [n] by the classes of a data set as labels by the classes of a run.
+
+    Raises DataError that names the labels without a class.
+
+    Args:
+        name: the name of the data set.
+        labels: the numbers of the labels; -1 is none.
+        names: the classes of the data set.
+        classes: the classes of the run.
+        rows: those that count; None is all.
+    """
+    import numpy as np
+
+    used = np.unique(labels if rows is None else labels[rows])
+    unknown = [names[number] for number in used if names[number] not in classes]
+    if unknown:
+        few = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        run_few = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
+        raise DataError(
+            f"{name} has labels that are no classes of the run: {few}; its classes are {run_few}, "
+            "so correct them, or choose another column with --label-column."
+        )
+    numbers = {label: number for number, label in enumerate(classes)}
+    table = np.array([*(numbers.get(label, -1) for label in names), -1])  # -1 is no label
+    return np.asarray(table[labels])
+
+
+def names_in(folder: Path) -> tuple[str, ...] | None:
+    """The names of the classes as a file in the folder has them; None without one.
+
+    classes.txt has a name on each line, the first that of the value 0; id2label.json an object of
+    values and names. Raises DataError if it cannot be used.
+    """
+    file = folder / NAMES
+    if not file.exists():
+        file = folder / NUMBERED
+        if not file.exists():
+            return None
+    mend = f"give {NAMES} with a name on each line, or leave it out"
+    try:
+        text = file.read_text("utf-8-sig")
+        if file.name == NUMBERED:
+            by_value = {int(value): str(name) for value, name in json.loads(text).items()}
+            names = [by_value[value] for value in range(len(by_value))]
+        else:
+            names = [line.strip() for line in text.splitlines() if line.strip()]
+    except (ValueError, AttributeError, KeyError):
+        raise DataError(f"{file} does not name the values from 0 on; {mend}.") from None
+    if len(set(names)) < max(len(names), 2):
+        raise DataError(f"{file} does not name two or more classes, each once; {mend}.")
+    return tuple(names)

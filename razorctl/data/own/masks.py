@@ -1,44 +1,15 @@
 """Masks of images: the classes in them, and those that cannot be used."""
 
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from razorctl import units
-from razorctl.data.own import contents, images, rows
+from razorctl.data.own import contents, images
 from razorctl.data.own.images import Said
-from razorctl.data.own.labels import numbered
-from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw, refuse
-from razorctl.errors import DataError
+from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw
 from razorctl.models import masks
-
-MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
-
-
-def named(raw: Raw) -> Raw:
-    """The rows with names of their classes, which are the values of the training masks if unnamed.
-
-    Reads these masks, but not again if `looked` follows. Raises DataError if they have no classes.
-    """
-    if raw.class_names is not None:
-        return raw
-    known = rows.faults(raw, numbered(raw)[1])
-    said = looked(raw, known)
-    tops = [top for fault, top, _ in said["train"].values() if not fault]
-    if not tops:
-        bad = faults(said, MOST)
-        every = {split: {**known[split], **bad[split]} for split in bad}
-        refuse(raw.name, [*raw.named(every)], skip_bad=False)
-    highest = max(tops)
-    if not 1 <= highest < MOST:
-        has = "no class but 0" if highest < 1 else f"values up to {highest:,}"
-        raise DataError(
-            f"the masks of {raw.name} have {has}, besides {masks.IGNORED} for pixels to ignore; "
-            "write the classes as 0, 1, 2 and so on."
-        )
-    return replace(raw, class_names=tuple(map(str, range(highest + 1))))
 
 
 def faults(said: Said, classes: int) -> dict[str, dict[int, str]]:

@@ -1,17 +1,19 @@
 """Rows as they are stored, and how bad ones are named, counted and refused."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
 from razorctl.errors import DataError
+from razorctl.folders import spelled
 from razorctl.models import Modality
 from razorctl.tasks import Task
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    import pyarrow as pa
+    from datasets import Dataset, IterableDataset
 
 COLUMNS = ("image", "mask", "text", "text_pair", "messages")  # that a row may hold
 # Never skipped: a table must not reach other files, or other machines.
@@ -56,6 +58,11 @@ def refuse(name: str, faults: Sequence[Fault], skip_bad: bool, mend: str = MEND)
     return lines
 
 
+def not_utf8(text: str) -> str | None:
+    """The fault of a path or a text whose bytes are not UTF-8; None if they are."""
+    return None if spelled(text) == text else NOT_UTF8
+
+
 @dataclass(frozen=True)
 class Raw:
     """The rows of each split of a data set as they are stored.
@@ -72,7 +79,8 @@ class Raw:
     root: the folder that image paths must not leave; None if they may.
     nowhere: what is bad and is no row, such as an empty folder.
     notes: what a user may not have meant, in sentences.
-    cut: whether the two training rows are one text, whose end is what can be held out.
+    cut: whether the two training rows are one text, whose end is what can be put aside.
+    blanks: whether texts may be blank, which are then left out.
     """
 
     name: str
@@ -87,6 +95,7 @@ class Raw:
     task: Task = "classification"
     notes: tuple[str, ...] = ()
     cut: bool = False
+    blanks: bool = False
 
     def place(self, split: str, row: int) -> str:
         """The file or the line of a row, for a sentence."""
@@ -101,8 +110,40 @@ class Raw:
             yield from (Fault(self.place(split, row), reason) for row, reason in bad.items())
 
 
+@dataclass(frozen=True)
+class RawStreams:
+    """The rows of each split of a data set for classification before they are read.
+
+    Args:
+        modality: what they are of.
+        names: split -> what it is called in the data.
+        told: what was detected, as the end of a sentence.
+        classes: the names of the classes.
+        labels: what stands for each class in the data.
+        counts: split -> rows; None if that is not known.
+        rows: split -> its rows, as those of `Raw`.
+        root: the folder that image paths must not leave; None if images are no files.
+        renamed: column of `rows` -> its name in `Raw`, if another.
+    """
+
+    modality: Modality
+    names: Mapping[str, str]
+    told: str
+    classes: tuple[str, ...]
+    labels: "pa.Array"
+    counts: Mapping[str, int | None]
+    rows: Callable[[str], "IterableDataset"]
+    root: Path | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
 def content(image: Any) -> Any:
     """The path or the bytes of an image as a row has it."""
     if isinstance(image, dict):
         return image["path"] if image["bytes"] is None else image["bytes"]
     return image
+
+
+def reason(error: Exception) -> str:
+    """An error of a library in a few words."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,6 +1,6 @@
-"""What is wrong with rows, as far as it is known without reading images."""
+"""Bad rows, as far as they are known without reading images; notes on good ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from razorctl import units
@@ -25,7 +25,7 @@ def check(
     """The bad rows: those with a fault, without a label, or with an empty text or message.
 
     rows: with the columns of `Raw`. numbers: of their classes, -1 is no label. answered: as of
-    `chats.faults`.
+    `Field.faults`.
     """
     found: dict[int, str] = {}
     if "fault" in rows.column_names:
@@ -59,7 +59,7 @@ def empty(name: str, split: str) -> DataError:
     return DataError(f"{name} has no rows in its {split} split; add some, or leave the split out.")
 
 
-def sound(
+def check_enough(
     raw: Raw,
     classes: tuple[str, ...],
     numbers: Numbers,
@@ -96,3 +96,82 @@ def sound(
                 f"the {split} split of {raw.name} has {units.count(len(unknown), 'class')} that no "
                 f"training row has, such as {few}; give all splits the same classes."
             )
+
+
+Rows = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the numbers of its rows, as they are stored
+
+
+def notes(
+    raw: Raw,
+    classes: Sequence[str],
+    numbers: Numbers,
+    parts: Mapping[str, tuple[str, Any]],
+    held: Rows,
+) -> tuple[str, ...]:
+    """Notes on rows that are trained and evaluated on.
+
+    parts: `train`, `validation` and `test` -> the split of `raw` that their rows are of, and the
+    numbers of these rows. held: split of `raw` -> the contents of all its rows.
+    """
+    found = [*raw.notes, *_alike(classes), *_shared(raw, parts, held)]
+    return (*found, *(_labels(raw, classes, numbers, parts, held) if classes else ()))
+
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    """A note on classes that differ in case or space alone."""
+    plain: dict[str, list[str]] = {}
+    for name in classes:
+        plain.setdefault("".join(name.casefold().split()), []).append(name)
+    alike = [names for names in plain.values() if len(names) > 1]
+    if not alike:
+        return []
+    few = " and ".join(map(repr, alike[0]))
+    return [f"the classes {few} differ in case or space alone{_more(len(alike))}."]
+
+
+def _shared(raw: Raw, parts: Mapping[str, tuple[str, Any]], held: Rows) -> list[str]:
+    """A note for each split with rows that are trained on as well."""
+    import numpy as np
+
+    own, trained = parts["train"]
+    found = []
+    for part in parts.keys() - {"train"}:
+        split, kept = parts[part]
+        same = kept[np.isin(held[split][kept], held[own][trained])]
+        if len(same):
+            rows = units.count(len(same), "row")
+            verb = "is" if len(same) == 1 else "are"
+            where = raw.place(split, same[0])
+            found.append(f"{rows} for {part} {verb} trained on as well, such as {where}.")
+    return sorted(found)
+
+
+def _labels(
+    raw: Raw,
+    classes: Sequence[str],
+    numbers: Numbers,
+    parts: Mapping[str, tuple[str, Any]],
+    held: Rows,
+) -> list[str]:
+    """A note on rows of one content with several labels."""
+    import numpy as np
+
+    splits = [split for split, kept in parts.values() for _ in kept]
+    kept = np.concatenate([kept for _, kept in parts.values()])
+    content = np.concatenate([held[split][own] for split, own in parts.values()])
+    label = np.concatenate([numbers[split][own] for split, own in parts.values()])
+    order = np.lexsort((label, content))
+    same = content[order][1:] == content[order][:-1]
+    at = np.flatnonzero(same & (label[order][1:] != label[order][:-1]))
+    if not len(at):
+        return []
+    one, other = order[at[0]], order[at[0] + 1]
+    what = "image" if raw.modality == "image" else "text"
+    named = " and ".join(
+        f"{raw.place(splits[row], kept[row])} ({classes[label[row]]})" for row in (one, other)
+    )
+    return [f"the same {what} has two labels: {named}{_more(len(np.unique(content[order][at])))}."]
+
+
+def _more(count: int) -> str:
+    return f", and {count - 1:,} more" if count > 1 else ""

@@ -1,24 +1,29 @@
-"""The splits of checked rows; some training rows are held out where there is no validation."""
+"""The splits of checked rows; some training rows are put aside where there is no validation."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data import Progress, Splits, place
-from razorctl.data.own import contents, images, masks, notes, rows
+from razorctl.data.catalog import place
+from razorctl.data.own import contents, images, masks, rows
 from razorctl.data.own.ask import KNOWN, Ask
 from razorctl.data.own.images import Said
 from razorctl.data.own.labels import Numbers, numbered
 from razorctl.data.own.raw import COLUMNS, Faults, Raw, refuse
+from razorctl.data.source import Splits
 from razorctl.errors import DataError
+from razorctl.models import Progress
 from razorctl.models.images import white
+from razorctl.models.masks import IGNORED
 from razorctl.tasks import LANGUAGE
 
 if TYPE_CHECKING:
     import numpy as np
 
+MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
 
-def held(rows: int, share: float) -> int:
-    """How many of so many rows are held out, unless classes have too few."""
+
+def aside_count(rows: int, share: float) -> int:
+    """How many of so many rows are put aside, unless classes have too few."""
     return max(round(share * rows), int(share > 0))
 
 
@@ -34,7 +39,7 @@ def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarra
     quota = share * counts
     most = np.maximum(counts - 1, 0)
     taken = np.minimum(quota.astype(int), most)
-    left = held(len(labels), share) - taken.sum()
+    left = aside_count(len(labels), share) - taken.sum()
     for number in np.lexsort((draw.rand(len(counts)), taken - quota)):
         if left > 0 and taken[number] < most[number]:
             taken[number] += 1
@@ -107,7 +112,7 @@ class Checked:
     faults: Faults
 
     def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """The training rows to hold out, of those in `kept`; raises DataError if none can be."""
+        """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
         part = self.ask.share(self.raw.splits)
         if self.raw.cut:
             return kept[-1:]
@@ -115,16 +120,16 @@ class Checked:
         if part and not len(found):
             rows = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
-                f"{self.raw.name} has one {rows}, so none can be held out; add rows, or a "
+                f"{self.raw.name} has one {rows}, so none can be put aside; add rows, or a "
                 "validation split."
             )
         away: np.ndarray[Any, Any] = kept[found]
         return away
 
     def counts(self) -> dict[str, int]:
-        """The rows of each split, and of what is held out, as far as they are known to be good."""
+        """The rows of each split, and of what is put aside, as far as they are known to be good."""
         kept = rows.good(self.numbers, self.faults)
-        rows.sound(self.raw, self.classes, self.numbers, kept)
+        rows.check_enough(self.raw, self.classes, self.numbers, kept)
         counts = {split: len(kept[split]) for split in kept}
         counts["aside"] = len(self.put_aside(kept["train"]))
         counts["train"] -= counts["aside"]
@@ -153,7 +158,7 @@ class Checked:
 
         looked = self.looked(progress)
         kept = rows.good(self.numbers, looked.faults)
-        rows.sound(self.raw, self.classes, self.numbers, kept)
+        rows.check_enough(self.raw, self.classes, self.numbers, kept)
         away = self.put_aside(kept["train"])
         parts = {split: (split, numbers) for split, numbers in kept.items()}
         if len(away):
@@ -171,7 +176,7 @@ class Checked:
             self._record(away, looked.faults) if used else None,
             {part: self._digest(*of, held, looked) for part, of in parts.items()},
             looked.white,
-            notes.of(self.raw, self.classes, self.numbers, parts, held),
+            rows.notes(self.raw, self.classes, self.numbers, parts, held),
         )
 
     def _rows(self, split: str, kept: "np.ndarray[Any, Any]", white: int | None) -> Any:
@@ -211,7 +216,7 @@ def checked(ask: Ask, raw: Raw) -> Checked:
     if raw.task in LANGUAGE:
         raw = _divided(ask, raw)
     elif raw.task == "segmentation":
-        raw = masks.named(raw)
+        raw = _named(raw)
     classes, numbers = numbered(raw)
     found = Checked(ask, raw, classes, numbers, rows.faults(raw, numbers))
     if not ask.skip_bad and (any(found.faults.values()) or raw.nowhere):
@@ -220,7 +225,7 @@ def checked(ask: Ask, raw: Raw) -> Checked:
 
 
 def _divided(ask: Ask, raw: Raw) -> Raw:
-    """The rows with a single training text as two, if its end is to be held out.
+    """The rows with a single training text as two, if its end is to be put aside.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
     """
@@ -237,7 +242,7 @@ def _divided(ask: Ask, raw: Raw) -> Raw:
         if not text.strip():
             return raw  # which is bad
         raise DataError(
-            f"{raw.name} has one text without a line break, so none of it can be held out; add "
+            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
             "texts, or a validation split."
         )
     places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]
@@ -255,3 +260,43 @@ def _cut(text: str, share: float) -> int | None:
         if cuts:
             return min(cuts, key=lambda at: abs(at - middle))
     return None
+
+
+def _named(raw: Raw) -> Raw:
+    """The rows with names of their classes, which are the values of the training masks if unnamed.
+
+    Reads these masks, but not again if `Checked.looked` follows. Raises DataError if they have no
+    classes.
+    """
+    if raw.class_names is not None:
+        return raw
+    known = rows.faults(raw, numbered(raw)[1])
+    said = masks.looked(raw, known)
+    tops = [top for fault, top, _ in said["train"].values() if not fault]
+    if not tops:
+        bad = masks.faults(said, MOST)
+        every = {split: {**known[split], **bad[split]} for split in bad}
+        refuse(raw.name, [*raw.named(every)], skip_bad=False)
+    highest = max(tops)
+    if not 1 <= highest < MOST:
+        has = "no class but 0" if highest < 1 else f"values up to {highest:,}"
+        raise DataError(
+            f"the masks of {raw.name} have {has}, besides {IGNORED} for pixels to ignore; "
+            "write the classes as 0, 1, 2 and so on."
+        )
+    return replace(raw, class_names=tuple(map(str, range(highest + 1))))
+
+
+def digested(splits: Splits) -> Splits:
+    """The splits with their digests, as far as these are not known, and no streams."""
+    from datasets import Dataset
+
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    there: dict[str, Any] = {split: rows for split, rows in parts.items() if rows is not None}
+    if splits.digests is not None or not all(isinstance(rows, Dataset) for rows in there.values()):
+        return splits
+    found: Any = {
+        split: (contents.of_rows(rows), rows["label"][:] if "label" in rows.column_names else ())
+        for split, rows in there.items()
+    }
+    return replace(splits, digests={split: contents.digest(*of) for split, of in found.items()})

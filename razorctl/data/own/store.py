@@ -40,7 +40,7 @@ def packed(rows: Iterable[Mapping[str, Any]], schema: "pa.Schema") -> Iterator["
         yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
-def table(rows: Iterable[Mapping[str, Any]], *names: str) -> "Dataset":
+def text_table(rows: Iterable[Mapping[str, Any]], *names: str) -> "Dataset":
     """Rows in memory, with columns of text."""
     import datasets
     import pyarrow as pa

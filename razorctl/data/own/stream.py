@@ -7,17 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from razorctl.data import Splits
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.columns import Columns
 from razorctl.data.own.images import THREADS, fault
 from razorctl.data.own.labels import Labels
-from razorctl.data.own.raw import OUTSIDE, Fault, content, refuse
+from razorctl.data.own.raw import OUTSIDE, Fault, RawStreams, content, reason, refuse
 from razorctl.data.own.rows import check
-from razorctl.errors import DataError, RazorError, UsageError
+from razorctl.errors import DataError, RazorError
 from razorctl.models import Modality, Rows
 from razorctl.models.images import WIDE
-from razorctl.tasks import Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,61 +170,34 @@ class Stream:
         return fault(self.root, image, _wide)
 
 
-def refuse_splits(ask: Ask, splits: Mapping[str, Any]) -> None:
-    """Raises UsageError if nothing is there to evaluate on: rows of a stream are not held out."""
-    if not {"validation", "test"} & splits.keys():
-        raise UsageError(
-            f"{ask.name} has no validation or test split, and of streamed rows none is held out; "
-            "give it one, or leave --streaming out."
-        )
-    if ask.validation is not None:
-        raise UsageError(
-            f"no rows of {ask.name} are held out, since it is streamed; leave --validation or "
-            "--streaming out."
-        )
-
-
-def refuse_task(ask: Ask, task: Task) -> None:
-    """Raises UsageError for another task than classification."""
-    if task != "classification":
-        raise UsageError(f"{ask.name} is for {task}, which reads it whole; leave --streaming out.")
-
-
-def splits(
-    ask: Ask,
-    columns: Columns,
-    called: Mapping[str, str],
-    labels: Labels,
-    counts: Mapping[str, int | None],
-    rows: Callable[[str], "IterableDataset"],
-    root: Path | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Splits:
-    """The streams of each split in `called`, which has its name in the data.
-
-    counts: of the rows of a split. rows: gives those of a split. root, renamed: as of `Stream`.
-    """
-    skipped: list[str] = []
-    found = {
+def streams(ask: Ask, raw: RawStreams, skipped: list[str]) -> dict[str, Stream]:
+    """The streams of each split; skipped: as of `Stream`."""
+    labels = Labels(raw.classes, raw.labels)
+    return {
         split: Stream(
-            *(ask, name, rows(split), columns.modality, labels),
-            *(root, counts[split], skipped, renamed or {}),
+            ask=ask,
+            split=name,
+            rows=raw.rows(split),
+            modality=raw.modality,
+            labels=labels,
+            root=raw.root,
+            count=raw.counts[split],
+            skipped=skipped,
+            renamed=raw.renamed,
         )
-        for split, name in called.items()
+        for split, name in raw.names.items()
     }
-    of = found["train"], found.get("validation"), found.get("test")
-    return Splits(*of, labels.classes, skipped)
 
 
-def labeled(ask: Ask, splits: Splits) -> Splits:
-    """The splits without a test split that has no labels, as in a contest, unless it is asked for.
+def with_labels(ask: Ask, streams: Mapping[str, Stream]) -> dict[str, Stream]:
+    """The streams without a test split that has no labels, as in a contest, unless it is asked for.
 
     Reads its first row. Raises DataError if that cannot be read.
     """
-    test = splits.test
-    if ask.split is not None or splits.validation is None or not isinstance(test, Stream):
-        return splits
-    return splits if test.labeled else replace(splits, test=None)
+    contest = ask.split is None and {"validation", "test"} <= streams.keys()
+    if not contest or streams["test"].labeled:
+        return dict(streams)
+    return {split: rows for split, rows in streams.items() if split != "test"}
 
 
 def _wide(image: Any) -> str | None:
@@ -235,11 +205,6 @@ def _wide(image: Any) -> str | None:
     if image.mode in WIDE:
         return f"of mode {image.mode}, whose white a stream does not tell: leave --streaming out"
     return None
-
-
-def reason(error: Exception) -> str:
-    """An error of a library in a few words."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def count(rows: Any) -> int | None:

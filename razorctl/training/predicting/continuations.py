@@ -14,7 +14,7 @@ from razorctl.training.loading import PRIME
 from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
-    from razorctl.data.own.whole import Part
+    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.models.transformers.writing import Writer
     from razorctl.training.predicting.inference import Trained
 
@@ -39,7 +39,11 @@ class Prompt:
 
 
 def continue_texts(
-    trained: "Trained", parts: Iterable["Part"], new: int, temperature: float = 0.0, seed: int = 0
+    trained: "Trained",
+    parts: Iterable["UnlabeledRows"],
+    new: int,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> Iterator[Continuation]:
     """The continuations of the rows of files, in their order, batch by batch.
 
@@ -82,12 +86,12 @@ def _batches(
             yield Continuation(prompt.file, prompt.row, answer)
 
 
-def _prompts(writer: "Writer", part: "Part", new: int) -> Iterator[Prompt]:
+def _prompts(writer: "Writer", part: "UnlabeledRows", new: int) -> Iterator[Prompt]:
     """The tokens of the rows of a file; raises DataError if one has none, or no room for `new`."""
     for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
         ids = writer.prompt(row)
         if not ids:
-            place = part.raw.place("rows", int(stored))
+            place = part.raw.place("test", int(stored))
             raise DataError(f"{place} has no tokens to continue; give it a text that has some.")
         if writer.longest is not None and len(ids) + new > writer.longest:
             room = writer.longest - len(ids)

@@ -14,7 +14,7 @@ from razorctl.training.predicting.inference import check_finite
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from razorctl.data.own.whole import Part
+    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
 
 
@@ -33,7 +33,7 @@ class Prediction:
         return sorted(pairs, key=lambda pair: -pair[1])[:top]
 
 
-def predict_labels(classifier: "Trained", parts: Iterable["Part"]) -> Iterator[Prediction]:
+def predict_labels(classifier: "Trained", parts: Iterable["UnlabeledRows"]) -> Iterator[Prediction]:
     """The predictions of a classifier for the rows of files, in their order, batch by batch."""
     for part in parts:
         places = iter(part.places)

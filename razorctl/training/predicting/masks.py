@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from razorctl.data.own.folder import NAMES
+from razorctl.data.own.labels import NAMES
 from razorctl.errors import UsageError
 from razorctl.models import Rows
 from razorctl.step import autocast
@@ -19,7 +19,7 @@ from razorctl.training import atomic
 from razorctl.training.predicting.inference import check_finite
 
 if TYPE_CHECKING:
-    from razorctl.data.own.whole import Part
+    from razorctl.data.own.whole import UnlabeledRows
     from razorctl.training.predicting.inference import Trained
 
 ROOM = 256 << 20  # bytes of logits that have the size of an image at once
@@ -37,7 +37,7 @@ class Mask:
     share: float
 
 
-def places(parts: Sequence["Part"]) -> list[Path]:
+def places(parts: Sequence["UnlabeledRows"]) -> list[Path]:
     """The path of each row's mask in its folder; raises UsageError if two rows have the same."""
     sources: dict[Path, str] = {}
     for part in parts:
@@ -55,7 +55,7 @@ def places(parts: Sequence["Part"]) -> list[Path]:
 
 def write_masks(
     trained: "Trained",
-    parts: Sequence["Part"],
+    parts: Sequence["UnlabeledRows"],
     out: Path,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Mask]:
@@ -89,7 +89,7 @@ def write_masks(
 
 
 @torch.no_grad()
-def _masks(trained: "Trained", part: "Part") -> Iterator[Tensor]:
+def _masks(trained: "Trained", part: "UnlabeledRows") -> Iterator[Tensor]:
     """The number of the class of each pixel [height, width] of each image, on the CPU."""
     places = part.places
     with trained.in_memory():

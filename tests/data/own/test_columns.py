@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.columns import Sample, detect
+from razorctl.data.own.read.columns import TEXT_ROLES, Sample, detect
 from razorctl.errors import UsageError
 from tests.own import picture
 
@@ -74,7 +74,8 @@ def files():
 def found(values, *, images=(), classes=(), **given):
     sample = Sample(values, frozenset(images), frozenset(classes), Path())
     columns = detect(Ask("a.csv", "m", **given), sample)
-    return columns.label, columns.image, columns.texts
+    texts = tuple(columns.get(role) for role in TEXT_ROLES if columns.get(role))
+    return columns.get("label"), columns.get("image"), texts
 
 
 @pytest.mark.parametrize("case", CLEAR)

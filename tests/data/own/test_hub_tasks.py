@@ -6,7 +6,7 @@ from datasets import Dataset, Image
 from PIL import Image as Pictures
 
 from razorctl import data
-from razorctl.data.own import hub as hubs
+from razorctl.data.own.read import hub as hubs
 from razorctl.errors import UsageError
 from razorctl.job import Job
 from tests import local_hub
@@ -61,8 +61,8 @@ def cached(hub, columns, card=""):
 def test_language_modelling(kind, card, hub, monkeypatch):
     cached(hub, ROWS[kind], CARD.format(features=FEATURES[kind]) if card else "")
     job = Job("any", "hf:some/set", task="causal-lm")
-    read, real = [], hubs.read
-    monkeypatch.setattr(hubs, "read", lambda job, *more: read.append(job) or real(job, *more))
+    read, real = [], hubs.raw
+    monkeypatch.setattr(hubs, "raw", lambda job, *more: read.append(job) or real(job, *more))
     source = data.of(job)
     assert bool(read) == (not card)  # with a card nothing is read before it is loaded
     assert (source.task, source.classes) == ("causal-lm", 0)

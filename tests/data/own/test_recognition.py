@@ -10,7 +10,7 @@ from datasets import Features as Kinds
 from PIL import Image as Pictures
 
 from razorctl import data
-from razorctl.data.own import hub as hubs
+from razorctl.data.own.read import hub as hubs
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 from tests import local_hub
@@ -246,7 +246,7 @@ def test_sets_of_the_hub_by_their_card_alone(case, hub, monkeypatch):
     kinds, what = OF_HUB[case]
     found = hubs.Origin("some/set", "parquet", {"train": ("a",)}, {}, kinds, {"train": 9})
     monkeypatch.setattr(hubs, "origin_of", lambda job: found)
-    monkeypatch.setattr(hubs, "read", lambda job: pytest.fail("data were read"))
+    monkeypatch.setattr(hubs, "raw", lambda job: pytest.fail("data were read"))
     assert what in refused("bert-base", "hf:some/set")
 
 

@@ -1,4 +1,4 @@
-"""Tables that no model is for: they are refused by what they are, which their columns tell."""
+"""What a table is for, by its columns: a task, or a kind of data that no model is for."""
 
 import mmap
 import re
@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from razorctl import documents
-from razorctl.data.own import columns
+from razorctl import documents, models
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.columns import LABELS, TEXTS, Sample
 from razorctl.data.own.labels import DECIMAL
+from razorctl.data.own.read import columns
+from razorctl.data.own.read.columns import LABELS, TEXTS, Sample, TableColumns, normalized
 from razorctl.errors import UsageError
+from razorctl.tasks import Task
 
 AUDIO = frozenset(f".{ending}" for ending in ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 LANGUAGES = frozenset(("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ar", "hi"))
@@ -32,80 +33,167 @@ ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
 
 
+def detect(ask: Ask, sample: Sample) -> TableColumns:
+    """The task that a table is for, and the columns that it uses.
+
+    A given task settles it. Otherwise conversations are for causal-lm, images with masks for
+    segmentation, what has a label for classification, and texts alone for the first task of the
+    model that models language, as far as the model is for these. If that is its most usual task,
+    only a column that is a label by name or type counts as one.
+    Raises what `columns.detect` raises, and UsageError if the table does not serve the given task
+    or is of one of KINDS.
+    """
+    tasks = ask.tasks
+    refuse(ask, sample)
+    if ask.text_column is None and ask.label_column is None:
+        messages = columns.conversations(sample)
+        if messages is not None and "causal-lm" in tasks:
+            return TableColumns.of("causal-lm", messages=messages)
+        if messages is not None:
+            override = "name a column of texts with --text-column"
+            raise for_other_models(ask, "conversations", "causal-lm", override)
+    if "segmentation" in tasks or ask.label_column is None:
+        image, mask = columns.image_and_mask(ask, sample)
+        if image is not None and mask is not None:
+            if "segmentation" in tasks:
+                return TableColumns.of("segmentation", image=image, mask=mask)
+            override = "name the column of classes with --label-column"
+            raise for_other_models(ask, "images with masks", "segmentation", override)
+    language = ask.language
+    if language is not None:
+        text = columns.single_text(ask, sample)
+        if text is not None and not _may_be_classes(ask, sample, text):
+            if ask.label_column is not None:
+                raise UsageError(f"{language} learns from texts alone; leave --label-column out.")
+            return TableColumns.of(language, text=text)
+    if "classification" not in tasks:
+        raise unserved(ask, f", only the columns {', '.join(sample.values)}")
+    return columns.detect(ask, sample)
+
+
+def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
+    """Whether texts may have labels for a classifier, which the model can be."""
+    if "classification" not in ask.tasks:
+        return False
+    by_name = ask.tasks[0] == ask.language
+    return bool(columns.label_candidates(ask, sample, [text], by_name=by_name))
+
+
+def unserved(ask: Ask, more: str = "") -> UsageError:
+    """The error for data that serve none of the tasks.
+
+    more: what they have instead, as a part of the sentence.
+    """
+    name, task = ask.name, ask.tasks[0]
+    if "segmentation" in ask.tasks:
+        return UsageError(
+            f"{name} has no images with masks, which segmentation learns from{more}; give folders "
+            "images and masks, or a table with --image-column and the masks in --label-column."
+        )
+    return UsageError(
+        f"{name} has no single column or files of texts, which {task} learns from{more}; give TXT "
+        "files, or a table with --text-column."
+    )
+
+
+def for_other_models(ask: Ask, what: str, task: Task, override: str) -> UsageError:
+    """The error for data of a task that the model is not for; names the models that are.
+
+    Args:
+        ask: what is asked of the data.
+        what: what the data have, in words.
+        task: what they are for.
+        override: the option that settles otherwise what they are for.
+    """
+    if ask.task is not None:
+        return UsageError(
+            f"{ask.name} has {what}, which are for {task}, not for {ask.task}; leave --task out, "
+            f"or {override}."
+        )
+    able = [model.name for model in models.models().values() if task in model.tasks]
+    return UsageError(
+        f"{ask.name} has {what}, which are for {task}, and {ask.model} is not; choose one of "
+        f"{', '.join(able)}, or {override}."
+    )
+
+
 @dataclass(frozen=True)
 class Table:
-    """The first rows of a table."""
+    """The first rows of a table, and what is asked of it."""
 
     ask: Ask
     sample: Sample
 
-    def called(self, *roles: str) -> list[str]:
-        """The columns that are called as each of the roles, such as `a|b`; none if one lacks."""
-        own = {columns.plain(column): column for column in self.sample.values}
-        found = [next((own[n] for n in role.split("|") if n in own), None) for role in roles]
-        return [column for column in found if column is not None] if all(found) else []
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The normalized name of each column -> the column."""
+        return {normalized(column): column for column in self.sample.values}
 
-    def values(self, column: str) -> list[Any]:
-        return [value for value in self.sample.values[column] if value not in (None, "")]
+    def called(self, *roles: str) -> list[str]:
+        """The columns that have one of the names of each role, `a|b`; none if one is missing."""
+        matches = [[n for n in role.split("|") if n in self.names][:1] for role in roles]
+        return [self.names[name] for match in matches for name in match] if all(matches) else []
 
     def most(self, column: str, fits: Callable[[Any], bool]) -> bool:
-        values = self.values(column)
+        """Whether most values of a column fit."""
+        values = self.sample.present(column)
         return bool(values) and 2 * sum(map(fits, values)) > len(values)
 
-    def lists(self, column: str) -> bool:
+    def has_lists(self, column: str) -> bool:
         return self.most(column, lambda value: isinstance(value, list))
 
-    def varied(self, *found: str) -> bool:
-        """Whether each column has texts that are mostly its own, so that they are no classes."""
-        texts = [columns.text_values(self.sample, column) for column in found]
-        return bool(texts) and all(len(of) > 2 and 2 * len(set(of)) > len(of) for of in texts)
+    def varied(self, *names: str) -> bool:
+        """Whether most texts of each column are there once, so that they are no classes."""
+        columns = [self.sample.texts(name) for name in names]
+        return bool(columns) and all(
+            len(texts) > 2 and 2 * len(set(texts)) > len(texts) for texts in columns
+        )
 
-    def labeled(self, *used: str) -> bool:
-        """Whether a column beside those may be the label of a classifier, as far as is known."""
-        free = {*self.sample.values} - {*used} - self.sample.images
-        unknown = any(len(self.sample.values[column]) < 2 for column in free)
-        return unknown or bool(columns.labels(self.ask, self.sample, used))
+    def may_have_label(self, *inputs: str) -> bool:
+        """Whether a column beside the inputs may be the label of a classifier."""
+        free = {*self.sample.values} - {*inputs} - self.sample.images
+        unclear = any(len(self.sample.values[column]) < 2 for column in free)
+        return unclear or bool(columns.label_candidates(self.ask, self.sample, inputs))
 
     @cached_property
-    def image(self) -> list[str]:
+    def images(self) -> list[str]:
         """The columns of images."""
-        typed = [c for c in self.sample.values if c in self.sample.images]
-        return typed or [c for c in self.sample.values if columns.of_images(self.sample, c)]
+        return self.sample.image_columns()
 
     @property
     def clear(self) -> bool:
         """Whether columns are called a text and its label, or an image and its label."""
-        own = {columns.plain(c): c for c in self.sample.values}
-        label = [own[name] for name in own.keys() & LABELS if not self.lists(own[name])]
-        return bool(label) and bool(own.keys() & TEXTS)
+        names = self.names.keys()
+        labels = [name for name in names & LABELS if not self.has_lists(self.names[name])]
+        return bool(labels) and bool(names & TEXTS)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Data that no model is trained for. looks: gives the columns that tell, or none."""
+    """Data that no model is trained for. signs: gives the columns that tell, or none."""
 
     what: str
-    looks: Callable[[Table], Sequence[str]]
+    signs: Callable[[Table], Sequence[str]]
     mend: str
 
 
 def _varied(*roles: str) -> Callable[[Table], Sequence[str]]:
-    def looks(table: Table) -> Sequence[str]:
+    def signs(table: Table) -> Sequence[str]:
         found = table.called(*roles)
         return found if table.varied(*found) else ()
 
-    return looks
+    return signs
 
 
 def _choices(table: Table) -> Sequence[str]:
     found = table.called("question|query|prompt|ctx|context|sentence", "choices|options|endings")
-    return found if found and table.lists(found[1]) else ()
+    return found if found and table.has_lists(found[1]) else ()
 
 
 def _tags(table: Table) -> Sequence[str]:
-    words = [c for c in table.called("tokens|words|token|word") if table.lists(c)]
+    words = [c for c in table.called("tokens|words|token|word") if table.has_lists(c)]
     ends = ("tags", "tag", "labels", "label")
-    tags = [c for c in table.sample.values if columns.plain(c).endswith(ends) and table.lists(c)]
+    tags = [c for c in table.sample.values if normalized(c).endswith(ends) and table.has_lists(c)]
     return [*words, *tags[:1]] if words and tags else ()
 
 
@@ -113,13 +201,13 @@ def _translations(table: Table) -> Sequence[str]:
     found = table.called("translation|translations")
     if found and table.most(found[0], lambda value: isinstance(value, Mapping)):
         return found
-    spoken = [c for c in table.sample.values if columns.plain(c) in LANGUAGES]
+    spoken = [c for c in table.sample.values if normalized(c) in LANGUAGES]
     return spoken if len(spoken) > 1 and table.varied(*spoken) else ()
 
 
 def _summaries(table: Table) -> Sequence[str]:
     found = table.called("text|document|article|dialogue", "summary|highlights")
-    return found if table.varied(*found) and not table.labeled(*found) else ()
+    return found if table.varied(*found) and not table.may_have_label(*found) else ()
 
 
 def _numbers(table: Table) -> Sequence[str]:
@@ -132,32 +220,32 @@ def _numbers(table: Table) -> Sequence[str]:
 
     if table.ask.tasks[0] != "classification" or not found or not table.most(found[0], decimal):
         return ()
-    texts = [c for c in table.sample.values if columns.text_values(table.sample, c)]
-    return found if texts and not table.labeled(*texts, *found) else ()
+    texts = [c for c in table.sample.values if table.sample.texts(c)]
+    return found if texts and not table.may_have_label(*texts, *found) else ()
 
 
 def _boxes(table: Table) -> Sequence[str]:
-    image = table.image[:1]
+    image = table.images[:1]
     if not image:
         return ()
     own = table.called(*CORNERS)
-    paths = columns.text_values(table.sample, image[0])
+    paths = table.sample.texts(image[0])
     if own and len(set(paths)) < len(paths):  # an image for each object in it
         return [*image, *own]
     found = table.called("objects|bboxes|bbox|boxes|bounding_boxes|bounding_box")
     nested = found and table.most(found[0], lambda value: isinstance(value, (list, Mapping)))
-    return [*image, *found] if nested and not table.labeled(*image, *found) else ()
+    return [*image, *found] if nested and not table.may_have_label(*image, *found) else ()
 
 
 def _asked(table: Table) -> Sequence[str]:
     found = table.called("question", "answer|answers|multiple_choice_answer")
-    return [*table.image[:1], *found] if found and table.image else ()
+    return [*table.images[:1], *found] if found and table.images else ()
 
 
 def _captions(table: Table) -> Sequence[str]:
-    image = table.image[:1]
+    image = table.images[:1]
     found = table.called("caption|captions|text|description|sentence|sentences")
-    if not image or not found or table.labeled(*table.image, *found):
+    if not image or not found or table.may_have_label(*table.images, *found):
         return ()
     return [*image, *found]
 
@@ -206,7 +294,7 @@ def refuse(ask: Ask, sample: Sample) -> None:
     if ask.columns or table.clear:
         return
     for kind in KINDS:
-        if found := kind.looks(table):
+        if found := kind.signs(table):
             many = "s" if len(found) > 1 else ""
             raise refused(ask.name, kind.what, f"its column{many} {', '.join(found)}", kind.mend)
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.fields import FIELDS, Reasons, worse
+from razorctl.data.own.raw import reason
+from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
 from razorctl.data.own.store import BATCH, stored
 from razorctl.errors import DataError
 
@@ -84,7 +85,7 @@ def typed(kinds: "Features") -> tuple[frozenset[str], frozenset[str], list[str]]
     return images, classes, [name for name in kinds if name not in images]
 
 
-def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
+def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; image paths are relative to their folder."""
     own = _schema(files[0], columns)
     with _reading(files[0].parent):
@@ -93,7 +94,7 @@ def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
         )
 
 
-def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
+def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     """The same rows of one file, one at a time."""
     number = 0
     with _reading(file):
@@ -103,22 +104,21 @@ def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
                 number += 1
 
 
-def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
+def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
     """The labels of a file; no other column is read."""
     with _reading(file):
-        table = _open(file).read([columns.label])
+        table = _open(file).read([columns.get("label")])
         return table.cast(_plain(table.schema)).column(0)
 
 
-def class_names(file: Path, columns: Columns) -> tuple[str, ...] | None:
+def class_names(file: Path, columns: TableColumns) -> tuple[str, ...] | None:
     """The names of the classes that the label's type has; None without them or a label."""
-    if not columns.label:
-        return None
-    found = getattr(features(file)[columns.label], "names", None)
-    return None if found is None else tuple(found)
+    label = columns.get("label")
+    names = None if label is None else getattr(features(file)[label], "names", None)
+    return None if names is None else tuple(names)
 
 
-def _schema(file: Path, columns: Columns) -> "pa.Schema":
+def _schema(file: Path, columns: TableColumns) -> "pa.Schema":
     """The columns of `Raw`, with a `fault` if images are named by paths."""
     import pyarrow as pa
 
@@ -128,7 +128,7 @@ def _schema(file: Path, columns: Columns) -> "pa.Schema":
     return pa.schema([(name, values.type) for name, values in made.items()])
 
 
-def _batches(file: Path, columns: Columns, own: "pa.Schema") -> Iterator["pa.RecordBatch"]:
+def _batches(file: Path, columns: TableColumns, own: "pa.Schema") -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
     renamed = columns.renamed
@@ -153,7 +153,7 @@ def _made(arrays: Mapping[str, "pa.Array"], folder: Path) -> dict[str, "pa.Array
     made = {**arrays}
     faults: Reasons | None = None
     for name in [name for name in FIELDS if name in arrays]:
-        made[name], found = FIELDS[name].stored(arrays[name], folder)
+        made[name], found = FIELDS[name].of_array(arrays[name], folder)
         if found is not None:
             faults = found if faults is None else [*map(worse, faults, found)]
     return made if faults is None else {**made, "fault": pa.array(faults, pa.string())}
@@ -167,5 +167,4 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{path} cannot be read ({reason}); write it again.") from None
+        raise DataError(f"{path} cannot be read ({reason(error)}); write it again.") from None

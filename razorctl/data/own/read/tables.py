@@ -7,21 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from razorctl.data import Splits
-from razorctl.data.own import (
-    columns,
-    folder,
-    labels,
-    lines,
-    notes,
-    parquet,
-    recognition,
-    rows,
-    stream,
-)
+from razorctl.data.own import labels, rows
 from razorctl.data.own.ask import Ask, role, split_of
-from razorctl.data.own.columns import Columns, Sample
-from razorctl.data.own.raw import NOT_UTF8, Raw
+from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
+from razorctl.data.own.read import columns, lines, parquet, recognition
+from razorctl.data.own.read.columns import Sample, TableColumns
 from razorctl.data.own.store import stamp
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import spelled
@@ -40,22 +30,22 @@ def is_table(file: Path) -> bool:
 
 def in_folder(folder: Path) -> dict[str, list[Path]]:
     """Split -> its tables in a folder; empty if the folder has no table of a known split."""
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for file in sorted(filter(is_table, folder.iterdir())):
         if spelled(file.name) != file.name:
             raise DataError(f"{folder / spelled(file.name)}: {NOT_UTF8}.")
-        found.setdefault(split_of(file), []).append(file)
-    return found if any(map(role, found)) else {}
+        splits.setdefault(split_of(file), []).append(file)
+    return splits if any(map(role, splits)) else {}
 
 
 class Reader(Protocol):
-    """What reads tables of a kind: `lines` or `parquet`."""
+    """A reader of tables of a kind: `lines` or `parquet`."""
 
     def sample(self, file: Path) -> Sample: ...
-    def class_names(self, file: Path, columns: Columns) -> tuple[str, ...] | None: ...
-    def labels(self, file: Path, columns: Columns) -> "pa.ChunkedArray": ...
-    def rows(self, files: Sequence[Path], columns: Columns) -> "Dataset": ...
-    def records(self, file: Path, columns: Columns) -> Iterator[dict[str, Any]]: ...
+    def class_names(self, file: Path, columns: TableColumns) -> tuple[str, ...] | None: ...
+    def labels(self, file: Path, columns: TableColumns) -> "pa.ChunkedArray": ...
+    def rows(self, files: Sequence[Path], columns: TableColumns) -> "Dataset": ...
+    def records(self, file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]: ...
 
 
 def reader(file: Path) -> Reader:
@@ -66,35 +56,46 @@ def reader(file: Path) -> Reader:
 class Tables:
     """The tables of each split, and what is known of them before their rows are read.
 
-    splits: what each split is called in the data. class_names, untyped, notes: as in `Raw`. root:
-    the folder that image paths are relative to.
+    Args:
+        files: split -> its tables.
+        names: split -> what it is called in the data.
+        columns: the columns that are used.
+        class_names: as of `Raw`.
+        root: the folder that image paths are relative to.
+        notes: as of `Raw`.
     """
 
     files: Mapping[str, Sequence[Path]]
-    splits: Mapping[str, str]
-    columns: Columns
+    names: Mapping[str, str]
+    columns: TableColumns
     class_names: tuple[str, ...] | None
     root: Path
     notes: tuple[str, ...] = ()
 
     @property
     def untyped(self) -> bool:
+        """Whether labels are text only because the files have no other type."""
         return self.files["train"][0].suffix.casefold() in (".csv", ".tsv")
 
 
-def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
-    """The tables that are used; `found` has the tables of each split, in one folder.
+def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = False) -> Tables:
+    """The tables that are used.
 
-    single: whether it is one file, which is to be split whatever its name. Raises UsageError if it
-    is not clear which columns or splits to use, and DataError if a table cannot be read.
+    Raises UsageError if it is not clear which columns or splits to use, and DataError if a table
+    cannot be read.
+
+    Args:
+        ask: what is asked of the data.
+        candidates: split as the folder calls it -> its tables, all in one folder.
+        single: whether it is one file, which is to be split whatever its name.
     """
     if single:
         if ask.split is not None:
             raise UsageError(f"{ask.name} has no splits to choose from; leave --split out.")
-        chosen = {"train": next(iter(found))}
+        chosen = {"train": next(iter(candidates))}
     else:
-        chosen = ask.splits(list(found))
-    files = {split: found[own] for split, own in chosen.items()}
+        chosen = ask.splits(list(candidates))
+    files = {split: candidates[name] for split, name in chosen.items()}
     every = [file for split in files.values() for file in split]
     kinds = {file.suffix.casefold() for file in every}
     if len(kinds) > 1:
@@ -109,30 +110,30 @@ def find(ask: Ask, found: Mapping[str, Sequence[Path]], *, single: bool = False)
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
     used = recognition.detect(columns.as_trained(ask, first), first)
     for file in every[1:]:
-        _check(file, read.sample(file), used)
+        _check_columns(file, read.sample(file), used)
     if used.task == "segmentation":
-        class_names = [folder.class_names(root)]
+        class_names = [labels.names_in(root)]
     else:
         class_names = [read.class_names(file, used) for file in every]
     if len(set(class_names)) > 1:
         raise DataError(
             f"the tables of {ask.name} number their classes otherwise; write them anew."
         )
-    called = {split: part[0].name for split, part in files.items()}
-    told = notes.header(every[0], first, used) if kinds <= {".csv", ".tsv"} else ()
-    return Tables(files, called, used, class_names[0], root, told)
+    names = {split: part[0].name for split, part in files.items()}
+    notes = _header_note(every[0], first, used) if kinds <= {".csv", ".tsv"} else ()
+    return Tables(files, names, used, class_names[0], root, notes)
 
 
-def read(ask: Ask, tables: Tables) -> Raw:
+def raw(ask: Ask, tables: Tables) -> Raw:
     """The rows of tables; raises DataError if one cannot be read."""
     used = tables.columns
-    rows = reader(tables.files["train"][0]).rows
+    read = reader(tables.files["train"][0])
     return Raw(
-        ask.name,
-        used.modality,
-        {split: rows(part, used) for split, part in tables.files.items()},
-        tables.splits,
-        used.told,
+        name=ask.name,
+        modality=used.modality,
+        splits={split: read.rows(files, used) for split, files in tables.files.items()},
+        names=tables.names,
+        told=used.told,
         class_names=tables.class_names,
         untyped=tables.untyped,
         root=tables.root,
@@ -141,8 +142,8 @@ def read(ask: Ask, tables: Tables) -> Raw:
     )
 
 
-def streams(ask: Ask, tables: Tables) -> Splits:
-    """The streams of tables, whose labels are read once before all else.
+def streams(ask: Ask, tables: Tables) -> RawStreams:
+    """The rows of tables as they are read; labels are read once before all else.
 
     Raises DataError if these are no classes, or those of the training rows are not enough.
     """
@@ -151,32 +152,45 @@ def streams(ask: Ask, tables: Tables) -> Splits:
     from pyarrow import Table
 
     used = tables.columns
-    stream.refuse_splits(ask, tables.files)
-    stream.refuse_task(ask, used.task)
-    found = {
+    ask.check_streamed_splits(tables.files)
+    ask.check_streamed_task(used.task)
+    label_rows = {
         split: Dataset(Table.from_arrays([_labels(tuple(part), used, stamp(part))], ["label"]))
         for split, part in tables.files.items()
     }
     raw = Raw(
-        *(ask.name, used.modality, found, tables.splits, used.told),
+        name=ask.name,
+        modality=used.modality,
+        splits=label_rows,
+        names=tables.names,
+        told=used.told,
         class_names=tables.class_names,
         untyped=tables.untyped,
     )
-    known = labels.of(raw)
-    numbers = {split: known.numbers(of.data.column("label")) for split, of in found.items()}
+    classes, numbers = labels.of(raw), {}
+    for split, column in label_rows.items():
+        numbers[split] = classes.numbers(column.data.column("label"))
     labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
-    rows.sound(raw, known.classes, numbers, labeled)
+    rows.check_enough(raw, classes.classes, numbers, labeled)
 
-    def stored(split: str) -> "IterableDataset":
+    def read(split: str) -> "IterableDataset":
         settings = {"files": list(tables.files[split]), "used": used}
         return IterableDataset.from_generator(_records, gen_kwargs=settings)
 
-    counts = {split: len(of) for split, of in found.items()}
-    return stream.splits(ask, used, tables.splits, known, counts, stored, root=tables.root)
+    return RawStreams(
+        modality=used.modality,
+        names=tables.names,
+        told=used.told,
+        classes=classes.classes,
+        labels=classes.values,
+        counts={split: len(of) for split, of in label_rows.items()},
+        rows=read,
+        root=tables.root,
+    )
 
 
 @lru_cache(maxsize=8)
-def _labels(files: tuple[Path, ...], used: Columns, _: str) -> "pa.ChunkedArray":
+def _labels(files: tuple[Path, ...], used: TableColumns, _: str) -> "pa.ChunkedArray":
     """The labels of files, which are read again if the last argument, their stamp, is another."""
     import pyarrow as pa
 
@@ -184,20 +198,21 @@ def _labels(files: tuple[Path, ...], used: Columns, _: str) -> "pa.ChunkedArray"
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
 
 
-def _records(files: Sequence[Path], used: Columns) -> Iterator[dict[str, Any]]:
+def _records(files: Sequence[Path], used: TableColumns) -> Iterator[dict[str, Any]]:
     for file in files:
         yield from reader(file).records(file, used)
 
 
 def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     """The rows of one table without labels, for a model of that modality; raises as `read`."""
-    first = reader(file).sample(file)
+    read = reader(file)
+    first = read.sample(file)
     used = columns.unlabeled(columns.as_trained(ask, first), first, modality)
-    own = {"rows": reader(file).rows([file], used)}
-    return Raw(ask.name, modality, own, {"rows": file.name}, used.told, root=file.parent)
+    splits = {"test": read.rows([file], used)}
+    return Raw(ask.name, modality, splits, {"test": file.name}, used.told, root=file.parent)
 
 
-def _check(file: Path, sample: Sample, used: Columns) -> None:
+def _check_columns(file: Path, sample: Sample, used: TableColumns) -> None:
     """Raises DataError if a table lacks a column that the first one has."""
     for column in used.renamed:
         if column not in sample.values:
@@ -205,3 +220,15 @@ def _check(file: Path, sample: Sample, used: Columns) -> None:
                 f"{file} has no column {column}, only {', '.join(sample.values)}; give all tables "
                 "the same columns."
             )
+
+
+def _header_note(file: Path, sample: Sample, used: TableColumns) -> tuple[str, ...]:
+    """A note on a table whose header may be its first row."""
+    label, image = used.get("label"), used.get("image")
+    if label is not None and label in map(str, sample.values[label]):
+        sign = f"{label!r} is a label of other rows"
+    elif image is not None and Path(image).suffix.casefold() in columns.SUFFIXES:
+        sign = f"{image!r} is an image"
+    else:
+        return ()
+    return (f"the first line of {file} looks like a row, not like a header: {sign}.",)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
-from razorctl.data.own.columns import SAMPLE, Columns, Sample
 from razorctl.data.own.fields import FIELDS, worse
-from razorctl.data.own.labels import NUMBERS, SEVERAL
+from razorctl.data.own.labels import text_of
+from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
 
@@ -122,7 +122,7 @@ def sample(file: Path) -> Sample:
     return Sample(values, root=file.parent)
 
 
-def schema(columns: Columns) -> "pa.Schema":
+def schema(columns: TableColumns) -> "pa.Schema":
     """The columns of `Raw`; labels are texts."""
     import pyarrow as pa
 
@@ -130,14 +130,14 @@ def schema(columns: Columns) -> "pa.Schema":
     return pa.schema([(n, FIELDS[n].kind() if n in FIELDS else pa.string()) for n in names])
 
 
-def rows(files: Sequence[Path], columns: Columns) -> "Dataset":
+def rows(files: Sequence[Path], columns: TableColumns) -> "Dataset":
     """The rows of files with the columns of `Raw`; raises DataError for labels of several types."""
     own = schema(columns)
     every = (row for file in files for row in records(file, columns))
     return stored(files, own, lambda: packed(every, own), columns)
 
 
-def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
+def labels(file: Path, columns: TableColumns) -> "pa.ChunkedArray":
     """The labels of a file."""
     import pyarrow as pa
 
@@ -146,11 +146,11 @@ def labels(file: Path, columns: Columns) -> "pa.ChunkedArray":
     return pa.chunked_array((pa.array(chunk, pa.string()) for chunk in chunks), pa.string())
 
 
-def class_names(file: Path, columns: Columns) -> None:
+def class_names(file: Path, columns: TableColumns) -> None:
     """None: the type of a label names no classes."""
 
 
-def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
+def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
     """The same rows of one file, one at a time; image paths are relative to its folder."""
     kinds: dict[str, str] = {}
     renamed = columns.renamed
@@ -160,29 +160,9 @@ def records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
         for column, own in renamed.items():
             value = line.values.get(column)
             if own == "label":
-                row[own] = _label(value, place, kinds)
+                row[own] = text_of(value, place, kinds)
             else:
-                row[own], fault = FIELDS[own].read(value, column, file.parent)
+                row[own], fault = FIELDS[own].of_line(value, column, file.parent)
                 if fault is not None:
                     row["fault"] = worse(row["fault"], fault)
         yield row
-
-
-def _label(value: Any, place: str, kinds: dict[str, str]) -> str | None:
-    """A label as text; `kinds` has the types so far and the place of the first of each."""
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    kind = {bool: "true or false", int: "a number", str: "text"}.get(type(value))
-    if kind is None:
-        why = {list: f", and {SEVERAL}", float: f", and {NUMBERS}"}.get(type(value), "")
-        raise DataError(
-            f"the label at {place} is {value!r}{why}; give text or whole numbers, or choose "
-            "another column with --label-column."
-        )
-    kinds.setdefault(kind, place)
-    if len(kinds) > 1:
-        found = " and ".join(f"{kind} ({where})" for kind, where in kinds.items())
-        raise DataError(f"labels are of mixed type, {found}; give all of them one type.")
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()

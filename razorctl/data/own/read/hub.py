@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from razorctl import hub
 from razorctl.config.registry import unknown
-from razorctl.data import Splits
-from razorctl.data.own import chats, columns, parquet, recognition, stream, unsupported
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.columns import Columns, Sample
-from razorctl.data.own.labels import Labels
-from razorctl.data.own.raw import Raw
+from razorctl.data.own.fields import FIELDS
+from razorctl.data.own.raw import Raw, RawStreams, reason
+from razorctl.data.own.read import columns, parquet, recognition
+from razorctl.data.own.read.columns import Sample, TableColumns
 from razorctl.errors import DataError, MissingError, RazorError, UsageError
 from razorctl.tasks import LANGUAGE
 
@@ -49,23 +48,23 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a repository's card says of a data set, from which it can be planned for.
+class DatasetCard:
+    """The part of a repository's card by which a data set can be planned for.
 
     names: split -> what it is called in the data. counts: split -> rows, before any is held out.
     """
 
-    columns: Columns
+    columns: TableColumns
     classes: tuple[str, ...]
     names: Mapping[str, str]
     counts: Mapping[str, int]
 
 
-def card(ask: Ask) -> Card | None:
-    """What the card of a data set says, by which no data are fetched; None if it is not enough.
+def card(ask: Ask) -> DatasetCard | None:
+    """The card of a data set, by which no data are fetched; None if it does not say enough.
 
-    It is if it has the number of rows of all splits that are used, and the types of columns among
-    which these are clear, with names of the classes. Raises what `read` raises.
+    It must have the number of rows of all splits that are used, and types of columns by which it is
+    clear which ones are, with names of the classes. Raises what `raw` raises.
     """
     origin = origin_of(ask)
     chosen = ask.splits(list(origin.files))
@@ -75,19 +74,20 @@ def card(ask: Ask) -> Card | None:
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     sample = columns.Sample(values, images, classes)
-    unsupported.refuse(ask, sample)
+    recognition.refuse(ask, sample)
     try:
         used = recognition.detect(ask, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
+    label = used.get("label")
     if used.task in LANGUAGE and "classification" not in ask.tasks[:1]:
-        found: tuple[str, ...] = ()
-    elif used.label in classes and {used.image} <= {None, *images}:
-        found = tuple(origin.features[used.label].names)
+        names: tuple[str, ...] = ()
+    elif label in classes and used.get("image") in (None, *images):
+        names = tuple(origin.features[label].names)
     else:
         return None
     counts = {split: origin.counts[own] for split, own in chosen.items()}
-    return Card(used, found, chosen, counts)
+    return DatasetCard(used, names, chosen, counts)
 
 
 def _word(kind: Any) -> list[Any]:
@@ -101,7 +101,7 @@ def _word(kind: Any) -> list[Any]:
     return [[]] if isinstance(kind, list) or hasattr(kind, "feature") else []
 
 
-def read(ask: Ask) -> Raw:
+def raw(ask: Ask) -> Raw:
     """The rows of a data set `hf:ORG/NAME` or `hf:ORG/NAME:CONFIG`.
 
     Only the files of the splits that are used are fetched. Raises MissingError if these cannot be
@@ -121,7 +121,7 @@ def read(ask: Ask) -> Raw:
 
 
 def origin_of(ask: Ask) -> Origin:
-    """Where a data set of the hub comes from, without its data; raises what `read` raises."""
+    """Where a data set of the hub comes from, without its data; raises what `raw` raises."""
     name = ask.name
     parts = NAME.fullmatch(name)
     if parts is None:
@@ -129,12 +129,14 @@ def origin_of(ask: Ask) -> Origin:
     return _origin(name, parts[1], parts[2])
 
 
-def streams(ask: Ask) -> tuple[Splits, Columns]:
-    """The streams of a data set of the hub, by its card or else by its first rows.
+def streams(ask: Ask) -> RawStreams:
+    """The rows of a data set of the hub as they are read, by its card or else by its first rows.
 
     Raises UsageError if it is not clear what to use or labels have no names, and DataError if it
     cannot be streamed.
     """
+    import pyarrow as pa
+
     name, origin = ask.name, origin_of(ask)
     if origin.builder == "imagefolder":
         raise DataError(
@@ -142,38 +144,47 @@ def streams(ask: Ask) -> tuple[Splits, Columns]:
             "Parquet files, or leave --streaming out."
         )
     chosen = ask.splits(list(origin.files))
-    stream.refuse_splits(ask, chosen)
+    ask.check_streamed_splits(chosen)
     known = card(ask)
     if known is None:
         with _from_hub(name):
-            used, classes = _peeked(ask, _opened(origin, chosen["train"]))
+            used, classes = _detect_in_stream(ask, _opened(origin, chosen["train"]))
     else:
         used, classes = known.columns, known.classes
-    stream.refuse_task(ask, used.task)
+    ask.check_streamed_task(used.task)
     if classes is None:
         raise UsageError(
-            f"column {used.label} of {name} does not name its classes, which must be known before "
-            "rows are streamed; choose a data set that does, or leave --streaming out."
+            f"column {used.get('label')} of {name} does not name its classes, which must be known "
+            "before rows are streamed; choose a data set that does, or leave --streaming out."
         )
 
-    def stored(split: str) -> "IterableDataset":
+    def read(split: str) -> "IterableDataset":
         with _from_hub(name):
-            return _plain(_opened(origin, chosen[split]), used)
+            return _undecoded(_opened(origin, chosen[split]), used)
 
-    counts = {split: origin.counts.get(own) for split, own in chosen.items()}
-    labels = Labels.indices(classes)
-    return stream.splits(ask, used, chosen, labels, counts, stored, renamed=used.renamed), used
+    return RawStreams(
+        modality=used.modality,
+        names=chosen,
+        told=used.told,
+        classes=classes,
+        labels=pa.array(range(len(classes)), pa.int64()),
+        counts={split: origin.counts.get(own) for split, own in chosen.items()},
+        rows=read,
+        renamed=used.renamed,
+    )
 
 
-def _peeked(ask: Ask, found: "IterableDataset") -> tuple[Columns, tuple[str, ...] | None]:
-    """As `_detected`, of the first rows of a stream."""
+def _detect_in_stream(
+    ask: Ask, stream: "IterableDataset"
+) -> tuple[TableColumns, tuple[str, ...] | None]:
+    """The columns and the classes as of `_detect`, by the first rows of a stream."""
 
     def first(plain: list[str]) -> dict[str, list[Any]]:
-        rows = list(islice(found.select_columns(plain), STREAMED))
+        rows = list(islice(stream.select_columns(plain), STREAMED))
         return {column: [row.get(column) for row in rows] for column in plain}
 
-    kinds: Features = found._resolve_features().features
-    return _detected(ask, parquet.sampled(kinds, first), kinds)
+    kinds: Features = stream._resolve_features().features
+    return _detect(ask, parquet.sampled(kinds, first), kinds)
 
 
 @contextmanager
@@ -185,7 +196,7 @@ def _from_hub(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries raise many kinds
         raise MissingError(
-            f"{name} cannot be streamed from the hub ({stream.reason(error)}); try again later, "
+            f"{name} cannot be streamed from the hub ({reason(error)}); try again later, "
             "or leave --streaming out."
         ) from error
 
@@ -205,71 +216,76 @@ def _opened(origin: Origin, split: str) -> "IterableDataset":
     return found
 
 
-def _plain(found: "IterableDataset", used: Columns) -> "IterableDataset":
+def _undecoded(stream: "IterableDataset", used: TableColumns) -> "IterableDataset":
     """The rows with the columns that are used, and with images that are not decoded."""
     from datasets import Image
 
-    if used.image is not None:
-        found = found.cast_column(used.image, Image(decode=False))
-    return found.select_columns(list(used.renamed))
+    image = used.get("image")
+    if image is not None:
+        stream = stream.cast_column(image, Image(decode=False))
+    return stream.select_columns(list(used.renamed))
 
 
-def _detected(
+def _detect(
     ask: Ask, sample: Sample, kinds: "Features"
-) -> tuple[Columns, tuple[str, ...] | None]:
+) -> tuple[TableColumns, tuple[str, ...] | None]:
     """The columns that are used, and the names of the classes if the label's type has them."""
     used = recognition.detect(columns.as_trained(ask, sample), sample)
-    for column, flag in ((used.image, "--image-column"), (used.mask, "--label-column")):
+    for role, option in (("image", "--image-column"), ("mask", "--label-column")):
+        column = used.get(role)
         if column is not None and column not in sample.images:
             raise UsageError(
                 f"column {column} of {ask.name} has no images but {kinds[column]}; name another "
-                f"with {flag}."
+                f"with {option}."
             )
-    return used, tuple(kinds[used.label].names) if used.label in sample.classes else None
+    label = used.get("label")
+    return used, tuple(kinds[label].names) if label in sample.classes else None
 
 
 def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folder: Path) -> Raw:
     train = found["train"]
     kinds = train.features
     sample = parquet.sampled(kinds, lambda plain: train.select_columns(plain)[: columns.SAMPLE])
-    used, classes = _detected(ask, sample, kinds)
+    used, classes = _detect(ask, sample, kinds)
     for split, own in chosen.items():
         if missing := set(used.renamed) - set(found[split].column_names):
             raise DataError(
                 f"{own} of {ask.name} has no column {missing.pop()}; name other splits."
             )
     told = used.told
-    others = [split for split in chosen if split != "train" and used.label]
-    hidden = [split for split in others if _hidden(found[split], used.label)]
-    if ask.split is None:
-        for split in hidden:
-            told += f", without {chosen.pop(split)}, which has no labels"
+    label = used.get("label")
+    if ask.split is None and label is not None:
+        for split in [split for split in chosen if split != "train"]:
+            if _without_labels(found[split], label):
+                told += f", without {chosen.pop(split)}, which has no labels"
     return Raw(
-        ask.name,
-        used.modality,
-        {split: _rows(found[split], used) for split in chosen},
-        chosen,
-        told,
+        name=ask.name,
+        modality=used.modality,
+        splits={split: _rows(found[split], used) for split in chosen},
+        names=chosen,
+        told=told,
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=used.task,
     )
 
 
-def _rows(found: "Dataset", used: Columns) -> "Dataset":
+def _rows(split: "Dataset", used: TableColumns) -> "Dataset":
     """The columns that are used, as `Raw` calls them."""
     import datasets
     import pyarrow as pa
 
-    rows = found.select_columns(list(used.renamed)).rename_columns(used.renamed)
-    if used.messages is None:
+    rows = split.select_columns(list(used.renamed)).rename_columns(used.renamed)
+    if used.get("messages") is None:
         return rows
-    column = rows.data.column("messages")
-    same = chats.standard(column)
-    return rows if same is column else datasets.Dataset(pa.table({"messages": same}))
+    chunks = rows.data.column("messages").chunks
+    messages = [FIELDS["messages"].of_array(chunk, Path())[0] for chunk in chunks]
+    if all(new is old for new, old in zip(messages, chunks, strict=True)):
+        return rows
+    return datasets.Dataset(pa.table({"messages": pa.chunked_array(messages)}))
 
 
-def _hidden(rows: "Dataset", label: str) -> bool:
+def _without_labels(rows: "Dataset", label: str) -> bool:
     """Whether no row has a label, as in the test split of a contest."""
     import pyarrow as pa
 

@@ -1,16 +1,17 @@
-"""Plain texts for language modelling: files of documents, and folders of them."""
+"""Plain texts: files of documents for language modelling, folders of them, and files of lines."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from razorctl.data.own import lines
-from razorctl.data.own.ask import Ask, role, split_of
-from razorctl.data.own.columns import SUFFIXES as IMAGES
-from razorctl.data.own.raw import Raw
-from razorctl.data.own.store import packed, stored
+from razorctl.data.own.ask import STDIN, Ask, role, split_of
+from razorctl.data.own.raw import Raw, not_utf8
+from razorctl.data.own.read.columns import SUFFIXES as IMAGES
+from razorctl.data.own.read.lines import decoded
+from razorctl.data.own.store import packed, stored, text_table
+from razorctl.errors import DataError
 from razorctl.folders import spelled
 from razorctl.tasks import Task
 
@@ -37,13 +38,13 @@ def in_folder(folder: Path) -> Files:
         every += [Path(here, name) for name in sorted(files) if not name.startswith(".")]
     if any(file.suffix.casefold() in IMAGES for file in every):
         return {}
-    found: dict[str, list[Path]] = {}
-    known = [file for file in every if is_text(file)]
-    for file in known:
-        found.setdefault(_split(folder, file), []).append(file)
-    if "train" in map(role, found):
-        return {split: files for split, files in found.items() if role(split)}
-    return {folder.resolve().name: known} if known else {}
+    splits: dict[str, list[Path]] = {}
+    texts = [file for file in every if is_text(file)]
+    for file in texts:
+        splits.setdefault(_split(folder, file), []).append(file)
+    if "train" in map(role, splits):
+        return {split: files for split, files in splits.items() if role(split)}
+    return {folder.resolve().name: texts} if texts else {}
 
 
 def _split(folder: Path, file: Path) -> str:
@@ -51,7 +52,7 @@ def _split(folder: Path, file: Path) -> str:
     return spelled(inside[0] if len(inside) > 1 else split_of(file))
 
 
-def read(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
+def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     """The documents of files.
 
     A file that is all of a split has documents with GAP empty lines between them; of several
@@ -65,22 +66,42 @@ def read(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
     schema = pa.schema([("text", pa.large_string()), ("place", pa.string())])
     top = path if path.is_dir() else path.parent
 
-    def batches(own: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
-        return packed((row for file in own for row in _documents(top, file, len(own) == 1)), schema)
+    def batches(part: Sequence[Path]) -> Iterator["pa.RecordBatch"]:
+        several = len(part) == 1
+        return packed((row for file in part for row in _documents(top, file, several)), schema)
 
-    splits: dict[str, Any] = {}
-    for split, part in chosen.items():
-        own = files[part]
-        splits[split] = stored(own, schema, partial(batches, own), len(own) == 1)
-    told = "a document for each file"
-    if any(len(files[part]) == 1 for part in chosen.values()):
-        told = f"text, with {GAP} empty lines between documents"
-    files_of = {split: files[called] for split, called in chosen.items()}
-    called = {
-        split: spelled(of[0].name) if len(of) == 1 else chosen[split]
-        for split, of in files_of.items()
-    }
-    return Raw(ask.name, "text", splits, called, told, task=task)
+    splits, names, told = {}, {}, "a document for each file"
+    for split, name in chosen.items():
+        part = files[name]
+        splits[split] = stored(part, schema, partial(batches, part), len(part) == 1)
+        names[split] = spelled(part[0].name) if len(part) == 1 else name
+        if len(part) == 1:
+            told = f"text, with {GAP} empty lines between documents"
+    return Raw(ask.name, "text", splits, names, told, task=task)
+
+
+def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
+    """The lines of a text file or of standard input, each a text; blank ones do not count.
+
+    Raises DataError for a file that is not UTF-8.
+    """
+    lines, source = stdin, "stdin"
+    if name != STDIN:
+        source = name
+        try:
+            lines = Path(name).read_text("utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise DataError(f"{name} is not UTF-8; save it as UTF-8.") from None
+    rows = (
+        {
+            "text": spelled(line),
+            "place": spelled(f"{source}, line {number}"),
+            "fault": not_utf8(line),
+        }
+        for number, line in enumerate(lines, 1)
+    )
+    table = text_table(rows, "text", "place", "fault")
+    return Raw(name, "text", {"test": table}, {"test": name}, "", blanks=True)
 
 
 def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]:
@@ -88,7 +109,7 @@ def _documents(top: Path, file: Path, several: bool) -> Iterator[dict[str, str]]
     place = spelled(str(file.relative_to(top)))
     document: list[str] = []
     start, empty = 1, 0
-    for number, line in enumerate(lines.decoded(file), 1):
+    for number, line in enumerate(decoded(file), 1):
         written = bool(line.strip())
         if written and several and empty >= GAP and document:
             yield {"text": _joined(document), "place": f"{place}, line {start}"}

@@ -1,0 +1,159 @@
+"""The rows that a path or a name on the hub stands for: a file for each kind of data."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+from razorctl.config.registry import unknown
+from razorctl.data.catalog import DATASETS
+from razorctl.data.own.ask import STDIN, Ask, role
+from razorctl.data.own.raw import NOT_UTF8, Raw, RawStreams
+from razorctl.data.own.read import columns, folder, hub, recognition, tables, texts
+from razorctl.errors import DataError, UsageError
+from razorctl.folders import exists, spelled
+from razorctl.models import Modality
+
+T = TypeVar("T")
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
+SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+
+
+def raw(ask: Ask) -> Raw:
+    """The rows of the data that are named, read as a whole; raises what `own.find` raises."""
+    return hub.raw(ask) if on_hub(ask) else _read_path(ask, _raw)
+
+
+def streams(ask: Ask) -> RawStreams:
+    """The rows of the data that are named, which are read as they come.
+
+    Raises what `own.find` raises.
+    """
+    return hub.streams(ask) if on_hub(ask) else _read_path(ask, _streams)
+
+
+def unlabeled(
+    ask: Ask, names: Iterable[str], modality: Modality, stdin: Iterable[str]
+) -> Iterator[Raw]:
+    """The rows without labels of each table and text file, and of images that follow each other.
+
+    They are the test split of each `Raw`. Raises UsageError for files of another kind, and
+    DataError for files that cannot be read and folders without any.
+
+    Args:
+        ask: what is asked of the data.
+        names: files, folders, and STDIN.
+        modality: what the model takes.
+        stdin: the lines of standard input.
+    """
+    files = [file for name in names for file in _files(name, modality)]
+    for is_table, group in groupby(files, key=lambda name: tables.is_table(Path(name))):
+        if is_table:
+            for name in group:
+                yield tables.unlabeled(replace(ask, name=name), Path(name), modality)
+        elif modality == "image":
+            yield folder.unlabeled(ask, group, stdin)
+        else:
+            for name in group:
+                _check_text(name)
+                yield texts.unlabeled(name, stdin)
+
+
+def on_hub(ask: Ask) -> bool:
+    """Whether the data are a set of the hub."""
+    return ask.name.startswith(hub.PREFIX)
+
+
+def _read_path(ask: Ask, read: Callable[[Ask, Path], T]) -> T:
+    """The rows of the file or the folder that is named, as `read` returns them."""
+    name, path = ask.name, Path(ask.name).expanduser()
+    if not exists(path):
+        if any(separator in name for separator in SEPARATORS):
+            hint = f", or write hf:{name} for a set of the hub" if HUB_NAME.fullmatch(name) else ""
+            raise UsageError(f"{name} does not exist; name a file or a folder that does{hint}.")
+        more = ", and no such file exists (sets of the hub are hf:ORG/NAME)"
+        raise unknown("data set", name, DATASETS, more)
+    absolute = str(path.resolve())
+    if spelled(absolute) != absolute:
+        raise DataError(f"{spelled(absolute)}: {NOT_UTF8}.")
+    try:
+        return read(ask, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(
+            f"{error.filename or name} cannot be read ({reason}); correct that."
+        ) from None
+
+
+def _raw(ask: Ask, path: Path) -> Raw:
+    language = ask.language
+    if language is not None and texts.is_text(path):
+        return texts.raw(ask, path, {path.stem: [path]}, language)
+    table = _tables(ask, path)
+    if table is not None:
+        return tables.raw(ask, table)
+    folder.refuse(ask, path)
+    if "segmentation" in ask.tasks and (pairs := folder.pairs(path)) is not None:
+        return folder.raw_masks(ask, path, pairs)
+    if language is not None and (files := texts.in_folder(path)):
+        return texts.raw(ask, path, files, language)
+    if "classification" not in ask.tasks:
+        raise recognition.unserved(ask)
+    return folder.raw(ask, path)
+
+
+def _streams(ask: Ask, path: Path) -> RawStreams:
+    is_text = ask.language is not None and texts.is_text(path)
+    table = None if is_text else _tables(ask, path)
+    if table is not None:
+        return tables.streams(ask, table)
+    if ask.language is not None:
+        raise UsageError(f"{ask.name} is no table, so it is read whole; leave --streaming out.")
+    raise UsageError(
+        f"{ask.name} is a folder of images, which are read as they come anyway; leave "
+        "--streaming out."
+    )
+
+
+def _tables(ask: Ask, path: Path) -> tables.Tables | None:
+    """The tables at a path; None if it is a folder without tables."""
+    name = ask.name
+    if path.is_dir():
+        files = tables.in_folder(path)
+        return tables.find(ask, files) if files else None
+    if path.suffix.casefold() in folder.ARCHIVES:
+        raise DataError(f"{name} is an archive; unpack it, and name the folder.")
+    if path.suffix.casefold() == ".json":
+        raise recognition.refuse_document(ask, path)
+    if not tables.is_table(path):
+        documents = texts.SUFFIXES if ask.language is not None else ()
+        kinds = ", ".join(s.removeprefix(".").upper() for s in (*documents, *tables.SUFFIXES))
+        raise UsageError(f"{name} is no table of a known kind; give {kinds} or a folder of images.")
+    return tables.find(ask, {path.stem: [path]}, single=True)
+
+
+def _files(name: str, modality: Modality) -> list[str]:
+    """The tables of splits in a folder, as for training, or else its texts; or the name alone."""
+    top = Path(name)
+    if name == STDIN or not top.is_dir():
+        return [name]
+    every: Mapping[str, Sequence[Path]] = tables.in_folder(top)
+    splits = {split: files for split, files in every.items() if role(split)}
+    if not splits and modality == "text":
+        splits = {**texts.in_folder(top)}
+    return [str(file) for files in splits.values() for file in files] or [name]
+
+
+def _check_text(name: str) -> None:
+    """Raises UsageError for a file that has no texts by its name."""
+    file = Path(name)
+    if file.suffix.casefold() in columns.SUFFIXES:
+        raise UsageError(f"{file} is an image, and the model takes texts; name files of texts.")
+    if name != STDIN and not texts.is_text(file):
+        kinds = ", ".join(suffix.removeprefix(".").upper() for suffix in tables.SUFFIXES)
+        raise UsageError(
+            f"{file} is no file of texts; give {kinds}, or TXT with a text on each line."
+        )

@@ -1,0 +1,375 @@
+"""The columns of a table that a task uses: given, or detected."""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from razorctl.data.own.ask import Ask
+from razorctl.errors import UsageError
+from razorctl.models import Modality
+from razorctl.tasks import LANGUAGE, Task
+
+LABELS = frozenset({"label", "labels", "class", "target", "category"})
+IMAGES = frozenset(
+    {"image", "images", "img", "file", "file_name", "filename", "path", "filepath", "file_path"}
+    | {f"{what}_{of}" for what in ("image", "img") for of in ("path", "file", "name")}
+)
+MASKS = frozenset(
+    {"mask", "masks", "annotation", "annotations", "segmentation", "label", "labels", "seg_map"}
+    | {f"{what}_{of}" for what in ("mask", "annotation") for of in ("path", "file", "name")}
+    | {"segmentation_mask", "semantic_mask", "label_image"}
+)
+MESSAGES = frozenset({"messages", "conversations", "conversation"})
+TEXTS = frozenset({"text", "sentence", "review"})
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("text1", "text2"),
+    ("text", "text_pair"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+SUFFIXES = frozenset(
+    f".{ending}"
+    for ending in (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", "tga"),
+        *("ppm", "pgm", "pbm", "pnm", "jp2"),
+    )
+)
+TEXT_ROLES = ("text", "text_pair")
+SAMPLE = 1000  # rows that columns are detected from
+LOOKED_UP = 50  # values of a column that are looked up as files
+CLASSES = 100  # more values than that are no classes, unless the column is called so
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a table: column -> values, and the columns whose type says what they are.
+
+    images: columns of images, whose values may be left out. classes: columns of numbered classes.
+    root: the folder that paths of images are relative to, None if they are no files.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    images: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+    root: Path | None = None
+
+    def present(self, column: str) -> list[Any]:
+        """The values of a column that are not empty."""
+        return [value for value in self.values[column] if value not in (None, "")]
+
+    def texts(self, column: str) -> list[str]:
+        """The values of a column of text that are not empty; none if most have another type."""
+        values = self.present(column)
+        texts = [value for value in values if isinstance(value, str)]
+        return texts if 2 * len(texts) > len(values) else []
+
+    def has_images(self, column: str, names: Collection[str] = IMAGES) -> bool:
+        """Whether a column has images, or most of its values are paths of images.
+
+        names: those of columns whose images may all be missing.
+        """
+        paths = self.texts(column)[:LOOKED_UP]
+        if column in self.images or self.root is None or not paths:
+            return column in self.images
+        endings = [Path(path).suffix.casefold() in SUFFIXES for path in paths]
+        if normalized(column) in names and all(endings):
+            return True
+        files = [
+            is_image and os.path.isfile(self.root / path)  # noqa: PTH113
+            for is_image, path in zip(endings, paths, strict=True)
+        ]
+        return 2 * sum(files) >= len(paths)
+
+    def image_columns(self, taken: Collection[str] = ()) -> list[str]:
+        """The columns of images beside those in `taken`; only those of their type, if any are."""
+        free = [column for column in self.values if column not in taken]
+        typed = [column for column in free if column in self.images]
+        return typed or [column for column in free if self.has_images(column)]
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table that a task uses.
+
+    roles: each role, a name of a column of `Raw`, with the column of the table. There is no `label`
+    if labels are not read.
+    """
+
+    roles: tuple[tuple[str, str], ...]
+    task: Task = "classification"
+
+    @classmethod
+    def of(cls, task: Task = "classification", /, **roles: str | None) -> "TableColumns":
+        """The columns with these roles; None is no column."""
+        pairs = tuple((role, column) for role, column in roles.items() if column is not None)
+        return cls(pairs, task)
+
+    def get(self, role: str) -> str | None:
+        """The column with a role; None if there is none."""
+        return dict(self.roles).get(role)
+
+    @property
+    def modality(self) -> Modality:
+        return "text" if self.get("image") is None else "image"
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Column -> its name in `Raw`."""
+        return {column: role for role, column in self.roles}
+
+    @property
+    def told(self) -> str:
+        """The columns, as the end of a sentence."""
+        words: dict[str, list[str]] = {}
+        for role, column in self.roles:
+            word = {"text_pair": "text", "messages": "conversations"}.get(role, role)
+            words.setdefault(word, []).append(column)
+        return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
+
+
+def detect(ask: Ask, sample: Sample) -> TableColumns:
+    """The columns of a table that a classifier uses.
+
+    Raises UsageError, which lists the columns, for a given column that is not there, and if it is
+    not clear which one to use.
+    """
+    image = _given(ask, sample, ask.image_column, "image")
+    texts = _given_texts(ask, sample)
+    label = _given(ask, sample, ask.label_column, "label")
+    taken = {column for column in (image, label, *texts) if column is not None}
+    if image is None and not texts:
+        image = _image(ask, sample, taken)
+        texts = _texts(ask, sample, taken, image)
+        if image is not None and texts:
+            raise UsageError(
+                f"{ask.name} has images in column {image} and text in {' and '.join(texts)}, of "
+                f"{_listed(sample)}; choose with --image-column or --text-column."
+            )
+    if image is None and not texts:
+        raise UsageError(
+            f"none of the columns of {ask.name} is clearly an image or a text: {_listed(sample)}; "
+            "name one with --image-column or --text-column."
+        )
+    inputs = [column for column in (image, *texts) if column is not None]
+    label = label or _label(ask, sample, inputs)
+    if len({*inputs, label}) <= len(inputs):
+        raise UsageError(
+            f"column {label} of {ask.name} cannot be used twice; name others of {_listed(sample)}."
+        )
+    return TableColumns.of(image=image, **_text_roles(texts), label=label)
+
+
+def single_text(ask: Ask, sample: Sample) -> str | None:
+    """The column of texts that are used alone; None if there is none, or only pairs of texts.
+
+    One called text is preferred. Raises UsageError for a given column that is not there, and if
+    several may be it.
+    """
+    texts = _given_texts(ask, sample)
+    if not texts:
+        called_text = [c for c in sample.values if normalized(c) == "text" and sample.texts(c)]
+        one = len(called_text) == 1
+        texts = tuple(called_text) if one else _texts(ask, sample, set(), None)
+    return texts[0] if len(texts) == 1 else None
+
+
+def conversations(sample: Sample) -> str | None:
+    """The column of conversations: lists that are called so; None if there is none."""
+    for column, values in sample.values.items():
+        if normalized(column) in MESSAGES and any(isinstance(value, list) for value in values):
+            return column
+    return None
+
+
+def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
+    """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
+
+    Raises what `detect` raises.
+    """
+    image = _given(ask, sample, ask.image_column, "image")
+    mask = _given(ask, sample, ask.label_column, "label")
+    if mask is None:
+        candidates = [
+            column
+            for column in sample.values
+            if column != image and normalized(column) in MASKS and sample.has_images(column, MASKS)
+        ]
+        mask = _only(ask, sample, candidates, "mask", "label-column")
+    elif not sample.has_images(mask, {normalized(mask)}):
+        mask = None
+    if image is None and mask is not None:
+        image = _image(ask, sample, {mask})
+    return image, mask
+
+
+def label_candidates(
+    ask: Ask, sample: Sample, inputs: Sequence[str], *, by_name: bool = False
+) -> Sequence[str]:
+    """The columns that may be the label; more than one is not clear.
+
+    Args:
+        ask: what is asked of the data.
+        sample: the first rows.
+        inputs: the columns that are no labels.
+        by_name: whether only columns count whose name or type says so, not those of few values.
+    """
+    if ask.label_column is not None:
+        return [ask.label_column]
+
+    def has_few_values(column: str) -> bool:
+        values = sample.present(column)
+        if not values or any(type(value) not in (str, int, bool) for value in values):
+            return False
+        return 2 <= len(set(values)) <= min(CLASSES, len(values) // 2)
+
+    free = [c for c in sample.values if c not in inputs and c not in sample.images]
+    signs: tuple[Callable[[str], bool], ...] = (
+        lambda column: normalized(column) in LABELS,
+        lambda column: column in sample.classes,
+        lambda column: not by_name and has_few_values(column),
+    )
+    candidates = ([column for column in free if sign(column)] for sign in signs)
+    return next(filter(None, candidates), [])
+
+
+def as_trained(ask: Ask, sample: Sample) -> Ask:
+    """The question with the columns that the run was trained on, if the table has them.
+
+    Columns that are given stay; if one of images or of texts is, neither is taken from the run.
+    """
+    trained = ask.trained
+    if trained is None:
+        return ask
+    label = ask.label_column
+    if label is None and trained.label_column in sample.values:
+        label = trained.label_column
+    if ask.image_column is not None or ask.text_column is not None:
+        return replace(ask, label_column=label)
+    image, text = trained.image_column, trained.text_column
+    has_text = text is not None and {*_parts(sample, text)} <= sample.values.keys()
+    return replace(
+        ask,
+        image_column=image if image in sample.values else None,
+        text_column=text if has_text else None,
+        label_column=label,
+    )
+
+
+def unlabeled(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
+    """The columns of a table whose labels are not read; raises what `detect` raises.
+
+    modality: what the model takes. A language model takes one text, and a causal one conversations.
+    """
+    messages = conversations(sample) if ask.task == "causal-lm" else None
+    if messages is not None and ask.text_column in (None, messages):
+        return TableColumns.of(messages=messages)
+    image = _given(ask, sample, ask.image_column, "image")
+    texts = _given_texts(ask, sample)
+    taken = set() if ask.label_column is None else {ask.label_column}
+    if modality == "image":
+        if image is None and ask.task == "segmentation":
+            image, mask = image_and_mask(ask, sample)
+            image = None if mask is None else image
+        image = image or _image(ask, sample, taken)
+    elif ask.task in LANGUAGE:
+        text = single_text(ask, sample)
+        texts = () if text is None else (text,)
+    else:
+        texts = texts or _texts(ask, sample, taken, None)
+    if image is None and not texts:
+        raise UsageError(
+            f"none of the columns of {ask.name} clearly holds {modality}s: {_listed(sample)}"
+            f"; name one with --{modality}-column."
+        )
+    return TableColumns.of(image=image, **_text_roles(texts))
+
+
+def normalized(column: str) -> str:
+    """The name of a column as the sets of names here have it."""
+    return column.strip().casefold().replace("-", "_").replace(" ", "_")
+
+
+def _text_roles(texts: Iterable[str]) -> dict[str, str]:
+    return dict(zip(TEXT_ROLES, texts, strict=False))
+
+
+def _listed(sample: Sample) -> str:
+    return ", ".join(map(str, sample.values))
+
+
+def _given(ask: Ask, sample: Sample, column: str | None, what: str) -> str | None:
+    if column is not None and column not in sample.values:
+        raise UsageError(
+            f"{ask.name} has no column {column}, only {_listed(sample)}; name one of them with "
+            f"--{what}-column."
+        )
+    return column
+
+
+def _given_texts(ask: Ask, sample: Sample) -> tuple[str, ...]:
+    text = ask.text_column
+    if text is None:
+        return ()
+    parts = _parts(sample, text)
+    if len(parts) > 2 or len(set(parts)) < len(parts):
+        raise UsageError(f"text column {text!r} does not name one or two columns; give a or a,b.")
+    for part in parts:
+        _given(ask, sample, part, "text")
+    return tuple(parts)
+
+
+def _parts(sample: Sample, text: str) -> list[str]:
+    # The name of a column may have a comma in it.
+    return [text] if text in sample.values else [part.strip() for part in text.split(",")]
+
+
+def _only(
+    ask: Ask, sample: Sample, candidates: Sequence[str], role: str, option: str
+) -> str | None:
+    """The only candidate; None without any. Raises UsageError for several."""
+    if len(candidates) > 1:
+        raise UsageError(
+            f"{ask.name} has several columns that may be the {role}, {', '.join(candidates)}, of "
+            f"{_listed(sample)}; choose with --{option}."
+        )
+    return candidates[0] if candidates else None
+
+
+def _image(ask: Ask, sample: Sample, taken: Collection[str]) -> str | None:
+    candidates = sample.image_columns(taken)
+    called_image = [column for column in candidates if normalized(column) == "image"]
+    return _only(ask, sample, called_image or candidates, "image", "image-column")
+
+
+def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tuple[str, ...]:
+    def is_prose(column: str) -> bool:
+        values = sample.texts(column)
+        return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
+
+    taken = taken | sample.images | sample.classes | {image or ""}
+    free = {normalized(c): c for c in sample.values if c not in taken and sample.texts(c)}
+    pairs = [tuple(free[part] for part in pair) for pair in PAIRS if free.keys() >= set(pair)]
+    singles = [free[name] for name in free if name in TEXTS]
+    if len(pairs) == 1 and set(singles) <= set(pairs[0]):
+        return pairs[0]
+    candidates = [column for pair in pairs for column in pair] + singles
+    if not candidates and image is None:
+        labels = [column for name, column in free.items() if name in LABELS]
+        candidates = [c for c in free.values() if c not in labels and is_prose(c)]
+    text = _only(ask, sample, list(dict.fromkeys(candidates)), "text", "text-column")
+    return () if text is None else (text,)
+
+
+def _label(ask: Ask, sample: Sample, inputs: Sequence[str]) -> str:
+    label = _only(ask, sample, label_candidates(ask, sample, inputs), "label", "label-column")
+    if label is None:
+        raise UsageError(
+            f"none of the columns of {ask.name} is clearly the label: {_listed(sample)}; name one "
+            "with --label-column."
+        )
+    return label

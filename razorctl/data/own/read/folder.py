@@ -1,0 +1,365 @@
+"""Folders of images: one for each class, or one of images and one of masks; also of each split.
+
+Folders that no model is for are refused by what they are, which their files tell.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from razorctl import documents
+from razorctl.data.own import labels
+from razorctl.data.own.ask import STDIN, Ask, role
+from razorctl.data.own.raw import NOT_UTF8, Fault, Raw, not_utf8
+from razorctl.data.own.read.columns import SUFFIXES
+from razorctl.data.own.read.recognition import AUDIO, coco, for_other_models, refused
+from razorctl.data.own.store import text_table
+from razorctl.errors import DataError
+from razorctl.folders import spelled
+from razorctl.tasks import Task
+
+IMAGES = ("images", "image", "img", "jpegimages")  # of several folders the first counts
+MASKS = ("masks", "mask", "segmentationclass", "annotations", "annotation", "labels", "label")
+Parts = Mapping[str, tuple[Path, Path]]  # split as the folder calls it -> its images and its masks
+ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"})
+SEEN = 50  # files of a folder that are looked at
+OF_BOXES = ("annotations", "annotation", "labels", "xmls", "xml")  # folders
+YOLO = re.compile(rb"\s*\d+(\s+[\d.eE+-]+){4,}\s*(\n|$)")
+
+
+def raw(ask: Ask, folder: Path) -> Raw:
+    """The images of a folder; a class is called as its folder, and may have folders inside.
+
+    Files that are no images by their names are left out, but an archive is bad. Raises UsageError
+    if it is not clear which splits to use, and DataError if there are no class folders.
+    """
+    chosen = _splits(ask, folder)
+    nowhere: list[Fault] = []
+    others: set[str] = set()
+    splits = {}
+    for split, own in chosen.items():
+        rows = _images(folder, folder / own, nowhere, others)
+        splits[split] = text_table(rows, "image", "label", "place", "fault")
+    if not any(map(len, splits.values())) and not nowhere:
+        raise DataError(
+            f"{ask.name} has no folders with images; give a folder for each class, or a table."
+        )
+    told = "a folder for each class"
+    if others:
+        told += f", without its {', '.join(sorted(others))}"
+    names = {split: folder.resolve().name if own == "." else own for split, own in chosen.items()}
+    return Raw(ask.name, "image", splits, names, told, nowhere=tuple(nowhere))
+
+
+def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
+    """Images without labels: files, those in folders, and those that standard input names.
+
+    A row has a `name`, that of the image in its folder. Raises DataError for a folder without
+    images.
+    """
+    rows = (
+        {
+            "image": spelled(path),
+            "place": spelled(path),
+            "name": spelled(name),
+            "fault": not_utf8(path),
+        }
+        for given in names
+        for path, name in _named_images(ask, given, stdin)
+    )
+    table = text_table(rows, "image", "place", "name", "fault")
+    return Raw("images", "image", {"test": table}, {"test": "images"}, "")
+
+
+def _named_images(ask: Ask, name: str, stdin: Iterable[str]) -> list[tuple[str, str]]:
+    """The path of each image and its name in the folder, or else that of its file.
+
+    For segmentation a folder of images is taken, not that of masks beside it.
+    """
+    top = Path(name)
+    if name == STDIN or not top.is_dir():
+        return [(path, Path(path).name) for path in (stdin if name == STDIN else [name])]
+    parts = pairs(top) if ask.task == "segmentation" else None
+    folders = {"": top}
+    if parts is not None:
+        folders = {split if len(parts) > 1 else "": images for split, (images, _) in parts.items()}
+    files = [
+        (str(file), str(Path(split, file.relative_to(here))))
+        for split, here in folders.items()
+        for file in files_below(here, set())
+    ]
+    if not files:
+        raise DataError(f"{name} has no images; name another folder.")
+    return files
+
+
+def _splits(ask: Ask, folder: Path) -> dict[str, str]:
+    """Split -> its folder, which is the whole folder if there are no splits."""
+    folders = _folders(folder)
+    # A folder called train with images in it is a class.
+    parts = [part.name for part in folders if role(part.name) and _folders(part)]
+    if ask.split is not None:
+        parts = [part.name for part in folders]
+    elif "train" not in map(role, parts):
+        return {"train": "."}
+    return ask.splits(parts)
+
+
+def _folders(folder: Path) -> list[Path]:
+    found = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in found if path.is_dir())
+
+
+def _images(
+    top: Path, folder: Path, nowhere: list[Fault], others: set[str]
+) -> Iterator[dict[str, str | None]]:
+    """The rows of a split.
+
+    nowhere: gets the class folders without images. others: gets the endings of files that are
+    left out.
+    """
+    for label in _folders(folder):
+        empty = True
+        for file in files_below(label, others):
+            empty = False
+            yield _row(top, file, label.name)
+        if empty:
+            nowhere.append(
+                Fault(spelled(str(label.relative_to(top))), "a class folder without images")
+            )
+    loose = (path for path in folder.iterdir() if path.is_file() and _counts(path, others))
+    yield from (_row(top, file, None) for file in sorted(loose))
+
+
+def _row(top: Path, file: Path, label: str | None) -> dict[str, str | None]:
+    fault = None if label else "in no class folder"
+    if file.suffix.casefold() in ARCHIVES:
+        fault = "an archive: unpack it"
+    place = spelled(str(file.relative_to(top)))
+    image, fault = str(file), not_utf8(str(file)) or fault
+    label = None if label is None else spelled(label)
+    return {"image": spelled(image), "label": label, "place": place, "fault": fault}
+
+
+def files_below(folder: Path, others: set[str]) -> Iterator[Path]:
+    """The images and archives below a folder, in order; `others` as in `_images`."""
+    for here, inside, files in os.walk(folder):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        others.update("links to folders" for name in inside if Path(here, name).is_symlink())
+        yield from (path for name in sorted(files) if _counts(path := Path(here, name), others))
+
+
+def _counts(file: Path, others: set[str]) -> bool:
+    """Whether a file is an image by its name, or may be one, or is an archive."""
+    ending = file.suffix.casefold()
+    if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
+        return False
+    if ending in SUFFIXES or ending in ARCHIVES or not ending:
+        return True
+    others.add(f"*{spelled(ending)}")
+    return False
+
+
+def pairs(folder: Path) -> Parts | None:
+    """The folders of images and of masks in a folder, of each split; None if there are none.
+
+    Folders `images` and `masks` are in the folder or in that of each split, or have folders of
+    splits inside. Without splits the name of the split is that of the folder.
+    """
+    both = _both(folder)
+    if both is not None:
+        inside = [{part.name for part in where.iterdir() if part.is_dir()} for where in both]
+        splits = sorted(part for part in inside[0] & inside[1] if role(part))
+        if splits:
+            return {split: (both[0] / split, both[1] / split) for split in splits}
+        return {folder.resolve().name: both}
+    parts = sorted(part for part in folder.iterdir() if part.is_dir())
+    found = {part.name: pair for part in parts if (pair := _both(part)) is not None}
+    return found or None
+
+
+def _both(folder: Path) -> tuple[Path, Path] | None:
+    inside = {part.name.casefold(): part for part in folder.iterdir() if part.is_dir()}
+    pair = [next((inside[n] for n in of if n in inside), None) for of in (IMAGES, MASKS)]
+    return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
+
+
+def raw_masks(ask: Ask, folder: Path, parts: Parts) -> Raw:
+    """The images and masks of a folder, which are pairs if they are named alike but for the ending.
+
+    The names of the classes are in it, or else among the training masks.
+    Raises UsageError if it is not clear which splits to use, and DataError if there are none.
+    """
+    whole = len(parts) == 1 and ask.split is None
+    chosen = {"train": next(iter(parts))} if whole else ask.splits(list(parts))
+    splits = {
+        split: text_table(_pairs(folder, *parts[own]), "image", "mask", "place", "fault")
+        for split, own in chosen.items()
+    }
+    told = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
+    return Raw(
+        ask.name,
+        "image",
+        splits,
+        chosen,
+        told,
+        class_names=labels.names_in(folder) or labels.names_in(parts[chosen["train"]][1]),
+        task="segmentation",
+    )
+
+
+def _pairs(top: Path, of_images: Path, of_masks: Path) -> Iterator[dict[str, str | None]]:
+    found: dict[Path, dict[str, list[Path]]] = {}
+    for what, folder in (("image", of_images), ("mask", of_masks)):
+        for file in files_below(folder, set()):
+            stem = file.relative_to(folder).with_suffix("")
+            found.setdefault(stem, {"image": [], "mask": []})[what].append(file)
+    for stem in sorted(found):
+        pair = found[stem]
+        fault = next((f"two {what}s of this name" for what in pair if len(pair[what]) > 1), None)
+        fault = next((f"no {what} of this name" for what in pair if not pair[what]), fault)
+        image, mask = (str(files[0]) if files else None for files in pair.values())
+        place = spelled(str(Path(image or mask or "").relative_to(top)))
+        if any(path is not None and spelled(path) != path for path in (image, mask)):
+            image, mask, fault = "", "", NOT_UTF8
+        yield {"image": image, "mask": mask, "place": place, "fault": fault}
+
+
+def _begins(file: Path) -> bytes:
+    """The first bytes of a file; none if it cannot be read."""
+    with suppress(OSError), documents.open_regular(file) as stream:
+        return stream.read(1 << 16)
+    return b""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What is in a folder: each folder below it -> the names of its folders and of its files."""
+
+    top: Path
+    inside: Mapping[Path, tuple[Sequence[str], Sequence[str]]]
+
+    @classmethod
+    def walked(cls, top: Path) -> "Folder":
+        inside = {}
+        for here, folders, files in os.walk(top):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            inside[Path(here)] = folders, [name for name in files if not name.startswith(".")]
+        return cls(top, inside)
+
+    def files(self, *endings: str) -> Iterator[Path]:
+        """The first SEEN files of each folder that have one of these endings."""
+        for here, (_, found) in self.inside.items():
+            own = (name for name in found if Path(name).suffix.casefold() in endings)
+            yield from (here / name for name in islice(own, SEEN))
+
+    def stems(self, here: Path) -> set[str]:
+        """The names of the images in a folder, without their endings."""
+        found = map(Path, self.inside.get(here, ((), ()))[1])
+        return {file.stem for file in found if file.suffix.casefold() in SUFFIXES}
+
+    @cached_property
+    def images(self) -> bool:
+        return any(self.files(*SUFFIXES))
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it has images with masks, as `pairs` finds them."""
+        near = [self.top, *(self.top / name for name in self.inside[self.top][0])]
+        called = [{name.casefold() for name in self.inside[here][0]} for here in near]
+        if not any(of & {*IMAGES} and of & {*MASKS} for of in called):
+            return False
+        parts = pairs(self.top) or {}
+        return any(
+            file.is_relative_to(of) for _, of in parts.values() for file in self.files(*SUFFIXES)
+        )
+
+
+def _documents(folder: Folder) -> Path | None:
+    return next(filter(coco, islice(folder.files(".json"), SEEN)), None)
+
+
+def _boxes(folder: Folder) -> Path | None:
+    """A file with a class and a box on each line, beside its image or in `labels` for `images`."""
+    for file in islice(folder.files(".txt"), SEEN):
+        own = file.parent.relative_to(folder.top).parts
+        if own and "labels" not in own and not role(own[-1]):
+            continue  # a folder of a class, say
+        beside = folder.top.joinpath(*("images" if part == "labels" else part for part in own))
+        if file.stem in folder.stems(beside) and YOLO.match(_begins(file)):
+            return file
+    return None
+
+
+def _xml(folder: Folder) -> Path | None:
+    own = (file for file in folder.files(".xml") if file.parent.name.casefold() in OF_BOXES)
+    return next((f for f in islice(own, SEEN) if b"<bndbox>" in _begins(f)), None)
+
+
+def _recorded(folder: Folder) -> Path | None:
+    return None if folder.images else next(folder.files(*AUDIO), None)
+
+
+def _captioned(folder: Folder) -> Path | None:
+    own = (file for file in folder.files(".txt") if file.parent == folder.top)
+    return next((file for file in own if file.stem in folder.stems(folder.top)), None)
+
+
+def _unsorted(folder: Folder) -> Path | None:
+    """The first of folders that are called as splits and have images, but no folders of classes."""
+    inside = [folder.top / name for name in folder.inside[folder.top][0]]
+    split = inside and all(role(here.name) and not folder.inside[here][0] for here in inside)
+    return inside[0] if split and folder.images else None
+
+
+def _sorted_texts(folder: Folder) -> Path | None:
+    """The first of the folders of classes of texts in those of splits."""
+    splits = [folder.top / name for name in folder.inside[folder.top][0] if role(name)]
+    if not splits or folder.images:
+        return None
+    classes = [folder.inside[here][0] for here in splits]
+    alike = set(classes[0]).intersection(*classes)
+    texts = {file.parent for file in folder.files(".txt")}
+    found = [splits[0] / name for name in classes[0] if name in alike and splits[0] / name in texts]
+    return found[0] if len(found) > 1 else None
+
+
+class FolderKind(NamedTuple):
+    """As `Kind`, for folders. looks: gives a file or folder that tells, or None."""
+
+    what: str
+    looks: Callable[[Folder], Path | None]
+    mend: str
+    usual: Task | None = None  # the usual task of models that take the folder for something else
+
+
+GIVE_MASKS = "give folders images and masks, or a folder of images for each class"
+FOLDERS = (
+    FolderKind("boxes or outlines of objects (COCO)", _documents, GIVE_MASKS),
+    FolderKind("boxes of objects (YOLO)", _boxes, GIVE_MASKS),
+    FolderKind("boxes of objects (Pascal VOC)", _xml, GIVE_MASKS),
+    FolderKind("sound", _recorded, "choose other data"),
+    FolderKind("images with captions", _captioned, "give a folder of images for each class"),
+    FolderKind("images of no class", _unsorted, "give a folder for each class inside it"),
+    FolderKind("a folder of texts for each class", _sorted_texts,
+             "write a table with a text and a label on each row", "classification"),
+)  # fmt: skip
+
+
+def refuse(ask: Ask, top: Path) -> None:
+    """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
+    folder = Folder.walked(top)
+    if folder.drawn:
+        if "segmentation" not in ask.tasks and ask.task is None:
+            override = "give --task classification if its folders are classes"
+            raise for_other_models(ask, "images with masks", "segmentation", override)
+        return
+    for kind in FOLDERS:
+        if kind.usual in (None, ask.tasks[0]) and (found := kind.looks(folder)) is not None:
+            raise refused(ask.name, kind.what, str(found.relative_to(top)), kind.mend)
