@@ -102,6 +102,10 @@ class UnlabeledRows:
             return ((files[row].as_py(), None) for row in self.kept)
         return ((self.raw.name, int(row)) for row in self.kept)
 
+    def place(self, row: int) -> str:
+        """The place of a row by its number as it is stored, for a sentence."""
+        return self.raw.place("test", row)
+
     @property
     def names(self) -> Iterator[Path]:
         """The path of each image in its folder, without an ending, after which results are called.

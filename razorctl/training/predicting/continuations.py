@@ -89,15 +89,14 @@ def _batches(
 def _prompts(writer: "Writer", part: "UnlabeledRows", new: int) -> Iterator[Prompt]:
     """The tokens of the rows of a file; raises DataError if one has none, or no room for `new`."""
     for row, (file, number), stored in zip(part.data, part.places, part.kept, strict=True):
-        ids = writer.prompt(row)
+        ids, place = writer.prompt(row), part.place(int(stored))
         if not ids:
-            place = part.raw.place("test", int(stored))
             raise DataError(f"{place} has no tokens to continue; give it a text that has some.")
         if writer.longest is not None and len(ids) + new > writer.longest:
             room = writer.longest - len(ids)
             less = f", or give --max-new-tokens at most {room}" if room > 0 else ""
             raise DataError(
-                f"{part.raw.place('rows', int(stored))} has {units.count(len(ids), 'token')}, and "
+                f"{place} has {units.count(len(ids), 'token')}, and "
                 f"with {new:,} new ones that is more than the model's {writer.longest:,}; "
                 f"shorten it{less}."
             )
