@@ -26,7 +26,7 @@ class Splits:
     has a `text`, or `messages`, each with a `role` and a `content`; it has no classes.
 
     skipped: a line for each bad row that is left out; of streams, as they are read. record: what
-    was put aside and skipped, a JSON value from which the splits can be repeated; None if all rows
+    was held out and skipped, a JSON value from which the splits can be repeated; None if all rows
     are used as they are, or streamed. digests: split -> that of its rows, as `own.contents` has it;
     None before it is known, and of streams. white: that of the rows, if they have one. notes: what
     a user may not have meant, in sentences.

@@ -38,8 +38,8 @@ def rows_of_run(
     """The rows of a split of the data that a finished run was trained on, as the run used them.
 
     split: train, validation or test; None is the split of the run's result. Raises what
-    `run_files.finished_run` and loading the data raise, and DataError if other rows would be put
-    aside now.
+    `run_files.finished_run` and loading the data raise, and DataError if other rows would be held
+    out now.
     """
     run = Path(run)
     result, job = run_files.finished_run(run)

@@ -8,7 +8,7 @@ from razorctl.data.own import read, stream
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.raw import RawStreams
 from razorctl.data.own.read import hub
-from razorctl.data.own.splitting import Checked, aside_count, checked
+from razorctl.data.own.splitting import Checked, checked, held_out_count
 from razorctl.data.source import Source, Splits
 from razorctl.job import Job
 from razorctl.models import Modality, Progress
@@ -43,8 +43,8 @@ def _of_rows(rows: Checked) -> Source:
 def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
     """The data set as the hub's card has it; what is wrong with its rows is found by loading it."""
     counts = {**card.counts}
-    counts["aside"] = aside_count(counts["train"], ask.share(counts))
-    counts["train"] -= counts["aside"]
+    counts["held out"] = held_out_count(counts["train"], ask.share(counts))
+    counts["train"] -= counts["held out"]
 
     def load(progress: Progress = lambda _: None) -> Splits:
         return checked(ask, hub.raw(ask)).load(progress)
@@ -84,12 +84,12 @@ def _described(
         modality=modality,
         classes=len(classes),
         train_examples=counts["train"],
-        test_examples=counts.get(evaluated) or counts.get("aside"),
+        test_examples=counts.get(evaluated) or counts.get("held out"),
         load=load,
         told=_told(ask.name, told, task, classes, counts),
         task=task,
-        validated="validation" in counts or bool(counts.get("aside")),
-        evaluated_examples=counts.get("validation") or counts.get("aside") or counts.get("test"),
+        validated="validation" in counts or bool(counts.get("held out")),
+        evaluated_examples=counts.get("validation") or counts.get("held out") or counts.get("test"),
     )
 
 
@@ -112,8 +112,8 @@ def _told(
     rows = counts["train"]
     said = "an unknown number of rows" if rows is None else units.count(rows, "row")
     parts = [f"{said} to train on"]
-    if counts.get("aside"):
-        parts.append(f"{_number(counts['aside'])} held out for validation")
+    if counts.get("held out"):
+        parts.append(f"{_number(counts['held out'])} held out for validation")
     parts += [
         f"{_number(counts[split])} for {split}"
         for split in ("validation", "test")

@@ -12,7 +12,7 @@ from razorctl.job import Job
 from razorctl.tasks import LANGUAGE, Task
 
 STDIN = "-"  # the name of standard input
-SHARE = 0.1  # of the training rows is put aside, unless a job says otherwise
+SHARE = 0.1  # of the training rows is held out, unless a job says otherwise
 KNOWN = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -115,14 +115,14 @@ class Ask:
         return {split: part for split, part in zip(KNOWN, parts, strict=False) if part}
 
     def share(self, splits: Collection[str]) -> float:
-        """The share of the training rows that is put aside of data that have these splits.
+        """The share of the training rows that is held out of data that have these splits.
 
         Raises UsageError for a share that does nothing, or if nothing is left to evaluate on.
         """
         if "validation" in splits:
             if self.validation is not None:
                 raise UsageError(
-                    f"{self.name} has a validation split, so nothing is put aside; leave "
+                    f"{self.name} has a validation split, so nothing is held out; leave "
                     "--validation out."
                 )
             return 0.0
@@ -141,15 +141,15 @@ class Ask:
             )
 
     def check_streamed_splits(self, splits: Collection[str]) -> None:
-        """Raises UsageError without rows to evaluate on: none of a stream are put aside."""
+        """Raises UsageError without rows to evaluate on: none of a stream are held out."""
         if not {"validation", "test"} & {*splits}:
             raise UsageError(
-                f"{self.name} has no validation or test split, and none is put aside of rows that "
-                "are streamed; give it one, or leave --streaming out."
+                f"{self.name} has no validation or test split, and of streamed rows none is held "
+                "out; give it one, or leave --streaming out."
             )
         if self.validation is not None:
             raise UsageError(
-                f"no rows are put aside of {self.name}, which is streamed; leave --validation or "
+                f"no rows of {self.name} are held out, since it is streamed; leave --validation or "
                 "--streaming out."
             )
 

@@ -79,7 +79,7 @@ class Raw:
     root: the folder that image paths must not leave; None if they may.
     nowhere: what is bad and is no row, such as an empty folder.
     notes: what a user may not have meant, in sentences.
-    cut: whether the two training rows are one text, whose end is what can be put aside.
+    cut: whether the two training rows are one text, whose end is what can be held out.
     blanks: whether texts may be blank, which are then left out.
     """
 

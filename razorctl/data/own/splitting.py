@@ -1,4 +1,4 @@
-"""The splits of checked rows; some training rows are put aside where there is no validation."""
+"""The splits of checked rows; some training rows are held out where there is no validation."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 MOST = 1000  # classes of masks without names; more are no classes but numbers of objects, say
 
 
-def aside_count(rows: int, share: float) -> int:
-    """How many of so many rows are put aside, unless classes have too few."""
+def held_out_count(rows: int, share: float) -> int:
+    """How many of so many rows are held out, unless classes have too few."""
     return max(round(share * rows), int(share > 0))
 
 
-def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":
+def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarray[Any, Any]":
     """The positions of `share` of the labels [n], ascending: the same share of each class.
 
     Largest remainders make up the whole; of equal ones the seed chooses. Each class keeps a label.
@@ -39,7 +39,7 @@ def aside(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.ndarra
     quota = share * counts
     most = np.maximum(counts - 1, 0)
     taken = np.minimum(quota.astype(int), most)
-    left = aside_count(len(labels), share) - taken.sum()
+    left = held_out_count(len(labels), share) - taken.sum()
     for number in np.lexsort((draw.rand(len(counts)), taken - quota)):
         if left > 0 and taken[number] < most[number]:
             taken[number] += 1
@@ -111,28 +111,28 @@ class Checked:
     numbers: Numbers
     faults: Faults
 
-    def put_aside(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """The training rows to put aside, of those in `kept`; raises DataError if none can be."""
+    def hold_out(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """The training rows to hold out, of those in `kept`; raises DataError if none can be."""
         part = self.ask.share(self.raw.splits)
         if self.raw.cut:
             return kept[-1:]
-        found = aside(self.numbers["train"][kept], part, self.ask.seed)
-        if part and not len(found):
-            rows = "row of each class" if self.raw.task == "classification" else "row"
+        positions = stratified(self.numbers["train"][kept], part, self.ask.seed)
+        if part and not len(positions):
+            one = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
-                f"{self.raw.name} has one {rows}, so none can be put aside; add rows, or a "
+                f"{self.raw.name} has one {one}, so none can be held out; add rows, or a "
                 "validation split."
             )
-        away: np.ndarray[Any, Any] = kept[found]
-        return away
+        chosen_rows: np.ndarray[Any, Any] = kept[positions]
+        return chosen_rows
 
     def counts(self) -> dict[str, int]:
-        """The rows of each split, and of what is put aside, as far as they are known to be good."""
+        """The rows of each split, and of what is held out, as far as they are known to be good."""
         kept = rows.good(self.numbers, self.faults)
         rows.check_enough(self.raw, self.classes, self.numbers, kept)
         counts = {split: len(kept[split]) for split in kept}
-        counts["aside"] = len(self.put_aside(kept["train"]))
-        counts["train"] -= counts["aside"]
+        counts["held out"] = len(self.hold_out(kept["train"]))
+        counts["train"] -= counts["held out"]
         return counts
 
     def looked(self, progress: Progress) -> Looked:
@@ -159,21 +159,21 @@ class Checked:
         looked = self.looked(progress)
         kept = rows.good(self.numbers, looked.faults)
         rows.check_enough(self.raw, self.classes, self.numbers, kept)
-        away = self.put_aside(kept["train"])
+        held_out = self.hold_out(kept["train"])
         parts = {split: (split, numbers) for split, numbers in kept.items()}
-        if len(away):
-            parts["train"] = "train", np.setdiff1d(kept["train"], away)
-            parts["validation"] = "train", away
+        if len(held_out):
+            parts["train"] = "train", np.setdiff1d(kept["train"], held_out)
+            parts["validation"] = "train", held_out
         held = {split: looked.contents(split, of) for split, of in self.raw.splits.items()}
         made = {part: self._rows(*of, looked.white) for part, of in parts.items()}
-        used = bool(len(away) or looked.skipped)
+        used = bool(len(held_out) or looked.skipped)
         return Splits(
             made["train"],
             made.get("validation"),
             made.get("test"),
             self.classes,
             looked.skipped,
-            self._record(away, looked.faults) if used else None,
+            self._record(held_out, looked.faults) if used else None,
             {part: self._digest(*of, held, looked) for part, of in parts.items()},
             looked.white,
             rows.notes(self.raw, self.classes, self.numbers, parts, held),
@@ -196,14 +196,14 @@ class Checked:
             labels = [looked.masks[split][row][2] for row in kept]
         return contents.digest(held[split][kept], labels)
 
-    def _record(self, away: "np.ndarray[Any, Any]", found: Faults) -> dict[str, Any]:
+    def _record(self, held_out: "np.ndarray[Any, Any]", found: Faults) -> dict[str, Any]:
         """What the run directory says of the rows, which are counted from 0 as they are stored."""
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
             "validation": self.ask.share(self.raw.splits),
             "seed": self.ask.seed,
-            "rows": away.tolist(),
+            "rows": held_out.tolist(),
             "skipped": {self.raw.names[split]: list(bad) for split, bad in found.items() if bad},
         }
 
@@ -225,7 +225,7 @@ def checked(ask: Ask, raw: Raw) -> Checked:
 
 
 def _divided(ask: Ask, raw: Raw) -> Raw:
-    """The rows with a single training text as two, if its end is to be put aside.
+    """The rows with a single training text as two, if its end is to be held out.
 
     It is cut at a line break, or else at a space. Raises DataError if it has none.
     """
@@ -242,7 +242,7 @@ def _divided(ask: Ask, raw: Raw) -> Raw:
         if not text.strip():
             return raw  # which is bad
         raise DataError(
-            f"{raw.name} has one text without a line break, so none of it can be put aside; add "
+            f"{raw.name} has one text without a line break, so none of it can be held out; add "
             "texts, or a validation split."
         )
     places = [raw.place("train", 0), f"the end of {raw.place('train', 0)}"]

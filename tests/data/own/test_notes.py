@@ -72,8 +72,8 @@ NOTES = {
 def test_notes(case):
     write, expected = NOTES[case]
     name = write()
-    aside = {"photos": None, "tables": 0.0}.get(name, 0.3)
-    notes = data.of(Job("any", name, validation=aside)).load().notes
+    share = {"photos": None, "tables": 0.0}.get(name, 0.3)
+    notes = data.of(Job("any", name, validation=share)).load().notes
     assert len(notes) == len(expected), notes
     assert all(map(re.match, expected, notes)), notes
 

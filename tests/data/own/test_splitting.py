@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from razorctl.data.own.splitting import aside
+from razorctl.data.own.splitting import stratified
 
 
 @given(
@@ -16,7 +16,7 @@ from razorctl.data.own.splitting import aside
     st.integers(0, 2**32 - 1),
 )
 def test_each_class_gives_its_share_and_keeps_a_row(labels, share, seed):
-    found = aside(np.array(labels), share, seed)
+    found = stratified(np.array(labels), share, seed)
     assert list(found) == sorted(set(found))
     counts, taken = Counter(labels), Counter(labels[row] for row in found)
     for label, count in counts.items():
@@ -29,14 +29,14 @@ def test_each_class_gives_its_share_and_keeps_a_row(labels, share, seed):
 
 def test_a_tenth_of_a_thousand_rows():
     labels = np.repeat([0, 1, 2], [700, 200, 100])
-    found = aside(labels, 0.1, 3)
+    found = stratified(labels, 0.1, 3)
     assert np.bincount(labels[found]).tolist() == [70, 20, 10]
-    assert (found == aside(labels, 0.1, 3)).all()
-    assert (found != aside(labels, 0.1, 4)).any()
+    assert (found == stratified(labels, 0.1, 3)).all()
+    assert (found != stratified(labels, 0.1, 4)).any()
     assert np.ptp(found[:70]) > 500  # not the first or last rows of a class
 
 
 @pytest.mark.parametrize("share", [0, 0.1])
 def test_nothing_is_taken_of_no_share_or_of_single_rows(share):
     labels = np.arange(9) if share else np.zeros(9, int)
-    assert len(aside(labels, share, 0)) == 0
+    assert len(stratified(labels, share, 0)) == 0

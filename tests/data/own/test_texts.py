@@ -70,10 +70,10 @@ def test_a_file_of_documents(file, small, monkeypatch):
     assert (source.task, source.modality) == ("causal-lm", "text")
     assert (source.train_examples, source.test_examples) == (None, None)  # these are blocks
     assert source.told[1:] == ("for causal-lm", "7 rows to train on, 3 held out for validation")
-    train, aside = documents(splits.train), documents(splits.validation)
-    assert sorted(train + aside) == DOCUMENTS
+    train, held_out = documents(splits.train), documents(splits.validation)
+    assert sorted(train + held_out) == DOCUMENTS
     assert splits.train.column_names == ["text"]
-    assert splits.record["rows"] == [DOCUMENTS.index(one) for one in aside]
+    assert splits.record["rows"] == [DOCUMENTS.index(one) for one in held_out]
     assert bool(splits.train.cache_files) == (not small)
 
 
@@ -97,7 +97,7 @@ def test_names_that_are_not_utf8_are_read():
     assert (len(splits.train), len(splits.test)) == (2, 2)
 
 
-def test_the_end_of_a_single_document_is_put_aside():
+def test_the_end_of_a_single_document_is_held_out():
     lines = [f"line {i} of a long text" for i in range(100)]
     text("a.txt", "\n".join(lines))
     _, splits = load("a.txt", validation=0.2)
