@@ -35,7 +35,11 @@ def test_at_temperature_0_the_logits_stay():
 
 def test_a_prompt_without_tokens_is_refused():
     writer = SimpleNamespace(prompt=lambda row: [], longest=None)
-    raw = SimpleNamespace(place=lambda kind, number: f"line {number + 1}")
-    part = SimpleNamespace(data=[{"text": "-"}], places=[("a.txt", 0)], kept=[0], raw=raw)
+    part = SimpleNamespace(
+        data=[{"text": "-"}],
+        places=[("a.txt", 0)],
+        kept=[0],
+        place=lambda number: f"line {number + 1}",
+    )
     with pytest.raises(DataError, match="line 1 has no tokens to continue"):
         list(_prompts(writer, part, 3))
