@@ -200,7 +200,7 @@ def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypat
     assert [path.name for path in snapshot.iterdir()] == ["README.md"]
     assert (source.modality, source.classes) == ("text", 2)
     assert (source.train_examples, source.test_examples) == (18, 20)
-    assert source.told == (
+    assert source.details == (
         "hf:films/described: text in text, label in label, as its card says",
         "2 classes: bad, good",
         "18 rows to train on, 2 held out for validation, 20 for test",
@@ -209,7 +209,7 @@ def test_what_a_card_says_is_planned_for_without_the_data(server, hub, monkeypat
     assert splits.classes == ("bad", "good")
     assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [18, 2, 20]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert data.of(job).told == source.told
+    assert data.of(job).details == source.details
 
 
 def test_a_plan_fetches_no_data(server, hub, monkeypatch):
@@ -296,7 +296,7 @@ def test_splits_without_labels_are_not_used(hub):
 
     local_hub.cache(hub, "dataset", "films/contest", write)
     source = data.of(Job("bert-base", "hf:films/contest"))
-    assert source.told[0].endswith(
+    assert source.details[0].endswith(
         "text in sentence, label in label, without test, which has no labels"
     )
     assert source.load().test is None

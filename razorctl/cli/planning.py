@@ -85,7 +85,7 @@ def check_data(job: Job) -> None:
     registered = job.dataset in data.DATASETS
     with lookup_status(job.model) if registered else views.status(f"reading {job.dataset}"):
         source = data.check(job)
-    for line in source.told:
+    for line in source.details:
         views.say(line)
 
 

@@ -25,11 +25,18 @@ class Splits:
     `white`, the level of white in their set as `models.images` has it. One for language modelling
     has a `text`, or `messages`, each with a `role` and a `content`; it has no classes.
 
-    skipped: a line for each bad row that is left out; of streams, as they are read. record: what
-    was held out and skipped, a JSON value from which the splits can be repeated; None if all rows
-    are used as they are, or streamed. digests: split -> that of its rows, as `own.contents` has it;
-    None before it is known, and of streams. white: that of the rows, if they have one. notes: what
-    a user may not have meant, in sentences.
+    Args:
+        train: the rows that are trained on.
+        validation: those that are evaluated during training; None is `test`.
+        test: those that are evaluated at the end.
+        classes: the names of the classes.
+        skipped: a line for each bad row that is left out; of streams, as they are read.
+        record: the rows that are held out and skipped, a JSON value from which the splits can be
+            repeated; None if all rows are used as they are, or streamed.
+        digests: split -> the digest of its rows, as of `own.contents`; None before it is known, and
+            of streams.
+        white: the `white` of the rows, if they have one.
+        notes: a sentence on each thing that a user may not have meant.
     """
 
     train: "Dataset | Stream"
@@ -41,6 +48,12 @@ class Splits:
     digests: Mapping[str, str] | None = None
     white: int | None = None
     notes: Sequence[str] = ()
+
+    @property
+    def parts(self) -> dict[str, "Dataset | Stream"]:
+        """The rows of each split that is there."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: rows for split, rows in parts.items() if rows is not None}
 
     @property
     def evaluated(self) -> tuple[str, "Dataset | Stream"]:
@@ -55,16 +68,22 @@ class Splits:
 class Source:
     """A data set, with what is known before it is loaded.
 
-    train_examples, test_examples: rows of the split that is trained on, and of the one that is
-        evaluated at the end; None if they are not known before they are streamed, or before texts
-        become blocks of tokens.
-    load: returns the splits; it may be given a `Progress`. Raises MissingError if the files cannot
-        be found, and DataError if they cannot be read.
-    told: lines on what was detected.
-    metric: the figure that it is judged by; None is the usual one of the task.
-    task: what it is for.
-    validated: whether it has a validation split. evaluated_examples: rows of the split that is
-        evaluated during training, None if that is not known; both of one's own data alone.
+    Args:
+        name: the name of the data set.
+        summary: a line on it.
+        modality: what its rows are.
+        classes: the number of classes.
+        train_examples: rows that are trained on; None if that is not known before they are
+            streamed, or before texts become blocks of tokens.
+        test_examples: rows that are evaluated at the end; None as above.
+        load: returns the splits; it may be given a `Progress`. Raises MissingError if the files
+            cannot be found, and DataError if they cannot be read.
+        details: lines on what was detected.
+        metric: the figure that it is judged by; None is the usual one of the task.
+        task: what it is for.
+        validated: whether one's own data have a validation split.
+        evaluated_examples: rows of one's own data that are evaluated during training; None if that
+            is not known.
     """
 
     name: str
@@ -74,7 +93,7 @@ class Source:
     train_examples: int | None
     test_examples: int | None
     load: Callable[..., Splits]
-    told: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     metric: str | None = None
     task: Task = "classification"
     validated: bool = False

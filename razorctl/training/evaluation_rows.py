@@ -111,10 +111,9 @@ def _renumbered(name: str, splits: data.Splits, split: str, classes: list[str]) 
     import numpy as np
 
     rows: Any
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    rows = parts.get(split)
+    rows = splits.parts.get(split)
     if rows is None:
-        names = ", ".join(part for part, rows in parts.items() if rows is not None)
+        names = ", ".join(splits.parts)
         raise UsageError(f"{name} has no split {split}, only {names}; name one of them.")
     if [*splits.classes] == classes:
         return rows

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from razorctl import data, models
 from razorctl.data.own.splitting import digested
-from razorctl.data.own.stream import count
+from razorctl.data.own.stream import row_count
 from razorctl.job import Job
 from razorctl.step import label_count
 from razorctl.training.loading import Loading, cached, in_order, moved
@@ -68,7 +68,7 @@ class Feed:
         self.loading = Loading(training_rows, job, device, drawn)
         self.mix = mixing(job, len(splits.classes))
         self.split, rows = splits.evaluated
-        counts = {"train": count(splits.train), self.split: count(rows)}
+        counts = {"train": row_count(splits.train), self.split: row_count(rows)}
         self.facts = {**counts, "classes": [*splits.classes], "digests": splits.digests}
         self.evaluated = in_order(cached(rows.with_transform(transform), device), job, device)
         self.test: DataLoader[Any] | None = None

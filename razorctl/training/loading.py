@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from razorctl import processes, units
-from razorctl.data.own.images import unreadable
-from razorctl.data.own.stream import Read, Stream
+from razorctl.data.own.images import unreadable_image
+from razorctl.data.own.stream import Stream, StreamRow
 from razorctl.errors import DataError, UsageError
 from razorctl.job import Job
 
@@ -144,7 +144,7 @@ class CheckedRows(Dataset[Any]):
             return rows
         except Exception:  # PIL's decoders raise many kinds
             stored = (self._stored(key) for key in keys)
-            image = next(filter(None, map(unreadable, stored)), None)
+            image = next(filter(None, map(unreadable_image, stored)), None)
             if image is None:
                 raise
         return [
@@ -156,7 +156,7 @@ class CheckedRows(Dataset[Any]):
         rows = self.rows
         while isinstance(rows, (KeyedRows, CachedRows)):
             rows, key = rows.rows, key[1] if isinstance(rows, KeyedRows) else key
-        if isinstance(key, Read):
+        if isinstance(key, StreamRow):
             return key.values
         names = {"image", "mask"} & {*getattr(rows, "column_names", ())}
         if not names:
@@ -217,7 +217,7 @@ class Loading:
         self.accumulate = job.accumulate
         self.order: Order | StreamOrder
         if isinstance(rows, Stream):
-            self.order, rows = StreamOrder(rows, job), rows.prepared
+            self.order, rows = StreamOrder(rows, job), rows.transformed
         else:
             self.order = Order(len(rows), job)
         self.begun = (0, 0)
@@ -256,7 +256,7 @@ class Loading:
             epoch, before = epoch + 1, taken
 
 
-class StoredOrder(Sampler[list[Read]]):
+class StoredOrder(Sampler[list[StreamRow]]):
     """The rows of each micro-batch of a stream in their stored order, to the last row.
 
     Each process takes a part of each micro-batch.
@@ -265,7 +265,7 @@ class StoredOrder(Sampler[list[Read]]):
     def __init__(self, stream: Stream, job: Job) -> None:
         self.stream, self.micro_batch, self.processes = stream, job.micro_batch, job.processes
 
-    def __iter__(self) -> Iterator[list[Read]]:
+    def __iter__(self) -> Iterator[list[StreamRow]]:
         rows = self.stream.in_order()
         while batch := list(itertools.islice(rows, self.micro_batch * self.processes)):
             if part := batch[processes.rank() :: self.processes]:
@@ -279,7 +279,7 @@ def in_order(data: Any, job: Job, device: torch.device) -> DataLoader[Any]:
     """
     if isinstance(data, Stream):
         order: Any = StoredOrder(data, job)
-        return Loader(data.prepared, batch_sampler=order, **workers(device))
+        return Loader(data.transformed, batch_sampler=order, **workers(device))
     if len(data) < job.processes:
         raise UsageError(
             f"{units.count(len(data), 'row')} cannot be evaluated by "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from razorctl import data, models, processes, units
-from razorctl.data.own.stream import count
+from razorctl.data.own.stream import row_count
 from razorctl.defaults import ByRows
 from razorctl.errors import UsageError
 from razorctl.job import BY_ROWS, Job
@@ -58,7 +58,7 @@ class PreparedRun(Record):
         job = replace(job, model=models.place(job.model), dataset=data.place(job.dataset))
         job = replace(job, precision=precision(job, device))
         by_rows = family.defaults.get(BY_ROWS) or ByRows(source.task, source.modality)
-        rows = count(splits.train)
+        rows = row_count(splits.train)
         self.usual_epochs = None if rows is None else by_rows.epochs(rows)
         self.job = job = job.resolved(family.defaults, rows)
         assert job.metric is not None

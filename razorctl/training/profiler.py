@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from razorctl import data, devices, models
-from razorctl.data.own.stream import count
+from razorctl.data.own.stream import row_count
 from razorctl.errors import UsageError
 from razorctl.job import Job, Precision
 from razorctl.memory import measured
@@ -286,7 +286,7 @@ def _load(job: Job, progress: Callable[[str], None]) -> tuple[Model, data.Splits
     family, source = data.pair(job)
     progress(f"loading {job.dataset}")
     splits = sequenced(source.load(progress), family, job, progress)
-    return family, splits, job.resolved(family.defaults, count(splits.train))
+    return family, splits, job.resolved(family.defaults, row_count(splits.train))
 
 
 def _profile(

@@ -44,7 +44,7 @@ def test_nothing_is_kept_of_what_is_streamed(card, server, hub):
     source = data.of(JOB)
     known = (20, 6) if card else (None, None)
     assert (source.classes, source.train_examples, source.test_examples) == (2, *known)
-    assert source.told[2].startswith("20 rows" if card else "an unknown number of rows")
+    assert source.details[2].startswith("20 rows" if card else "an unknown number of rows")
     splits = source.load()
     assert splits.classes == ("bad", "good")
     rows = [row.values for row in splits.train.in_order()]
@@ -82,7 +82,7 @@ def test_images_are_decoded_only_when_used(server):
     rows = splits.validation.with_transform(micro.transform(micro.bare(2), None))
     reads = list(rows.in_order())
     assert reads[2].values["image"] == jpeg(18)
-    assert rows.prepared[reads[2]]["inputs"].shape == (1, 28, 28)
+    assert rows.transformed[reads[2]]["inputs"].shape == (1, 28, 28)
     with pytest.raises(DataError, match="name images by paths inside the folder"):
         list(splits.train.in_order())
 

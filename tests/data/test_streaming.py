@@ -62,8 +62,8 @@ def test_a_stream_has_the_rows_of_the_tables():
     csvs(Path("d"))
     whole, streamed = (data.of(replace(TEXTS, streaming=s)) for s in (False, True))
     assert (streamed.classes, streamed.train_examples, streamed.test_examples) == (2, 18, 18)
-    assert streamed.told[0].endswith("label in label, streamed")
-    assert whole.told[1:] == streamed.told[1:]
+    assert streamed.details[0].endswith("label in label, streamed")
+    assert whole.details[1:] == streamed.details[1:]
     expected, found = whole.load(), streamed.load()
     assert found.classes == expected.classes
     for split in ("train", "validation", "test"):

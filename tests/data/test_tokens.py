@@ -1,4 +1,4 @@
-"""What language models are fed, with tokenizers that are trained here."""
+"""Inputs and labels of language models, with tokenizers that are trained here."""
 
 import logging
 import os

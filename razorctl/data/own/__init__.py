@@ -36,7 +36,7 @@ def find(job: Job, trained: Job | None = None) -> Source:
 def _of_rows(rows: Checked) -> Source:
     ask, raw = rows.ask, rows.raw
     counts = rows.counts()
-    source = _described(ask, raw.modality, raw.told, rows.classes, counts, rows.load, raw.task)
+    source = _described(ask, raw.modality, raw.details, rows.classes, counts, rows.load, raw.task)
     return _of_blocks(source) if "text" in raw.splits["train"].column_names else source
 
 
@@ -50,28 +50,28 @@ def _of_card(ask: Ask, card: hub.DatasetCard) -> Source:
         return checked(ask, hub.raw(ask)).load(progress)
 
     columns = card.columns
-    told = f"{columns.told}, as its card says"
-    source = _described(ask, columns.modality, told, card.classes, counts, load, columns.task)
+    details = f"{columns.details}, as its card says"
+    source = _described(ask, columns.modality, details, card.classes, counts, load, columns.task)
     return _of_blocks(source) if columns.get("text") else source
 
 
 def _streamed(ask: Ask, raw: RawStreams) -> Source:
     """Streams, whose rows are checked when they are read."""
     skipped: list[str] = []
-    streams = stream.streams(ask, raw, skipped)
+    streams = stream.split_streams(ask, raw, skipped)
 
     def load(_: Progress | None = None) -> Splits:
         parts = stream.with_labels(ask, streams)
         validation, test = parts.get("validation"), parts.get("test")
         return Splits(parts["train"], validation, test, raw.classes, skipped)
 
-    return _described(ask, raw.modality, f"{raw.told}, streamed", raw.classes, raw.counts, load)
+    return _described(ask, raw.modality, f"{raw.details}, streamed", raw.classes, raw.counts, load)
 
 
 def _described(
     ask: Ask,
     modality: Modality,
-    told: str,
+    details: str,
     classes: Sequence[str],
     counts: Mapping[str, int | None],
     load: Callable[..., Splits],
@@ -80,13 +80,13 @@ def _described(
     evaluated = "test" if "test" in counts else "validation"
     return Source(
         name=ask.name,
-        summary=told,
+        summary=details,
         modality=modality,
         classes=len(classes),
         train_examples=counts["train"],
         test_examples=counts.get(evaluated) or counts.get("held out"),
         load=load,
-        told=_told(ask.name, told, task, classes, counts),
+        details=_details(ask.name, details, task, classes, counts),
         task=task,
         validated="validation" in counts or bool(counts.get("held out")),
         evaluated_examples=counts.get("validation") or counts.get("held out") or counts.get("test"),
@@ -100,9 +100,9 @@ def _of_blocks(source: Source) -> Source:
     return replace(source, train_examples=None, test_examples=None, evaluated_examples=None)
 
 
-def _told(
+def _details(
     name: str,
-    told: str,
+    details: str,
     task: Task,
     classes: Sequence[str],
     counts: Mapping[str, int | None],
@@ -120,7 +120,7 @@ def _told(
         if split in counts
     ]
     return (
-        f"{name}: {told}",
+        f"{name}: {details}",
         f"{units.count(len(classes), 'class')}: {few}" if classes else f"for {task}",
         ", ".join(parts),
     )

@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 BATCH = 256  # rows
 
 
-def digest(held: "np.ndarray[Any, Any]", labels: Any) -> str:
+def digest(contents: "np.ndarray[Any, Any]", labels: Any) -> str:
     """The digest of a split, by the contents [n] of its rows in order, and their labels, if any."""
     import numpy as np
 
-    found = blake2b(digest_size=16)
-    for column in (held, labels):
-        found.update(np.asarray(column, "<i8").tobytes())
-    return found.hexdigest()
+    total = blake2b(digest_size=16)
+    for column in (contents, labels):
+        total.update(np.asarray(column, "<i8").tobytes())
+    return total.hexdigest()
 
 
-def of_rows(rows: "Dataset") -> "np.ndarray[Any, Any]":
+def row_contents(rows: "Dataset") -> "np.ndarray[Any, Any]":
     """The content [n], int64, of each row of images and masks, texts or conversations."""
     import numpy as np
 
     names = [name for name in COLUMNS if name in rows.column_names]
     plain = rows.select_columns(names).with_format("arrow")
     values = (
-        of(row)
+        row_content(row)
         for table in plain.iter(BATCH)
         for row in zip(*(table[name].to_pylist() for name in names), strict=True)
     )
     return np.fromiter(values, np.int64, len(rows))
 
 
-def of(values: Iterable[Any]) -> int:
+def row_content(values: Iterable[Any]) -> int:
     """The content of a row with these values: texts, images as rows have them, messages, contents.
 
     Raises OSError for the path of an image that cannot be read.
     """
-    found = blake2b(digest_size=8)
+    total = blake2b(digest_size=8)
     for value in values:
         part = _part(value)
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return int.from_bytes(found.digest(), "little", signed=True)
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return int.from_bytes(total.digest(), "little", signed=True)
 
 
-def of_image(image: str | bytes) -> int:
-    """The content of an image at a path or of bytes; raises as `of`."""
-    return of([{"bytes": image if isinstance(image, bytes) else None, "path": image}])
+def image_content(image: str | bytes) -> int:
+    """The content of an image at a path or of bytes; raises as `row_content`."""
+    return row_content([{"bytes": image if isinstance(image, bytes) else None, "path": image}])
 
 
 def _part(value: Any) -> bytes:

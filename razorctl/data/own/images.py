@@ -19,15 +19,15 @@ from razorctl.data.own.raw import ADDRESS, OUTSIDE, Fault, Faults, Raw, content
 from razorctl.data.own.store import stamp
 from razorctl.models.images import WIDE
 
-BATCH = 256  # images that are read before the progress is told
+BATCH = 256  # images that are read before the progress is details
 THREADS = min(32, os.cpu_count() or 1)
 ONE_BYTE = ("1", "L", "P")  # modes of PIL with a byte for a pixel; others have up to 4
 VALUES = 12  # more bytes for a pixel whose value is looked at
-Said = Mapping[str, Mapping[int, Any]]  # split -> row -> what is said of it
+Findings = Mapping[str, Mapping[int, Any]]  # split -> row -> values on its image or mask
 
 
 class Room:
-    """Memory that threads share: each waits until as much as it needs is left, at most all."""
+    """Memory that threads share: each waits until there is as much as it needs, at most all."""
 
     def __init__(self, size: int) -> None:
         self.size = self.left = size
@@ -35,7 +35,7 @@ class Room:
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Has so many bytes inside the block."""
+        """Reserves so many bytes inside the block."""
         size = min(size, self.size)
         with self._changed:
             self._changed.wait_for(lambda: self.left >= size)
@@ -51,27 +51,27 @@ class Room:
 DECODED = Room(256 << 20)  # of all images that are decoded at once
 
 
-def looked(raw: Raw, known: Faults, progress: Callable[[str], None]) -> Said:
+def findings(raw: Raw, faults: Faults, progress: Callable[[str], None]) -> Findings:
     """The fault of each image, or "", with its content and the highest of its wide values.
 
-    Rows in `known` are not looked at. The content is as of `contents.of`, 0 of a bad image; the
-    highest value is None of an image whose mode is not WIDE.
+    Rows with a fault are not looked at. The content is as of `contents.image_content`, 0 of a bad
+    image; the highest value is None if the mode is not WIDE.
     """
     look = partial(_look, raw.root)
-    return seen(raw, known, progress, ("image",), look, tuple[str, int, float | None])
+    return cached_findings(raw, faults, progress, ("image",), look, tuple[str, int, float | None])
 
 
-def faults(said: Said) -> dict[str, dict[int, str]]:
-    """The rows whose images cannot be used, of what `looked` returns."""
+def image_faults(findings: Findings) -> dict[str, dict[int, str]]:
+    """The rows whose images cannot be used, by their findings."""
     return {
-        split: {row: fault for row, (fault, *_) in of.items() if fault}
-        for split, of in said.items()
+        split: {row: fault for row, (fault, *_) in rows.items() if fault}
+        for split, rows in findings.items()
     }
 
 
-def highest(said: Mapping[int, Any]) -> float | None:
-    """The highest of the wide values in one split of what `looked` returns; None without any."""
-    return max((top for *_, top in said.values() if top is not None), default=None)
+def highest(findings: Mapping[int, Any]) -> float | None:
+    """The highest of the wide values in the findings of a split; None without any."""
+    return max((top for *_, top in findings.values() if top is not None), default=None)
 
 
 def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
@@ -82,58 +82,66 @@ def _look(root: Path | None, image: Any) -> tuple[str, int, float | None]:
         if opened.mode in WIDE:
             top = float(opened.getextrema()[1])
 
-    bad = fault(root, image, see)
-    if bad:
-        return bad, 0, None
+    fault = image_fault(root, image, see)
+    if fault:
+        return fault, 0, None
     try:
-        return "", contents.of_image(image), top
+        return "", contents.image_content(image), top
     except OSError as error:  # it has just been there
         return error.strerror or str(error), 0, None
 
 
-def seen(
+def cached_findings(
     raw: Raw,
-    known: Faults,
+    faults: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
-    see: Callable[..., tuple[Any, ...]],
+    look: Callable[..., tuple[Any, ...]],
     kind: Any,
-) -> Said:
-    """The values that `see` returns for the contents of each row; kept in a file.
+) -> Findings:
+    """The values that `look` returns for each row; they are kept in a file.
 
-    columns: those whose contents are the arguments of `see`; the last one is what is looked at.
-    see: returns values of JSON, of the type `kind`. Rows in `known` are not looked at.
+    Args:
+        raw: the rows.
+        faults: rows that are not looked at.
+        progress: called with what is being done.
+        columns: the columns whose paths or bytes are the arguments of `look`; the last one is what
+            is looked at.
+        look: returns values that JSON has.
+        kind: the type of what `look` returns.
     """
-    verdicts = _verdicts(raw, known, columns)
-    if verdicts is not None and (kept := _kept(verdicts, raw, known, kind)) is not None:
-        return kept
-    found = dict(_checked(raw, known, progress, columns, see))
-    if verdicts is not None:
+    file = _findings_file(raw, faults, columns)
+    findings = None if file is None else _cached(file, raw, faults, kind)
+    if findings is not None:
+        return findings
+    findings = dict(_looked_at(raw, faults, progress, columns, look))
+    if file is not None:
         with suppress(OSError):
-            verdicts.parent.mkdir(parents=True, exist_ok=True)
-            verdicts.write_text(documents.text(found))
-    return found
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(documents.text(findings))
+    return findings
 
 
-def _kept(file: Path, raw: Raw, known: Faults, kind: Any) -> Said | None:
-    """The values that `seen` has kept in a file; None if it is not there, or is anything else."""
-    found = documents.read_cached(file, dict[str, dict[str, kind]])
-    wanted = {
-        split: {str(row) for row in range(len(of)) if row not in known[split]}
+def _cached(file: Path, raw: Raw, faults: Faults, kind: Any) -> Findings | None:
+    """The findings in a file; None if it is not there, or has anything else."""
+    document = documents.read_cached(file, dict[str, dict[str, kind]])
+    rows = {
+        split: {str(row) for row in range(len(of)) if row not in faults[split]}
         for split, of in raw.splits.items()
     }
-    if found is None or {split: of.keys() for split, of in found.items()} != wanted:
+    if document is None or {split: of.keys() for split, of in document.items()} != rows:
         return None
-    return {split: {int(row): said for row, said in of.items()} for split, of in found.items()}
+    return {split: {int(row): of[row] for row in of} for split, of in document.items()}
 
 
-def _checked(
+def _looked_at(
     raw: Raw,
-    known: Faults,
+    faults: Faults,
     progress: Callable[[str], None],
     columns: tuple[str, ...],
-    see: Callable[..., tuple[Any, ...]],
+    look: Callable[..., tuple[Any, ...]],
 ) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Each split with its findings; arguments are of `cached_findings`."""
     import PIL.Image
 
     total = sum(map(len, raw.splits.values()))
@@ -143,14 +151,14 @@ def _checked(
         warnings.simplefilter("ignore")
         PIL.Image.init()
         for split in raw.splits:
-            found: dict[int, Any] = {}
-            unknown = (item for item in _items(raw, split, columns) if item[0] not in known[split])
-            while batch := list(islice(unknown, BATCH)):
+            findings: dict[int, Any] = {}
+            items = (item for item in _items(raw, split, columns) if item[0] not in faults[split])
+            while batch := list(islice(items, BATCH)):
                 progress(f"checking {columns[-1]}s, {done:,} of {total:,}")
-                said = pool.map(lambda item: see(*item[1]), batch)
-                found |= {row: values for (row, _), values in zip(batch, said, strict=True)}
+                values = pool.map(lambda item: look(*item[1]), batch)
+                findings |= {row: of for (row, _), of in zip(batch, values, strict=True)}
                 done += len(batch)
-            yield split, found
+            yield split, findings
 
 
 def _items(
@@ -165,22 +173,25 @@ def _items(
     return enumerate(chain.from_iterable(batches))
 
 
-def fault(
+def image_fault(
     root: Path | None,
     image: str | bytes | None,
     see: Callable[[Any], str | None] | None = None,
     values: bool = False,
 ) -> str | None:
-    """What is wrong with an image, at a path or of bytes; None if nothing is.
+    """The fault of an image; None if there is none.
 
-    root: the folder in which the file must be, links followed; None if it may be anywhere. see,
-    values: as of `undecodable`.
+    Args:
+        root: the folder in which the file must be, links followed; None if it may be anywhere.
+        image: its path or its bytes.
+        see: as of `content_fault`.
+        values: as of `content_fault`.
     """
-    return unreachable(root, image) or undecodable(image, see, values)
+    return place_fault(root, image) or content_fault(image, see, values)
 
 
-def unreachable(root: Path | None, image: str | bytes | None) -> str | None:
-    """As `fault`, of the image's place alone."""
+def place_fault(root: Path | None, image: str | bytes | None) -> str | None:
+    """The fault of an image's place, as of `image_fault`, which does not open it."""
     if image is None:
         return "no image"
     if isinstance(image, bytes):
@@ -210,13 +221,17 @@ def _unreadable(image: str) -> str | None:
     return None if size else "zero bytes"
 
 
-def undecodable(
+def content_fault(
     image: Any, see: Callable[[Any], str | None] | None = None, values: bool = False
 ) -> str | None:
-    """As `fault`, of the image's content alone; see: is given the decoded image, unless it is bad.
+    """The fault of an image's content; None if there is none.
 
-    What `see` returns is a fault too; values: whether it looks at the value of each pixel. Waits
-    until there is room in DECODED.
+    Waits until there is room in DECODED.
+
+    Args:
+        image: its path or its bytes.
+        see: called with the decoded image, unless it is bad; returns a fault too.
+        values: whether `see` looks at the value of each pixel.
     """
     import PIL.Image
 
@@ -252,14 +267,14 @@ def undecodable(
         return "truncated" if "truncated" in reason else f"damaged: {reason}"
 
 
-def unreadable(row: Mapping[str, Any]) -> str | None:
-    """The first image or mask of a row that cannot be read now, and why; None if all can.
+def unreadable_image(row: Mapping[str, Any]) -> str | None:
+    """The first image or mask of a row that cannot be read now, with its fault; None if all can.
 
     row: as it is stored, with paths, bytes or structs of both.
     """
     for column in ("image", "mask"):
         value = row.get(column)
-        if value is not None and (reason := fault(None, content(value))) is not None:
+        if value is not None and (reason := image_fault(None, content(value))) is not None:
             path = value.get("path") if isinstance(value, dict) else value
             place = path if isinstance(path, str) else f"an {column} of the data"
             return str(Fault(place, reason))
@@ -285,19 +300,19 @@ def _not_finite(image: Any) -> str | None:
     return f"{bad:,} of its pixels are NaN or infinite" if bad else None
 
 
-def _verdicts(raw: Raw, known: Faults, columns: tuple[str, ...]) -> Path | None:
-    """The file of what was found in these very images; None if they cannot be told from others."""
+def _findings_file(raw: Raw, faults: Faults, columns: tuple[str, ...]) -> Path | None:
+    """The file of findings on these images; None if they cannot be told from others."""
     files: list[Iterator[Any]] = []
     for split, rows in raw.splits.items():
         first: Any = next((images for _, images in _items(raw, split, columns)), (b"",))
         if all(isinstance(image, str) for image in first):
-            listed = chain.from_iterable(images for _, images in _items(raw, split, columns))
-            files.append(image for image in listed if isinstance(image, str))
+            images = chain.from_iterable(images for _, images in _items(raw, split, columns))
+            files.append(image for image in images if isinstance(image, str))
         elif rows.cache_files:
             files.append(iter([file["filename"] for file in rows.cache_files]))
         else:
             return None
     sizes: Mapping[str, int] = {split: len(rows) for split, rows in raw.splits.items()}
-    bad = {split: sorted(rows) for split, rows in known.items()}
+    bad = {split: sorted(rows) for split, rows in faults.items()}
     digest = stamp(map(Path, chain.from_iterable(files)), sizes, bad, [str(raw.root), *columns])
     return folders.cache() / "images" / f"{digest}.json"

@@ -46,22 +46,22 @@ class Labels:
         return numbers.astype("int64")
 
 
-def numbered(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
+def class_numbers(raw: Raw) -> tuple[tuple[str, ...], Numbers]:
     """The class names, and the number of each row's class; -1 is a row without a label.
 
-    Of tasks without labels all numbers are 0. Raises what `of` raises.
+    Of tasks without labels all numbers are 0. Raises what `classes_of` raises.
     """
     import numpy as np
 
     if raw.task != "classification":
         zeros = {split: np.zeros(len(rows), np.int64) for split, rows in raw.splits.items()}
         return raw.class_names or (), zeros
-    labels = of(raw)
+    labels = classes_of(raw)
     columns = {split: rows.data.column("label") for split, rows in raw.splits.items()}
     return labels.classes, {split: labels.numbers(column) for split, column in columns.items()}
 
 
-def of(raw: Raw) -> Labels:
+def classes_of(raw: Raw) -> Labels:
     """The classes of labels: those of their type, or all labels in the order of numbers or letters.
 
     Raises DataError if labels are not classes or not of one type.
@@ -83,8 +83,8 @@ def of(raw: Raw) -> Labels:
         )
     values = {value for column in found.values() for value in column.unique().to_pylist()}
     if raw.class_names is None:
-        known = _ordered(raw, {value for value in values if not missing(value)})
-        classes = tuple(name_of(value) for value in known)
+        known = _ordered(raw, {value for value in values if not is_missing(value)})
+        classes = tuple(class_name(value) for value in known)
     else:
         classes = raw.class_names
         known = list(range(len(classes)))
@@ -98,13 +98,13 @@ def _wide(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
-def missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether a label is none."""
     # NaN is the only value that differs from itself.
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def name_of(value: Any) -> str:
+def class_name(value: Any) -> str:
     """The name of the class that a label which is no number of a class stands for."""
     if isinstance(value, float):
         value = int(value)
@@ -139,7 +139,7 @@ def _ordered(raw: Raw, values: set[Any]) -> list[Any]:
     return sorted(values)
 
 
-def text_of(value: Any, place: str, kinds: dict[str, str]) -> str | None:
+def label_text(value: Any, place: str, kinds: dict[str, str]) -> str | None:
     """A label of a line as text; None is no label.
 
     kinds: the types so far -> the place of the first of each. Raises DataError for a value that is
@@ -197,7 +197,7 @@ def renumbered(
     return np.asarray(table[labels])
 
 
-def names_in(folder: Path) -> tuple[str, ...] | None:
+def class_names_in(folder: Path) -> tuple[str, ...] | None:
     """The names of the classes as a file in the folder has them; None without one.
 
     classes.txt has a name on each line, the first that of the value 0; id2label.json an object of

@@ -7,32 +7,33 @@ from typing import Any
 
 from razorctl import units
 from razorctl.data.own import contents, images
-from razorctl.data.own.images import Said
+from razorctl.data.own.images import Findings
 from razorctl.data.own.raw import NEVER_SKIPPED, Faults, Raw
-from razorctl.models import masks
+from razorctl.models import Progress, masks
 
 
-def faults(said: Said, classes: int) -> dict[str, dict[int, str]]:
-    """The rows whose masks cannot be used, of what `looked` returns."""
-    found: dict[str, dict[int, str]] = {}
-    for split, seen in said.items():
-        found[split] = {}
-        for row, (fault, highest, _) in seen.items():
-            if fault or highest >= classes:
-                beyond = (
-                    f"mask: the value {highest}, beyond those of {units.count(classes, 'class')}"
-                )
-                found[split][row] = fault or beyond
-    return found
+def findings(raw: Raw, faults: Faults, progress: Progress = lambda _: None) -> Findings:
+    """The fault of each mask, or "", with the highest of its classes and its content.
 
-
-def looked(raw: Raw, known: Faults, progress: Any = lambda _: None) -> Said:
-    """What is wrong with each mask, or "", with the highest of its classes and its content.
-
-    Rows in `known` are not looked at.
+    Rows with a fault are not looked at.
     """
     look = partial(_look, raw.root)
-    return images.seen(raw, known, progress, ("image", "mask"), look, tuple[str, int, int])
+    columns = ("image", "mask")
+    return images.cached_findings(raw, faults, progress, columns, look, tuple[str, int, int])
+
+
+def mask_faults(findings: Findings, classes: int) -> dict[str, dict[int, str]]:
+    """The rows whose masks cannot be used, by their findings and the number of classes."""
+    count = units.count(classes, "class")
+    faults: dict[str, dict[int, str]] = {}
+    for split, rows in findings.items():
+        faults[split] = {}
+        for row, (fault, highest, _) in rows.items():
+            if fault:
+                faults[split][row] = fault
+            elif highest >= classes:
+                faults[split][row] = f"mask: the value {highest}, beyond those of {count}"
+    return faults
 
 
 def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
@@ -44,12 +45,12 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
             return "a JPEG, which changes values: save it as PNG"
         if opened.mode not in masks.MODES:
             return f"of mode {opened.mode}: save one channel whose values are classes, as PNG"
-        other = None if images.unreachable(root, image) else _size(image)
-        if other not in (None, opened.size):
-            sizes = (f"{width} x {height}" for width, height in (opened.size, other))
+        size = None if images.place_fault(root, image) else _size(image)
+        if size not in (None, opened.size):
+            sizes = (f"{width} x {height}" for width, height in (opened.size, size))
             return " pixels, and its image ".join(sizes)
-        found = masks.values(opened)
-        classes = found[found != masks.IGNORED]
+        values = masks.values(opened)
+        classes = values[values != masks.IGNORED]
         if not len(classes):
             return f"no pixel of a class, only {masks.IGNORED}"
         if classes.min() < 0:
@@ -59,10 +60,10 @@ def _look(root: Path | None, image: Any, mask: Any) -> tuple[str, int, int]:
 
     if mask is None:
         return "no mask", highest, 0
-    fault = images.fault(root, mask, see, values=True)
+    fault = images.image_fault(root, mask, see, values=True)
     if fault is not None:
         return fault if fault in NEVER_SKIPPED else f"mask: {fault}", highest, 0
-    return "", highest, contents.of_image(mask)
+    return "", highest, contents.image_content(mask)
 
 
 def _size(image: Any) -> tuple[int, int] | None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset, IterableDataset
 
-COLUMNS = ("image", "mask", "text", "text_pair", "messages")  # that a row may hold
+TEXT_COLUMNS = ("text", "text_pair")
+COLUMNS = ("image", "mask", *TEXT_COLUMNS, "messages")  # that a row may have
 # Never skipped: a table must not reach other files, or other machines.
 OUTSIDE = "outside the folder of its table"
 ADDRESS = "an address, not the path of a file"
@@ -28,7 +29,7 @@ Faults = Mapping[str, Mapping[int, str]]  # split -> row -> what is wrong with i
 
 
 class Fault(NamedTuple):
-    """What is wrong with a row, or with a file or a folder."""
+    """The reason why a row, a file or a folder cannot be used, with its place."""
 
     place: str
     reason: str
@@ -45,10 +46,18 @@ def refusal(name: str, lines: Sequence[str], mend: str = MEND) -> DataError:
     return DataError(f"{name} has {rows}: {named}; {mend}.", lines if more > 0 else ())
 
 
-def refuse(name: str, faults: Sequence[Fault], skip_bad: bool, mend: str = MEND) -> tuple[str, ...]:
-    """A line for each fault, whose rows are to be left out.
+def skip_or_refuse(
+    name: str, faults: Sequence[Fault], skip_bad: bool, mend: str = MEND
+) -> tuple[str, ...]:
+    """A line for each fault, whose rows are left out.
 
-    Raises DataError for them without `skip_bad`, and for rows that are never left out.
+    Raises DataError without `skip_bad`, and for rows that are never left out.
+
+    Args:
+        name: what the data are called.
+        faults: the faults.
+        skip_bad: whether bad rows are left out.
+        mend: how to correct them, which ends the sentence.
     """
     if outside := [str(fault) for fault in faults if fault.reason in NEVER_SKIPPED]:
         raise refusal(name, outside, "name images by paths inside the folder of the table")
@@ -67,27 +76,32 @@ def not_utf8(text: str) -> str | None:
 class Raw:
     """The rows of each split of a data set as they are stored.
 
-    splits: `train`, `validation` and `test`, as far as they are there. A row has a `label`, and an
-        `image` or a `text` and sometimes a `text_pair`. An image is a path, bytes, or the struct of
-        `datasets` that has both. Of other tasks, a row has a `text` or `messages` alone, or an
-        `image` and a `mask`. A row may also have a `place`, which names it, and a `fault`,
-        which says what is wrong with it.
-    names: split -> what it is called in the data.
-    told: what was detected, as the end of a sentence.
-    class_names: the names of labels that are numbers of classes; None if labels are names.
-    untyped: whether labels are text only because the file has no other type.
-    root: the folder that image paths must not leave; None if they may.
-    nowhere: what is bad and is no row, such as an empty folder.
-    notes: what a user may not have meant, in sentences.
-    cut: whether the two training rows are one text, whose end is what can be held out.
-    blanks: whether texts may be blank, which are then left out.
+    A row has a `label`, and an `image` or a `text` and sometimes a `text_pair`. An image is a path,
+    bytes, or the struct of `datasets` that has both. For other tasks a row has a `text` or
+    `messages` alone, or an `image` and a `mask`. A row may also have a `place`, which names it, a
+    `fault`, and a `name`, the path of an image in its folder.
+
+    Args:
+        name: what the data are called.
+        modality: what the rows are.
+        splits: `train`, `validation` and `test`, as far as they are there.
+        names: split -> what it is called in the data.
+        details: what was detected, as the end of a sentence.
+        class_names: the names of labels that are numbers of classes; None if labels are names.
+        untyped: whether labels are text only because the file has no other type.
+        root: the folder that image paths must not leave; None if they may.
+        nowhere: faults of what is no row, such as an empty folder.
+        task: what the rows are for.
+        notes: a sentence on each thing that a user may not have meant.
+        cut: whether the two training rows are one text, whose end is what can be held out.
+        blanks: whether texts may be blank, which are then left out.
     """
 
     name: str
     modality: Modality
     splits: Mapping[str, "Dataset"]
     names: Mapping[str, str]
-    told: str
+    details: str
     class_names: tuple[str, ...] | None = None
     untyped: bool = False
     root: Path | None = None
@@ -104,8 +118,8 @@ class Raw:
             return str(rows.data.column("place")[row])
         return f"{self.names[split]}, row {row}"
 
-    def named(self, faults: Faults) -> Iterator[Fault]:
-        """Faults of rows with their places."""
+    def with_places(self, faults: Faults) -> Iterator[Fault]:
+        """The faults of rows with their places."""
         for split, bad in faults.items():
             yield from (Fault(self.place(split, row), reason) for row, reason in bad.items())
 
@@ -117,7 +131,7 @@ class RawStreams:
     Args:
         modality: what they are of.
         names: split -> what it is called in the data.
-        told: what was detected, as the end of a sentence.
+        details: what was detected, as the end of a sentence.
         classes: the names of the classes.
         labels: what stands for each class in the data.
         counts: split -> rows; None if that is not known.
@@ -128,7 +142,7 @@ class RawStreams:
 
     modality: Modality
     names: Mapping[str, str]
-    told: str
+    details: str
     classes: tuple[str, ...]
     labels: "pa.Array"
     counts: Mapping[str, int | None]

@@ -13,30 +13,37 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+Contents = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the content of each row
+# The name of a split -> the split of `Raw` that its rows are of, and their numbers there.
+Parts = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
+
 
 def faults(raw: Raw, numbers: Numbers, answered: bool = True) -> dict[str, dict[int, str]]:
-    """The bad rows of each split, as `check` finds them."""
-    return {split: check(rows.data, numbers[split], answered) for split, rows in raw.splits.items()}
+    """The bad rows of each split, as `table_faults` finds them."""
+    return {
+        split: table_faults(rows.data, numbers[split], answered)
+        for split, rows in raw.splits.items()
+    }
 
 
-def check(
+def table_faults(
     rows: "pa.Table", numbers: "np.ndarray[Any, Any]", answered: bool = True
 ) -> dict[int, str]:
     """The bad rows: those with a fault, without a label, or with an empty text or message.
 
-    rows: with the columns of `Raw`. numbers: of their classes, -1 is no label. answered: as of
-    `Field.faults`.
+    rows: with the columns of `Raw`. numbers: the numbers of their classes; -1 is no label.
+    answered: as of `Field.faults`.
     """
-    found: dict[int, str] = {}
+    faults: dict[int, str] = {}
     if "fault" in rows.column_names:
         column = rows.column("fault")
-        found |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
+        faults |= {row: column[row].as_py() for row in _where(column.is_valid().to_numpy())}
     for name in [name for name in FIELDS if name in rows.column_names]:
         for row, reason in FIELDS[name].faults(rows.column(name), answered).items():
-            found.setdefault(row, reason)
+            faults.setdefault(row, reason)
     for row in _where(numbers < 0):
-        found.setdefault(row, "no label")
-    return dict(sorted(found.items()))
+        faults.setdefault(row, "no label")
+    return dict(sorted(faults.items()))
 
 
 def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
@@ -44,12 +51,12 @@ def _where(mask: "np.ndarray[Any, Any]") -> list[int]:
     return rows
 
 
-def good(numbers: Numbers, found: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
+def good(numbers: Numbers, faults: Faults) -> dict[str, "np.ndarray[Any, Any]"]:
     """Split -> the rows that are not bad."""
     import numpy as np
 
     return {
-        split: np.setdiff1d(np.arange(len(of)), list(found.get(split, ())))
+        split: np.setdiff1d(np.arange(len(of)), list(faults.get(split, ())))
         for split, of in numbers.items()
     }
 
@@ -63,114 +70,120 @@ def check_enough(
     raw: Raw,
     classes: tuple[str, ...],
     numbers: Numbers,
-    kept: Mapping[str, "np.ndarray[Any, Any]"],
+    good: Mapping[str, "np.ndarray[Any, Any]"],
 ) -> None:
     """Raises DataError if the good rows cannot be trained on and evaluated.
 
-    That is if a split is empty, and for a classifier if all training rows are of one class or each
-    is of its own, or if another split has a class without training rows.
+    No split may be empty. The training rows of a classifier must have several classes, of which
+    one has several rows, and all classes of the other splits.
+
+    Args:
+        raw: the rows.
+        classes: the names of the classes.
+        numbers: the class of each row.
+        good: split -> the numbers of its good rows.
     """
     import numpy as np
 
     for split in raw.splits:
-        if not len(kept[split]):
+        if not len(good[split]):
             raise empty(raw.name, split)
     if raw.task != "classification":
         return
-    trained = np.unique(numbers["train"][kept["train"]])
+    trained = np.unique(numbers["train"][good["train"]])
     if len(trained) < 2:
         raise DataError(
             f"all training rows of {raw.name} are of one class, {classes[trained[0]]}; a "
             "classifier needs two or more."
         )
-    if raw.modality == "text" and 2 < len(kept["train"]) == len(trained):
+    if raw.modality == "text" and 2 < len(good["train"]) == len(trained):
         raise DataError(
             f"each training row of {raw.name} has a label of its own; choose another column with "
             "--label-column."
         )
     for split in raw.splits:
-        unknown = np.setdiff1d(numbers[split][kept[split]], trained)
-        if len(unknown):
-            few = ", ".join(classes[number] for number in unknown[:5])
+        untrained = np.setdiff1d(numbers[split][good[split]], trained)
+        if len(untrained):
+            few = ", ".join(classes[number] for number in untrained[:5])
+            count = units.count(len(untrained), "class")
             raise DataError(
-                f"the {split} split of {raw.name} has {units.count(len(unknown), 'class')} that no "
-                f"training row has, such as {few}; give all splits the same classes."
+                f"the {split} split of {raw.name} has {count} that no training row has, such "
+                f"as {few}; give all splits the same classes."
             )
-
-
-Rows = Mapping[str, "np.ndarray[Any, Any]"]  # split -> the numbers of its rows, as they are stored
 
 
 def notes(
     raw: Raw,
     classes: Sequence[str],
     numbers: Numbers,
-    parts: Mapping[str, tuple[str, Any]],
-    held: Rows,
+    parts: Parts,
+    contents: Contents,
 ) -> tuple[str, ...]:
     """Notes on rows that are trained and evaluated on.
 
-    parts: `train`, `validation` and `test` -> the split of `raw` that their rows are of, and the
-    numbers of these rows. held: split of `raw` -> the contents of all its rows.
+    Args:
+        raw: all rows.
+        classes: the names of the classes, if there are any.
+        numbers: the class of each row.
+        parts: the rows that are used.
+        contents: the contents of all rows.
     """
-    found = [*raw.notes, *_alike(classes), *_shared(raw, parts, held)]
-    return (*found, *(_labels(raw, classes, numbers, parts, held) if classes else ()))
+    notes = [*raw.notes, *_alike_classes(classes), *_shared_rows(raw, parts, contents)]
+    if classes:
+        notes += _several_labels(raw, classes, numbers, parts, contents)
+    return tuple(notes)
 
 
-def _alike(classes: Sequence[str]) -> list[str]:
+def _alike_classes(classes: Sequence[str]) -> list[str]:
     """A note on classes that differ in case or space alone."""
-    plain: dict[str, list[str]] = {}
+    by_letters: dict[str, list[str]] = {}
     for name in classes:
-        plain.setdefault("".join(name.casefold().split()), []).append(name)
-    alike = [names for names in plain.values() if len(names) > 1]
+        by_letters.setdefault("".join(name.casefold().split()), []).append(name)
+    alike = [names for names in by_letters.values() if len(names) > 1]
     if not alike:
         return []
     few = " and ".join(map(repr, alike[0]))
     return [f"the classes {few} differ in case or space alone{_more(len(alike))}."]
 
 
-def _shared(raw: Raw, parts: Mapping[str, tuple[str, Any]], held: Rows) -> list[str]:
+def _shared_rows(raw: Raw, parts: Parts, contents: Contents) -> list[str]:
     """A note for each split with rows that are trained on as well."""
     import numpy as np
 
-    own, trained = parts["train"]
-    found = []
+    train_split, train_rows = parts["train"]
+    notes = []
     for part in parts.keys() - {"train"}:
-        split, kept = parts[part]
-        same = kept[np.isin(held[split][kept], held[own][trained])]
-        if len(same):
-            rows = units.count(len(same), "row")
-            verb = "is" if len(same) == 1 else "are"
-            where = raw.place(split, same[0])
-            found.append(f"{rows} for {part} {verb} trained on as well, such as {where}.")
-    return sorted(found)
+        split, rows = parts[part]
+        shared = rows[np.isin(contents[split][rows], contents[train_split][train_rows])]
+        if len(shared):
+            count = units.count(len(shared), "row")
+            verb = "is" if len(shared) == 1 else "are"
+            where = raw.place(split, shared[0])
+            notes.append(f"{count} for {part} {verb} trained on as well, such as {where}.")
+    return sorted(notes)
 
 
-def _labels(
-    raw: Raw,
-    classes: Sequence[str],
-    numbers: Numbers,
-    parts: Mapping[str, tuple[str, Any]],
-    held: Rows,
+def _several_labels(
+    raw: Raw, classes: Sequence[str], numbers: Numbers, parts: Parts, contents: Contents
 ) -> list[str]:
     """A note on rows of one content with several labels."""
     import numpy as np
 
-    splits = [split for split, kept in parts.values() for _ in kept]
-    kept = np.concatenate([kept for _, kept in parts.values()])
-    content = np.concatenate([held[split][own] for split, own in parts.values()])
-    label = np.concatenate([numbers[split][own] for split, own in parts.values()])
+    splits = [split for split, rows in parts.values() for _ in rows]
+    row_numbers = np.concatenate([rows for _, rows in parts.values()])
+    content = np.concatenate([contents[split][rows] for split, rows in parts.values()])
+    label = np.concatenate([numbers[split][rows] for split, rows in parts.values()])
     order = np.lexsort((label, content))
     same = content[order][1:] == content[order][:-1]
     at = np.flatnonzero(same & (label[order][1:] != label[order][:-1]))
     if not len(at):
         return []
-    one, other = order[at[0]], order[at[0] + 1]
     what = "image" if raw.modality == "image" else "text"
-    named = " and ".join(
-        f"{raw.place(splits[row], kept[row])} ({classes[label[row]]})" for row in (one, other)
+    both = " and ".join(
+        f"{raw.place(splits[row], row_numbers[row])} ({classes[label[row]]})"
+        for row in (order[at[0]], order[at[0] + 1])
     )
-    return [f"the same {what} has two labels: {named}{_more(len(np.unique(content[order][at])))}."]
+    return [f"the same {what} has two labels: {both}{_more(len(np.unique(content[order][at])))}."]
 
 
 def _more(count: int) -> str:

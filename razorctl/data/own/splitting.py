@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data.catalog import place
 from razorctl.data.own import contents, images, masks, rows
 from razorctl.data.own.ask import KNOWN, Ask
-from razorctl.data.own.images import Said
-from razorctl.data.own.labels import Numbers, numbered
-from razorctl.data.own.raw import COLUMNS, Faults, Raw, refuse
+from razorctl.data.own.images import Findings
+from razorctl.data.own.labels import Numbers, class_numbers
+from razorctl.data.own.raw import COLUMNS, Faults, Raw, skip_or_refuse
 from razorctl.data.source import Splits
 from razorctl.errors import DataError
 from razorctl.models import Progress
@@ -51,37 +51,37 @@ def stratified(labels: "np.ndarray[Any, Any]", share: float, seed: int) -> "np.n
     return np.sort(np.concatenate(ranges))
 
 
-def chosen(
+def select_rows(
     raw: Raw,
     split: str,
-    kept: "np.ndarray[Any, Any]",
+    numbers: "np.ndarray[Any, Any]",
     **columns: "np.ndarray[Any, Any]",
 ) -> Any:
-    """The rows with the numbers in `kept`, as `Splits` has them; columns: more of them, of all."""
+    """The rows with these numbers, as `Splits` has them; columns: more of them, of all rows."""
     from datasets import Image
 
-    found = raw.splits[split]
-    found = found.select_columns([name for name in COLUMNS if name in found.column_names])
+    rows = raw.splits[split]
+    rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
     # Before rows are left out: they are copied when a column is added after that.
     for name, values in columns.items():
-        found = found.add_column(name, values)
-    for name in {"image", "mask"} & {*found.column_names}:
-        found = found.cast_column(name, Image())
-    return found if len(kept) == len(found) else found.select(kept)
+        rows = rows.add_column(name, values)
+    for name in {"image", "mask"} & {*rows.column_names}:
+        rows = rows.cast_column(name, Image())
+    return rows if len(numbers) == len(rows) else rows.select(numbers)
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What is bad of some rows, and what else was seen of their images and masks.
+class Inspection:
+    """The bad rows, and the findings on images and masks.
 
-    skipped: a line for each row that is left out. images, masks: as of `images.looked` and
-    `masks.looked`; empty if there are none.
+    skipped: a line for each row that is left out. images, masks: as of `images.findings` and
+    `masks.findings`; empty if there are none.
     """
 
     faults: Faults
     skipped: tuple[str, ...]
-    images: Said
-    masks: Said
+    images: Findings
+    masks: Findings
 
     @property
     def white(self) -> int | None:
@@ -94,16 +94,29 @@ class Looked:
         import numpy as np
 
         if split not in self.images:
-            return contents.of_rows(rows)
-        found = np.zeros(len(rows), np.int64)
+            return contents.row_contents(rows)
+        values = np.zeros(len(rows), np.int64)
         for row, (_, content, _) in self.images[split].items():
-            found[row] = content
-        return found
+            values[row] = content
+        return values
+
+    def digest(
+        self,
+        split: str,
+        numbers: "np.ndarray[Any, Any]",
+        contents_of: rows.Contents,
+        labels: "np.ndarray[Any, Any]",
+    ) -> str:
+        """The digest of some rows, by their contents and labels, or the contents of their masks."""
+        values: Any = labels[numbers]  # all 0 without classes
+        if split in self.masks:
+            values = [self.masks[split][row][2] for row in numbers]
+        return contents.digest(contents_of[split][numbers], values)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows with numbered labels, and what is wrong with them as far as it is known."""
+    """Rows with numbered labels, and the faults that are known without opening images."""
 
     ask: Ask
     raw: Raw
@@ -111,117 +124,116 @@ class Checked:
     numbers: Numbers
     faults: Faults
 
-    def hold_out(self, kept: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """The training rows to hold out, of those in `kept`; raises DataError if none can be."""
-        part = self.ask.share(self.raw.splits)
+    def hold_out(self, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """The numbers of the training rows to hold out; raises DataError if none can be.
+
+        rows: the numbers of those that are good.
+        """
+        share = self.ask.share(self.raw.splits)
         if self.raw.cut:
-            return kept[-1:]
-        positions = stratified(self.numbers["train"][kept], part, self.ask.seed)
-        if part and not len(positions):
+            return rows[-1:]
+        positions = stratified(self.numbers["train"][rows], share, self.ask.seed)
+        if share and not len(positions):
             one = "row of each class" if self.raw.task == "classification" else "row"
             raise DataError(
                 f"{self.raw.name} has one {one}, so none can be held out; add rows, or a "
                 "validation split."
             )
-        chosen_rows: np.ndarray[Any, Any] = kept[positions]
-        return chosen_rows
+        held_out: np.ndarray[Any, Any] = rows[positions]
+        return held_out
 
     def counts(self) -> dict[str, int]:
         """The rows of each split, and of what is held out, as far as they are known to be good."""
-        kept = rows.good(self.numbers, self.faults)
-        rows.check_enough(self.raw, self.classes, self.numbers, kept)
-        counts = {split: len(kept[split]) for split in kept}
-        counts["held out"] = len(self.hold_out(kept["train"]))
+        good = rows.good(self.numbers, self.faults)
+        rows.check_enough(self.raw, self.classes, self.numbers, good)
+        counts = {split: len(of) for split, of in good.items()}
+        counts["held out"] = len(self.hold_out(good["train"]))
         counts["train"] -= counts["held out"]
         return counts
 
-    def looked(self, progress: Progress) -> Looked:
+    def inspect(self, progress: Progress) -> Inspection:
         """The images and masks of all rows as they are now; raises DataError if one is bad."""
-        found = {split: dict(bad) for split, bad in self.faults.items()}
-        of_images: Said = {}
-        of_masks: Said = {}
+        faults = {split: dict(bad) for split, bad in self.faults.items()}
+        on_images: Findings = {}
+        on_masks: Findings = {}
         if self.raw.modality == "image":
-            of_images = images.looked(self.raw, self.faults, progress)
-            for split, bad in images.faults(of_images).items():
-                found[split] = dict(sorted({**found[split], **bad}.items()))
+            on_images = images.findings(self.raw, self.faults, progress)
+            for split, bad in images.image_faults(on_images).items():
+                faults[split] = dict(sorted({**faults[split], **bad}.items()))
         if self.raw.task == "segmentation":
-            of_masks = masks.looked(self.raw, self.faults, progress)
-            for split, bad in masks.faults(of_masks, len(self.classes)).items():
-                found[split] = dict(sorted({**bad, **found[split]}.items()))
-        named = [*self.raw.nowhere, *self.raw.named(found)]
-        skipped = refuse(self.raw.name, named, self.ask.skip_bad)
-        return Looked(found, skipped, of_images, of_masks)
+            on_masks = masks.findings(self.raw, self.faults, progress)
+            for split, bad in masks.mask_faults(on_masks, len(self.classes)).items():
+                faults[split] = dict(sorted({**bad, **faults[split]}.items()))
+        lines = [*self.raw.nowhere, *self.raw.with_places(faults)]
+        skipped = skip_or_refuse(self.raw.name, lines, self.ask.skip_bad)
+        return Inspection(faults, skipped, on_images, on_masks)
 
     def load(self, progress: Progress = lambda _: None) -> Splits:
         """The splits; raises DataError for bad rows, and for good ones that are not enough."""
         import numpy as np
 
-        looked = self.looked(progress)
-        kept = rows.good(self.numbers, looked.faults)
-        rows.check_enough(self.raw, self.classes, self.numbers, kept)
-        held_out = self.hold_out(kept["train"])
-        parts = {split: (split, numbers) for split, numbers in kept.items()}
+        inspection = self.inspect(progress)
+        good = rows.good(self.numbers, inspection.faults)
+        rows.check_enough(self.raw, self.classes, self.numbers, good)
+        held_out = self.hold_out(good["train"])
+        parts = {split: (split, numbers) for split, numbers in good.items()}
         if len(held_out):
-            parts["train"] = "train", np.setdiff1d(kept["train"], held_out)
+            parts["train"] = "train", np.setdiff1d(good["train"], held_out)
             parts["validation"] = "train", held_out
-        held = {split: looked.contents(split, of) for split, of in self.raw.splits.items()}
-        made = {part: self._rows(*of, looked.white) for part, of in parts.items()}
-        used = bool(len(held_out) or looked.skipped)
+        contents_of = {
+            split: inspection.contents(split, of) for split, of in self.raw.splits.items()
+        }
+        data = {part: self._data(*of, inspection.white) for part, of in parts.items()}
+        changed = bool(len(held_out) or inspection.skipped)
         return Splits(
-            made["train"],
-            made.get("validation"),
-            made.get("test"),
-            self.classes,
-            looked.skipped,
-            self._record(held_out, looked.faults) if used else None,
-            {part: self._digest(*of, held, looked) for part, of in parts.items()},
-            looked.white,
-            rows.notes(self.raw, self.classes, self.numbers, parts, held),
+            train=data["train"],
+            validation=data.get("validation"),
+            test=data.get("test"),
+            classes=self.classes,
+            skipped=inspection.skipped,
+            record=self._record(held_out, inspection.faults) if changed else None,
+            digests={
+                part: inspection.digest(split, numbers, contents_of, self.numbers[split])
+                for part, (split, numbers) in parts.items()
+            },
+            white=inspection.white,
+            notes=rows.notes(self.raw, self.classes, self.numbers, parts, contents_of),
         )
 
-    def _rows(self, split: str, kept: "np.ndarray[Any, Any]", white: int | None) -> Any:
+    def _data(self, split: str, numbers: "np.ndarray[Any, Any]", white: int | None) -> Any:
         import numpy as np
 
         columns = {"label": self.numbers[split]} if self.raw.task == "classification" else {}
         if white is not None:
             columns["white"] = np.full(len(self.numbers[split]), white)
-        return chosen(self.raw, split, kept, **columns)
+        return select_rows(self.raw, split, numbers, **columns)
 
-    def _digest(
-        self, split: str, kept: "np.ndarray[Any, Any]", held: Numbers, looked: Looked
-    ) -> str:
-        """That of some rows, by the contents that rows have, and those of masks."""
-        labels = self.numbers[split][kept]  # all 0 of other tasks
-        if split in looked.masks:
-            labels = [looked.masks[split][row][2] for row in kept]
-        return contents.digest(held[split][kept], labels)
-
-    def _record(self, held_out: "np.ndarray[Any, Any]", found: Faults) -> dict[str, Any]:
-        """What the run directory says of the rows, which are counted from 0 as they are stored."""
+    def _record(self, held_out: "np.ndarray[Any, Any]", faults: Faults) -> dict[str, Any]:
+        """The document on rows in the run directory; they are counted from 0 as they are stored."""
         return {
             "dataset": place(self.raw.name),
             "split": self.raw.names["train"],
             "validation": self.ask.share(self.raw.splits),
             "seed": self.ask.seed,
             "rows": held_out.tolist(),
-            "skipped": {self.raw.names[split]: list(bad) for split, bad in found.items() if bad},
+            "skipped": {self.raw.names[split]: list(bad) for split, bad in faults.items() if bad},
         }
 
 
 def checked(ask: Ask, raw: Raw) -> Checked:
-    """The rows with all that is wrong with them; refuses them at once if that is known by now."""
-    for split, own in raw.names.items():
+    """The rows with their faults; refuses them at once if bad ones are known by now."""
+    for split, name in raw.names.items():
         if not len(raw.splits[split]):
-            raise DataError(f"{own} of {raw.name} has no rows; add some, or name other splits.")
+            raise DataError(f"{name} of {raw.name} has no rows; add some, or name other splits.")
     if raw.task in LANGUAGE:
         raw = _divided(ask, raw)
     elif raw.task == "segmentation":
-        raw = _named(raw)
-    classes, numbers = numbered(raw)
-    found = Checked(ask, raw, classes, numbers, rows.faults(raw, numbers))
-    if not ask.skip_bad and (any(found.faults.values()) or raw.nowhere):
-        found.looked(lambda _: None)
-    return found
+        raw = _with_class_names(raw)
+    classes, numbers = class_numbers(raw)
+    checked_rows = Checked(ask, raw, classes, numbers, rows.faults(raw, numbers))
+    if not ask.skip_bad and (any(checked_rows.faults.values()) or raw.nowhere):
+        checked_rows.inspect(lambda _: None)
+    return checked_rows
 
 
 def _divided(ask: Ask, raw: Raw) -> Raw:
@@ -255,28 +267,28 @@ def _cut(text: str, share: float) -> int | None:
     """Where the end begins that is nearest to a share of a text; None if it cannot be cut."""
     middle = min(max(round(len(text) * (1 - share)), 1), len(text))
     for mark in ("\n", " "):
-        found = [text.rfind(mark, 0, middle), text.find(mark, middle)]
-        cuts = [at for at in found if at > 0 and text[:at].strip() and text[at:].strip()]
+        marks = [text.rfind(mark, 0, middle), text.find(mark, middle)]
+        cuts = [at for at in marks if at > 0 and text[:at].strip() and text[at:].strip()]
         if cuts:
             return min(cuts, key=lambda at: abs(at - middle))
     return None
 
 
-def _named(raw: Raw) -> Raw:
+def _with_class_names(raw: Raw) -> Raw:
     """The rows with names of their classes, which are the values of the training masks if unnamed.
 
-    Reads these masks, but not again if `Checked.looked` follows. Raises DataError if they have no
+    Reads these masks, but not again if `Checked.inspect` follows. Raises DataError if they have no
     classes.
     """
     if raw.class_names is not None:
         return raw
-    known = rows.faults(raw, numbered(raw)[1])
-    said = masks.looked(raw, known)
-    tops = [top for fault, top, _ in said["train"].values() if not fault]
+    faults = rows.faults(raw, class_numbers(raw)[1])
+    findings = masks.findings(raw, faults)
+    tops = [top for fault, top, _ in findings["train"].values() if not fault]
     if not tops:
-        bad = masks.faults(said, MOST)
-        every = {split: {**known[split], **bad[split]} for split in bad}
-        refuse(raw.name, [*raw.named(every)], skip_bad=False)
+        bad = masks.mask_faults(findings, MOST)
+        every = {split: {**faults[split], **bad[split]} for split in bad}
+        skip_or_refuse(raw.name, [*raw.with_places(every)], skip_bad=False)
     highest = max(tops)
     if not 1 <= highest < MOST:
         has = "no class but 0" if highest < 1 else f"values up to {highest:,}"
@@ -288,15 +300,15 @@ def _named(raw: Raw) -> Raw:
 
 
 def digested(splits: Splits) -> Splits:
-    """The splits with their digests, as far as these are not known, and no streams."""
+    """The splits with their digests, unless these are known or the splits are streams."""
     from datasets import Dataset
 
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    there: dict[str, Any] = {split: rows for split, rows in parts.items() if rows is not None}
-    if splits.digests is not None or not all(isinstance(rows, Dataset) for rows in there.values()):
+    if splits.digests is not None:
         return splits
-    found: Any = {
-        split: (contents.of_rows(rows), rows["label"][:] if "label" in rows.column_names else ())
-        for split, rows in there.items()
-    }
-    return replace(splits, digests={split: contents.digest(*of) for split, of in found.items()})
+    digests = {}
+    for split, data in splits.parts.items():
+        if not isinstance(data, Dataset):
+            return splits
+        labels = data["label"][:] if "label" in data.column_names else ()
+        digests[split] = contents.digest(contents.row_contents(data), labels)
+    return replace(splits, digests=digests)

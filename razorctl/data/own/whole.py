@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from razorctl.data.own import labels, read, rows
 from razorctl.data.own.ask import STDIN, Ask
 from razorctl.data.own.raw import Raw, content, refusal
-from razorctl.data.own.splitting import Checked, Looked, chosen
+from razorctl.data.own.splitting import Checked, Inspection, select_rows
 from razorctl.errors import DataError, UsageError
 from razorctl.folders import exists, spelled
 from razorctl.job import Job
@@ -53,17 +53,17 @@ def labeled(
     if not len(raw.splits[split]):
         raise rows.empty(raw.name, raw.names[split])
     raw = replace(raw, splits={split: raw.splits[split]}, names={split: raw.names[split]})
-    names, numbers = labels.numbered(raw)
+    names, numbers = labels.class_numbers(raw)
     faults = rows.faults(raw, numbers)
     good = rows.good(numbers, faults)[split]
     labels.renumbered(raw.name, numbers[split][good], names, classes)  # before images are read
-    looked = Checked(ask, raw, tuple(classes), numbers, faults).looked(progress)
-    good = rows.good(numbers, looked.faults)[split]
+    inspection = Checked(ask, raw, tuple(classes), numbers, faults).inspect(progress)
+    good = rows.good(numbers, inspection.faults)[split]
     if not len(good):
         raise DataError(f"{raw.name} has only bad rows; correct some.")
     label = labels.renumbered(raw.name, numbers[split], names, classes, good)
-    data = whitened(chosen(raw, split, good, label=label), white or looked.white)
-    return data, name, looked.skipped
+    data = whitened(select_rows(raw, split, good, label=label), white or inspection.white)
+    return data, name, inspection.skipped
 
 
 def whitened(data: "Dataset", white: int | None) -> "Dataset":
@@ -91,7 +91,7 @@ class UnlabeledRows:
     @property
     def data(self) -> "Dataset":
         """The rows as `Splits` has them, without labels."""
-        return whitened(chosen(self.raw, "test", self.kept), self.white)
+        return whitened(select_rows(self.raw, "test", self.kept), self.white)
 
     @property
     def places(self) -> Iterator[tuple[str, int | None]]:
@@ -157,11 +157,11 @@ def unlabeled(
     whites: list[int] = []
     ask = replace(Ask.of(job, trained), skip_bad=True)
     for raw in read.unlabeled(ask, files, modality, stdin):
-        part, looked = _good(ask, raw, progress)
+        part, inspection = _good(ask, raw, progress)
         parts.append(part)
-        skipped += looked.skipped
-        if looked.white is not None:
-            whites.append(looked.white)
+        skipped += inspection.skipped
+        if inspection.white is not None:
+            whites.append(inspection.white)
     if skipped and not job.skip_bad:
         name = spelled(files[0]) if len(files) == 1 and files[0] != STDIN else "the list of files"
         raise refusal(name, skipped)
@@ -180,7 +180,7 @@ def _check_files(files: Sequence[str], job: Job, modality: Modality) -> None:
         raise UsageError(f"{', '.join(map(spelled, absent))} {verb}; name files that do.")
 
 
-def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Looked]:
+def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Inspection]:
     """The good rows, and all that was seen; blank lines are neither good nor bad."""
     import numpy as np
 
@@ -191,6 +191,6 @@ def _good(ask: Ask, raw: Raw, progress: Progress) -> tuple[UnlabeledRows, Looked
     numbers = {"test": np.zeros(len(stored), np.int64)}
     faults = rows.faults(raw, numbers, answered=False)["test"]
     faults = {row: reason for row, reason in faults.items() if row not in blank}
-    looked = Checked(ask, raw, (), numbers, {"test": faults}).looked(progress)
-    good = np.setdiff1d(rows.good(numbers, looked.faults)["test"], sorted(blank))
-    return UnlabeledRows(raw, good), looked
+    inspection = Checked(ask, raw, (), numbers, {"test": faults}).inspect(progress)
+    good = np.setdiff1d(rows.good(numbers, inspection.faults)["test"], sorted(blank))
+    return UnlabeledRows(raw, good), inspection

@@ -1,11 +1,12 @@
-"""Which columns of a table are used."""
+"""The columns of a table that are used."""
 
 from pathlib import Path
 
 import pytest
 
 from razorctl.data.own.ask import Ask
-from razorctl.data.own.read.columns import TEXT_ROLES, Sample, detect
+from razorctl.data.own.raw import TEXT_COLUMNS
+from razorctl.data.own.read.columns import Sample, classifier_columns
 from razorctl.errors import UsageError
 from tests.own import picture
 
@@ -73,8 +74,8 @@ def files():
 
 def found(values, *, images=(), classes=(), **given):
     sample = Sample(values, frozenset(images), frozenset(classes), Path())
-    columns = detect(Ask("a.csv", "m", **given), sample)
-    texts = tuple(columns.get(role) for role in TEXT_ROLES if columns.get(role))
+    columns = classifier_columns(Ask("a.csv", "m", **given), sample)
+    texts = tuple(columns.get(role) for role in TEXT_COLUMNS if columns.get(role))
     return columns.get("label"), columns.get("image"), texts
 
 

@@ -67,7 +67,7 @@ def test_language_modelling(kind, card, hub, monkeypatch):
     assert bool(read) == (not card)  # with a card nothing is read before it is loaded
     assert (source.task, source.classes) == ("causal-lm", 0)
     assert source.train_examples == (None if kind == "text" else 9)
-    assert source.told[2] == "9 rows to train on, 1 held out for validation, 4 for test"
+    assert source.details[2] == "9 rows to train on, 1 held out for validation, 4 for test"
     splits = source.load()
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (9, 1, 4)
     assert splits.train.column_names == [kind]

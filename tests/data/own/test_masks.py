@@ -292,8 +292,8 @@ def test_an_image_that_is_turned_has_the_size_that_it_is_shown_in():
 def test_masks_are_read_again_only_if_one_changes(monkeypatch):
     pairs()
     looked = []
-    real = images.undecodable
-    monkeypatch.setattr(images, "undecodable", lambda *args: looked.append(args) or real(*args))
+    real = images.content_fault
+    monkeypatch.setattr(images, "content_fault", lambda *args: looked.append(args) or real(*args))
     told = []
     for _ in range(2):
         data.of(job("d")).load(told.append)

@@ -1,4 +1,4 @@
-"""What a user is told of rows that can be used, but may not be meant."""
+"""Notes on rows that can be used, but may not be meant."""
 
 import re
 from collections.abc import Sequence

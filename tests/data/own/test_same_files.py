@@ -1,4 +1,4 @@
-"""What training takes, predicting takes as it is: for each kind of data, the same name."""
+"""Predicting takes the data that training takes, of each kind, by the same name."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is held out for validation."""
+"""Rows that are held out for validation."""
 
 from collections import Counter
 

@@ -69,7 +69,7 @@ def test_a_file_of_documents(file, small, monkeypatch):
     source, splits = load(file, validation=0.3)
     assert (source.task, source.modality) == ("causal-lm", "text")
     assert (source.train_examples, source.test_examples) == (None, None)  # these are blocks
-    assert source.told[1:] == ("for causal-lm", "7 rows to train on, 3 held out for validation")
+    assert source.details[1:] == ("for causal-lm", "7 rows to train on, 3 held out for validation")
     train, held_out = documents(splits.train), documents(splits.validation)
     assert sorted(train + held_out) == DOCUMENTS
     assert splits.train.column_names == ["text"]

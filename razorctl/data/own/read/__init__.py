@@ -95,7 +95,7 @@ def _raw(ask: Ask, path: Path) -> Raw:
     table = _tables(ask, path)
     if table is not None:
         return tables.raw(ask, table)
-    folder.refuse(ask, path)
+    folder.refuse_kinds(ask, path)
     if "segmentation" in ask.tasks and (pairs := folder.pairs(path)) is not None:
         return folder.raw_masks(ask, path, pairs)
     if language is not None and (files := texts.in_folder(path)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from razorctl.data.own.ask import Ask
+from razorctl.data.own.raw import TEXT_COLUMNS
 from razorctl.errors import UsageError
 from razorctl.models import Modality
 from razorctl.tasks import LANGUAGE, Task
@@ -39,7 +40,6 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "jp2"),
     )
 )
-TEXT_ROLES = ("text", "text_pair")
 SAMPLE = 1000  # rows that columns are detected from
 LOOKED_UP = 50  # values of a column that are looked up as files
 CLASSES = 100  # more values than that are no classes, unless the column is called so
@@ -77,7 +77,7 @@ class Sample:
         if column in self.images or self.root is None or not paths:
             return column in self.images
         endings = [Path(path).suffix.casefold() in SUFFIXES for path in paths]
-        if normalized(column) in names and all(endings):
+        if normalized_name(column) in names and all(endings):
             return True
         files = [
             is_image and os.path.isfile(self.root / path)  # noqa: PTH113
@@ -123,7 +123,7 @@ class TableColumns:
         return {column: role for role, column in self.roles}
 
     @property
-    def told(self) -> str:
+    def details(self) -> str:
         """The columns, as the end of a sentence."""
         words: dict[str, list[str]] = {}
         for role, column in self.roles:
@@ -132,7 +132,7 @@ class TableColumns:
         return ", ".join(f"{word} in {' and '.join(columns)}" for word, columns in words.items())
 
 
-def detect(ask: Ask, sample: Sample) -> TableColumns:
+def classifier_columns(ask: Ask, sample: Sample) -> TableColumns:
     """The columns of a table that a classifier uses.
 
     Raises UsageError, which lists the columns, for a given column that is not there, and if it is
@@ -172,7 +172,7 @@ def single_text(ask: Ask, sample: Sample) -> str | None:
     """
     texts = _given_texts(ask, sample)
     if not texts:
-        called_text = [c for c in sample.values if normalized(c) == "text" and sample.texts(c)]
+        called_text = [c for c in sample.values if normalized_name(c) == "text" and sample.texts(c)]
         one = len(called_text) == 1
         texts = tuple(called_text) if one else _texts(ask, sample, set(), None)
     return texts[0] if len(texts) == 1 else None
@@ -181,7 +181,7 @@ def single_text(ask: Ask, sample: Sample) -> str | None:
 def conversations(sample: Sample) -> str | None:
     """The column of conversations: lists that are called so; None if there is none."""
     for column, values in sample.values.items():
-        if normalized(column) in MESSAGES and any(isinstance(value, list) for value in values):
+        if normalized_name(column) in MESSAGES and any(isinstance(value, list) for value in values):
             return column
     return None
 
@@ -189,7 +189,7 @@ def conversations(sample: Sample) -> str | None:
 def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
     """The columns of images and of their masks, which `Job.label_column` names; None if not clear.
 
-    Raises what `detect` raises.
+    Raises what `classifier_columns` raises.
     """
     image = _given(ask, sample, ask.image_column, "image")
     mask = _given(ask, sample, ask.label_column, "label")
@@ -197,10 +197,12 @@ def image_and_mask(ask: Ask, sample: Sample) -> tuple[str | None, str | None]:
         candidates = [
             column
             for column in sample.values
-            if column != image and normalized(column) in MASKS and sample.has_images(column, MASKS)
+            if column != image
+            and normalized_name(column) in MASKS
+            and sample.has_images(column, MASKS)
         ]
         mask = _only(ask, sample, candidates, "mask", "label-column")
-    elif not sample.has_images(mask, {normalized(mask)}):
+    elif not sample.has_images(mask, {normalized_name(mask)}):
         mask = None
     if image is None and mask is not None:
         image = _image(ask, sample, {mask})
@@ -229,7 +231,7 @@ def label_candidates(
 
     free = [c for c in sample.values if c not in inputs and c not in sample.images]
     signs: tuple[Callable[[str], bool], ...] = (
-        lambda column: normalized(column) in LABELS,
+        lambda column: normalized_name(column) in LABELS,
         lambda column: column in sample.classes,
         lambda column: not by_name and has_few_values(column),
     )
@@ -260,8 +262,8 @@ def as_trained(ask: Ask, sample: Sample) -> Ask:
     )
 
 
-def unlabeled(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
-    """The columns of a table whose labels are not read; raises what `detect` raises.
+def unlabeled_columns(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
+    """The columns of a table whose labels are not read; raises what `classifier_columns` raises.
 
     modality: what the model takes. A language model takes one text, and a causal one conversations.
     """
@@ -289,13 +291,13 @@ def unlabeled(ask: Ask, sample: Sample, modality: Modality) -> TableColumns:
     return TableColumns.of(image=image, **_text_roles(texts))
 
 
-def normalized(column: str) -> str:
+def normalized_name(column: str) -> str:
     """The name of a column as the sets of names here have it."""
     return column.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def _text_roles(texts: Iterable[str]) -> dict[str, str]:
-    return dict(zip(TEXT_ROLES, texts, strict=False))
+    return dict(zip(TEXT_COLUMNS, texts, strict=False))
 
 
 def _listed(sample: Sample) -> str:
@@ -342,7 +344,7 @@ def _only(
 
 def _image(ask: Ask, sample: Sample, taken: Collection[str]) -> str | None:
     candidates = sample.image_columns(taken)
-    called_image = [column for column in candidates if normalized(column) == "image"]
+    called_image = [column for column in candidates if normalized_name(column) == "image"]
     return _only(ask, sample, called_image or candidates, "image", "image-column")
 
 
@@ -352,7 +354,7 @@ def _texts(ask: Ask, sample: Sample, taken: set[str], image: str | None) -> tupl
         return bool(values) and 2 * sum(" " in value.strip() for value in values) >= len(values)
 
     taken = taken | sample.images | sample.classes | {image or ""}
-    free = {normalized(c): c for c in sample.values if c not in taken and sample.texts(c)}
+    free = {normalized_name(c): c for c in sample.values if c not in taken and sample.texts(c)}
     pairs = [tuple(free[part] for part in pair) for pair in PAIRS if free.keys() >= set(pair)]
     singles = [free[name] for name in free if name in TEXTS]
     if len(pairs) == 1 and set(singles) <= set(pairs[0]):

@@ -50,11 +50,11 @@ def raw(ask: Ask, folder: Path) -> Raw:
         raise DataError(
             f"{ask.name} has no folders with images; give a folder for each class, or a table."
         )
-    told = "a folder for each class"
+    details = "a folder for each class"
     if others:
-        told += f", without its {', '.join(sorted(others))}"
+        details += f", without its {', '.join(sorted(others))}"
     names = {split: folder.resolve().name if own == "." else own for split, own in chosen.items()}
-    return Raw(ask.name, "image", splits, names, told, nowhere=tuple(nowhere))
+    return Raw(ask.name, "image", splits, names, details, nowhere=tuple(nowhere))
 
 
 def unlabeled(ask: Ask, names: Iterable[str], stdin: Iterable[str]) -> Raw:
@@ -202,14 +202,15 @@ def raw_masks(ask: Ask, folder: Path, parts: Parts) -> Raw:
         split: text_table(_pairs(folder, *parts[own]), "image", "mask", "place", "fault")
         for split, own in chosen.items()
     }
-    told = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
+    details = f"masks in {parts[chosen['train']][1].relative_to(folder)}"
     return Raw(
         ask.name,
         "image",
         splits,
         chosen,
-        told,
-        class_names=labels.names_in(folder) or labels.names_in(parts[chosen["train"]][1]),
+        details,
+        class_names=labels.class_names_in(folder)
+        or labels.class_names_in(parts[chosen["train"]][1]),
         task="segmentation",
     )
 
@@ -352,7 +353,7 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def refuse(ask: Ask, top: Path) -> None:
+def refuse_kinds(ask: Ask, top: Path) -> None:
     """Raises UsageError for a folder of one of FOLDERS, and for masks that the model is not for."""
     folder = Folder.walked(top)
     if folder.drawn:

@@ -74,9 +74,9 @@ def card(ask: Ask) -> DatasetCard | None:
     # Columns of text that only their content tells are not clear: a word stands for all of it.
     values = {name: _word(kind) for name, kind in origin.features.items()}
     sample = columns.Sample(values, images, classes)
-    recognition.refuse(ask, sample)
+    recognition.refuse_kinds(ask, sample)
     try:
-        used = recognition.detect(ask, sample)
+        used = recognition.table_columns(ask, sample)
     except UsageError:
         return None  # the data may settle it, or say what is wrong
     label = used.get("label")
@@ -165,7 +165,7 @@ def streams(ask: Ask) -> RawStreams:
     return RawStreams(
         modality=used.modality,
         names=chosen,
-        told=used.told,
+        details=used.details,
         classes=classes,
         labels=pa.array(range(len(classes)), pa.int64()),
         counts={split: origin.counts.get(own) for split, own in chosen.items()},
@@ -230,7 +230,7 @@ def _detect(
     ask: Ask, sample: Sample, kinds: "Features"
 ) -> tuple[TableColumns, tuple[str, ...] | None]:
     """The columns that are used, and the names of the classes if the label's type has them."""
-    used = recognition.detect(columns.as_trained(ask, sample), sample)
+    used = recognition.table_columns(columns.as_trained(ask, sample), sample)
     for role, option in (("image", "--image-column"), ("mask", "--label-column")):
         column = used.get(role)
         if column is not None and column not in sample.images:
@@ -252,18 +252,18 @@ def _raw(ask: Ask, found: Mapping[str, "Dataset"], chosen: dict[str, str], folde
             raise DataError(
                 f"{own} of {ask.name} has no column {missing.pop()}; name other splits."
             )
-    told = used.told
+    details = used.details
     label = used.get("label")
     if ask.split is None and label is not None:
         for split in [split for split in chosen if split != "train"]:
             if _without_labels(found[split], label):
-                told += f", without {chosen.pop(split)}, which has no labels"
+                details += f", without {chosen.pop(split)}, which has no labels"
     return Raw(
         name=ask.name,
         modality=used.modality,
         splits={split: _rows(found[split], used) for split in chosen},
         names=chosen,
-        told=told,
+        details=details,
         class_names=classes,
         root=folder.parents[1],  # where the links of the hub's cache lead
         task=used.task,

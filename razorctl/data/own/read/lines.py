@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from razorctl import units
 from razorctl.data.own.fields import FIELDS, worse
-from razorctl.data.own.labels import text_of
+from razorctl.data.own.labels import label_text
 from razorctl.data.own.read.columns import SAMPLE, Sample, TableColumns
 from razorctl.data.own.store import BATCH, packed, stored
 from razorctl.errors import DataError
@@ -160,7 +160,7 @@ def records(file: Path, columns: TableColumns) -> Iterator[dict[str, Any]]:
         for column, own in renamed.items():
             value = line.values.get(column)
             if own == "label":
-                row[own] = text_of(value, place, kinds)
+                row[own] = label_text(value, place, kinds)
             else:
                 row[own], fault = FIELDS[own].of_line(value, column, file.parent)
                 if fault is not None:

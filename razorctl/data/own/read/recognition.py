@@ -13,7 +13,7 @@ from razorctl import documents, models
 from razorctl.data.own.ask import Ask
 from razorctl.data.own.labels import DECIMAL
 from razorctl.data.own.read import columns
-from razorctl.data.own.read.columns import LABELS, TEXTS, Sample, TableColumns, normalized
+from razorctl.data.own.read.columns import LABELS, TEXTS, Sample, TableColumns, normalized_name
 from razorctl.errors import UsageError
 from razorctl.tasks import Task
 
@@ -33,18 +33,18 @@ ONE_TEXT = "name a column of texts with --text-column"
 CLASSES = "name columns with --image-column and --label-column"
 
 
-def detect(ask: Ask, sample: Sample) -> TableColumns:
+def table_columns(ask: Ask, sample: Sample) -> TableColumns:
     """The task that a table is for, and the columns that it uses.
 
     A given task settles it. Otherwise conversations are for causal-lm, images with masks for
     segmentation, what has a label for classification, and texts alone for the first task of the
     model that models language, as far as the model is for these. If that is its most usual task,
     only a column that is a label by name or type counts as one.
-    Raises what `columns.detect` raises, and UsageError if the table does not serve the given task
-    or is of one of KINDS.
+    Raises what `classifier_columns` raises, and UsageError if the table does not serve the given
+    task or is of one of KINDS.
     """
     tasks = ask.tasks
-    refuse(ask, sample)
+    refuse_kinds(ask, sample)
     if ask.text_column is None and ask.label_column is None:
         messages = columns.conversations(sample)
         if messages is not None and "causal-lm" in tasks:
@@ -68,7 +68,7 @@ def detect(ask: Ask, sample: Sample) -> TableColumns:
             return TableColumns.of(language, text=text)
     if "classification" not in tasks:
         raise unserved(ask, f", only the columns {', '.join(sample.values)}")
-    return columns.detect(ask, sample)
+    return columns.classifier_columns(ask, sample)
 
 
 def _may_be_classes(ask: Ask, sample: Sample, text: str) -> bool:
@@ -126,10 +126,10 @@ class Table:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The normalized name of each column -> the column."""
-        return {normalized(column): column for column in self.sample.values}
+        """The normalized_name name of each column -> the column."""
+        return {normalized_name(column): column for column in self.sample.values}
 
-    def called(self, *roles: str) -> list[str]:
+    def columns_for(self, *roles: str) -> list[str]:
         """The columns that have one of the names of each role, `a|b`; none if one is missing."""
         matches = [[n for n in role.split("|") if n in self.names][:1] for role in roles]
         return [self.names[name] for match in matches for name in match] if all(matches) else []
@@ -179,40 +179,44 @@ class Kind:
 
 def _varied(*roles: str) -> Callable[[Table], Sequence[str]]:
     def signs(table: Table) -> Sequence[str]:
-        found = table.called(*roles)
+        found = table.columns_for(*roles)
         return found if table.varied(*found) else ()
 
     return signs
 
 
 def _choices(table: Table) -> Sequence[str]:
-    found = table.called("question|query|prompt|ctx|context|sentence", "choices|options|endings")
+    found = table.columns_for(
+        "question|query|prompt|ctx|context|sentence", "choices|options|endings"
+    )
     return found if found and table.has_lists(found[1]) else ()
 
 
 def _tags(table: Table) -> Sequence[str]:
-    words = [c for c in table.called("tokens|words|token|word") if table.has_lists(c)]
+    words = [c for c in table.columns_for("tokens|words|token|word") if table.has_lists(c)]
     ends = ("tags", "tag", "labels", "label")
-    tags = [c for c in table.sample.values if normalized(c).endswith(ends) and table.has_lists(c)]
+    tags = [
+        c for c in table.sample.values if normalized_name(c).endswith(ends) and table.has_lists(c)
+    ]
     return [*words, *tags[:1]] if words and tags else ()
 
 
 def _translations(table: Table) -> Sequence[str]:
-    found = table.called("translation|translations")
+    found = table.columns_for("translation|translations")
     if found and table.most(found[0], lambda value: isinstance(value, Mapping)):
         return found
-    spoken = [c for c in table.sample.values if normalized(c) in LANGUAGES]
+    spoken = [c for c in table.sample.values if normalized_name(c) in LANGUAGES]
     return spoken if len(spoken) > 1 and table.varied(*spoken) else ()
 
 
 def _summaries(table: Table) -> Sequence[str]:
-    found = table.called("text|document|article|dialogue", "summary|highlights")
+    found = table.columns_for("text|document|article|dialogue", "summary|highlights")
     return found if table.varied(*found) and not table.may_have_label(*found) else ()
 
 
 def _numbers(table: Table) -> Sequence[str]:
     """A text with a decimal number, for a model that is mostly a classifier."""
-    found = table.called("score|rating|similarity|similarity_score|stars")
+    found = table.columns_for("score|rating|similarity|similarity_score|stars")
 
     def decimal(value: Any) -> bool:
         whole = isinstance(value, float) and value.is_integer()
@@ -228,23 +232,23 @@ def _boxes(table: Table) -> Sequence[str]:
     image = table.images[:1]
     if not image:
         return ()
-    own = table.called(*CORNERS)
+    own = table.columns_for(*CORNERS)
     paths = table.sample.texts(image[0])
     if own and len(set(paths)) < len(paths):  # an image for each object in it
         return [*image, *own]
-    found = table.called("objects|bboxes|bbox|boxes|bounding_boxes|bounding_box")
+    found = table.columns_for("objects|bboxes|bbox|boxes|bounding_boxes|bounding_box")
     nested = found and table.most(found[0], lambda value: isinstance(value, (list, Mapping)))
     return [*image, *found] if nested and not table.may_have_label(*image, *found) else ()
 
 
 def _asked(table: Table) -> Sequence[str]:
-    found = table.called("question", "answer|answers|multiple_choice_answer")
+    found = table.columns_for("question", "answer|answers|multiple_choice_answer")
     return [*table.images[:1], *found] if found and table.images else ()
 
 
 def _captions(table: Table) -> Sequence[str]:
     image = table.images[:1]
-    found = table.called("caption|captions|text|description|sentence|sentences")
+    found = table.columns_for("caption|captions|text|description|sentence|sentences")
     if not image or not found or table.may_have_label(*table.images, *found):
         return ()
     return [*image, *found]
@@ -256,25 +260,25 @@ def _sounds(table: Table) -> Sequence[str]:
         return isinstance(path, str) and Path(path).suffix.casefold() in AUDIO
 
     own = [c for c in table.sample.values if table.most(c, sound)]
-    return own or [c for c in table.called("audio") if not table.varied(c)]
+    return own or [c for c in table.columns_for("audio") if not table.varied(c)]
 
 
 KINDS = (
     Kind("one document of images, annotations and categories (COCO)",
-         lambda table: table.called("images", "annotations", "categories"),
+         lambda table: table.columns_for("images", "annotations", "categories"),
          "give folders images and masks, or a table with an image and a label on each row"),
     Kind("sound", _sounds, f"{ONE_TEXT}, or choose other data"),
     Kind("boxes of objects in images (object detection)", _boxes, CLASSES),
     Kind("questions on images (visual question answering)", _asked, CLASSES),
     Kind("images with captions (CLIP)", _captions, f"{CLASSES}, or texts with --text-column"),
     Kind("answers that are chosen or rejected (preference pairs, DPO)",
-         lambda table: table.called("chosen", "rejected"), CONVERT),
+         lambda table: table.columns_for("chosen", "rejected"), CONVERT),
     Kind("answers marked as good or bad (preferences, KTO)",
-         lambda table: table.called("prompt", "completion", "label"), CONVERT),
+         lambda table: table.columns_for("prompt", "completion", "label"), CONVERT),
     Kind("alike texts (pairs or triplets for embeddings)",
-         lambda table: table.called("anchor", "positive"), ONE_TEXT),
+         lambda table: table.columns_for("anchor", "positive"), ONE_TEXT),
     Kind("questions on a context (extractive question answering, SQuAD)",
-         lambda table: table.called("question", "context", "answers|answer"), CONVERT),
+         lambda table: table.columns_for("question", "context", "answers|answer"), CONVERT),
     Kind("questions with a choice of answers (multiple choice)", _choices, CONVERT),
     Kind("tokens with a tag each (named entities, token classification)", _tags, ONE_TEXT),
     Kind("texts and translations", _translations, CONVERT),
@@ -288,7 +292,7 @@ KINDS = (
 )  # fmt: skip
 
 
-def refuse(ask: Ask, sample: Sample) -> None:
+def refuse_kinds(ask: Ask, sample: Sample) -> None:
     """Raises UsageError for a table of one of KINDS, unless its columns are given or clear."""
     table = Table(ask, sample)
     if ask.columns or table.clear:
@@ -319,7 +323,7 @@ def refuse_document(ask: Ask, file: Path) -> UsageError:
     rows = [row for row in listed if isinstance(row, dict)]
     called = dict.fromkeys(column for row in rows for column in row)
     values = {column: [row.get(column) for row in rows] for column in called}
-    refuse(ask, Sample(values, root=file.parent))
+    refuse_kinds(ask, Sample(values, root=file.parent))
     return UsageError(
         f"{ask.name} is one JSON document; write JSONL, with an object on each line, as "
         f"`jq -c .[] {ask.name}` does of a list."

@@ -108,11 +108,11 @@ def find(ask: Ask, candidates: Mapping[str, Sequence[Path]], *, single: bool = F
     first = read.sample(every[0])
     if not first.images and not any(map(len, first.values.values())):
         raise DataError(f"{every[0]} has no rows; give a file with rows.")
-    used = recognition.detect(columns.as_trained(ask, first), first)
+    used = recognition.table_columns(columns.as_trained(ask, first), first)
     for file in every[1:]:
         _check_columns(file, read.sample(file), used)
     if used.task == "segmentation":
-        class_names = [labels.names_in(root)]
+        class_names = [labels.class_names_in(root)]
     else:
         class_names = [read.class_names(file, used) for file in every]
     if len(set(class_names)) > 1:
@@ -133,7 +133,7 @@ def raw(ask: Ask, tables: Tables) -> Raw:
         modality=used.modality,
         splits={split: read.rows(files, used) for split, files in tables.files.items()},
         names=tables.names,
-        told=used.told,
+        details=used.details,
         class_names=tables.class_names,
         untyped=tables.untyped,
         root=tables.root,
@@ -163,11 +163,11 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
         modality=used.modality,
         splits=label_rows,
         names=tables.names,
-        told=used.told,
+        details=used.details,
         class_names=tables.class_names,
         untyped=tables.untyped,
     )
-    classes, numbers = labels.of(raw), {}
+    classes, numbers = labels.classes_of(raw), {}
     for split, column in label_rows.items():
         numbers[split] = classes.numbers(column.data.column("label"))
     labeled = {split: np.flatnonzero(of >= 0) for split, of in numbers.items()}
@@ -180,7 +180,7 @@ def streams(ask: Ask, tables: Tables) -> RawStreams:
     return RawStreams(
         modality=used.modality,
         names=tables.names,
-        told=used.told,
+        details=used.details,
         classes=classes.classes,
         labels=classes.values,
         counts={split: len(of) for split, of in label_rows.items()},
@@ -207,9 +207,9 @@ def unlabeled(ask: Ask, file: Path, modality: Modality) -> Raw:
     """The rows of one table without labels, for a model of that modality; raises as `read`."""
     read = reader(file)
     first = read.sample(file)
-    used = columns.unlabeled(columns.as_trained(ask, first), first, modality)
+    used = columns.unlabeled_columns(columns.as_trained(ask, first), first, modality)
     splits = {"test": read.rows([file], used)}
-    return Raw(ask.name, modality, splits, {"test": file.name}, used.told, root=file.parent)
+    return Raw(ask.name, modality, splits, {"test": file.name}, used.details, root=file.parent)
 
 
 def _check_columns(file: Path, sample: Sample, used: TableColumns) -> None:

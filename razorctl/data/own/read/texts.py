@@ -70,14 +70,14 @@ def raw(ask: Ask, path: Path, files: Files, task: Task) -> Raw:
         several = len(part) == 1
         return packed((row for file in part for row in _documents(top, file, several)), schema)
 
-    splits, names, told = {}, {}, "a document for each file"
+    splits, names, details = {}, {}, "a document for each file"
     for split, name in chosen.items():
         part = files[name]
         splits[split] = stored(part, schema, partial(batches, part), len(part) == 1)
         names[split] = spelled(part[0].name) if len(part) == 1 else name
         if len(part) == 1:
-            told = f"text, with {GAP} empty lines between documents"
-    return Raw(ask.name, "text", splits, names, told, task=task)
+            details = f"text, with {GAP} empty lines between documents"
+    return Raw(ask.name, "text", splits, names, details, task=task)
 
 
 def unlabeled(name: str, stdin: Iterable[str]) -> Raw:
