@@ -235,9 +235,11 @@ def test_the_last_rows_of_a_large_table_are_checked_too(monkeypatch):
 def test_images_are_decoded_again_only_if_one_changes(monkeypatch):
     photos(Path("d"))
     looked = []
-    real = images.fault
+    real = images.image_fault
     monkeypatch.setattr(
-        images, "fault", lambda root, image, see: looked.append(image) or real(root, image, see)
+        images,
+        "image_fault",
+        lambda root, image, see: looked.append(image) or real(root, image, see),
     )
     told = []
     job = Job("any", "d")
